@@ -1,0 +1,43 @@
+# Two commands on a fresh machine: `make quickstart` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export JAX_PLATFORMS ?= $(if $(wildcard /dev/nvidia0),,cpu)
+
+.PHONY: quickstart test parity lint format help
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/'
+
+$(BIN)/.ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(BIN)/.ready-test: $(BIN)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+$(BIN)/.ready-parity: $(BIN)/.ready-test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[parity]'
+	touch $@
+
+quickstart: $(BIN)/.ready  ## set up, sweep alpha with the shipped pair, print the table and the plot's path
+	$(BIN)/python -m experiments.sweep --gin_file=configs/quickstart.gin
+
+test: $(BIN)/.ready-test  ## set up, lint, and run the whole suite but the parity tests
+	$(MAKE) --no-print-directory lint
+	$(BIN)/python -m pytest -m "not parity"
+
+parity: $(BIN)/.ready-parity  ## compare with transformers and seqio (3 GB of extras)
+	$(BIN)/python -m pytest -m parity
+
+lint: $(BIN)/.ready-test  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(BIN)/.ready-test  ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .

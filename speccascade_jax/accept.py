@@ -1,0 +1,147 @@
+"""How a drafted token is accepted: `(pair, alpha) -> Acceptance(kept, replacement)`, and the verification of a block.
+
+Both ways obey the one identity of METHODS section 2: `kept + (1 − Σ kept) · replacement` is the law.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from speccascade_jax import laws, rngs
+from speccascade_jax.rules import Rule
+from speccascade_jax.sampling import sample
+from speccascade_jax.types import Array, Draft, LawPair
+
+
+class Acceptance(NamedTuple):
+    """`kept` `[..., V]`: mass of drafted-and-kept; `replacement` `[..., V]`: the law after a rejection."""
+
+    kept: Array
+    replacement: Array
+
+
+class AcceptFn(Protocol):
+    """What the engine asks of an acceptance; implementations are frozen and hashable."""
+
+    @property
+    def rule(self) -> Rule:
+        """The rule that decides."""
+
+    def __call__(self, pair: LawPair, alpha: Array) -> Acceptance:
+        """`alpha` is `[..., 1]`."""
+
+    def law(self, pair: LawPair, alpha: Array) -> Array:
+        """`π`, the law of the token at this position, float32 `[..., V]`."""
+
+
+@dataclass(frozen=True)
+class Speculative:
+    """Keep `min(q̃, π)`, replace from `norm(max(0, π − q̃))`: the highest acceptance the law allows.
+
+    Paper 1, Algorithm 4. It works with the kept mass: the ratio `π/q̃` is 0/0 at temperature 0.
+    """
+
+    rule: Rule
+
+    def __call__(self, pair: LawPair, alpha: Array) -> Acceptance:
+        law = self.law(pair, alpha)
+        # no residual means π = q̃ up to rounding: a rejection can't happen, and if it does, π is right
+        replacement = laws.normalise(jnp.maximum(law - pair.q_tilde, 0.0), law)
+        return Acceptance(kept=jnp.minimum(pair.q_tilde, law), replacement=replacement)
+
+    def law(self, pair: LawPair, alpha: Array) -> Array:
+        """`π` of the rule."""
+        return self.rule.target_law(pair, alpha)
+
+
+@dataclass(frozen=True)
+class Deferral:
+    """Keep with probability `1 − r(v)`, replace from `p̃`: the same law, lower acceptance.
+
+    Fuzzy decoding, Big-Little, the oracle cascade. Needs a rule with a deferral function.
+    """
+
+    rule: Rule
+
+    def __post_init__(self) -> None:
+        if self.rule.deferral is None:
+            raise ValueError(f"rule {self.rule.name!r} is no deferral rule: accept it with Speculative(rule)")
+
+    def __call__(self, pair: LawPair, alpha: Array) -> Acceptance:
+        assert self.rule.deferral is not None
+        deferred = self.rule.deferral(pair, alpha).astype(jnp.float32)
+        kept = jnp.broadcast_to(1.0 - deferred, pair.q_tilde.shape) * pair.q_tilde
+        return Acceptance(kept=kept, replacement=pair.p_tilde)
+
+    def law(self, pair: LawPair, alpha: Array) -> Array:
+        """`(1 − r) q̃ + p̃ Σ r q̃`."""
+        return self.rule.target_law(pair, alpha)
+
+
+ACCEPT_FNS = {"speculative": Speculative, "deferral": Deferral}
+
+
+def implied_law(acceptance: Acceptance) -> Array:
+    """`kept + (1 − Σ kept) · replacement`: the law that an acceptance gives, without sampling."""
+    rejected = 1.0 - acceptance.kept.sum(-1, keepdims=True)
+    return acceptance.kept + rejected * acceptance.replacement
+
+
+class Verdict(NamedTuple):
+    """The outcome of verifying a block.
+
+    `num_kept` int32 `[B]`; `rejected` bool `[B]`; `final` int32 `[B]`: the replacement, or the bonus;
+    `law` float32 `[B, G + 1, V]`: the law of the token at each position, if it is committed.
+    """
+
+    num_kept: Array
+    rejected: Array
+    final: Array
+    law: Array
+
+
+def verify(accept: AcceptFn, pair: LawPair, alpha: Array, draft: Draft, keys: rngs.RoundKeys, bonus: str) -> Verdict:
+    """Keep the longest accepted prefix of each row's block and draw one token after it (METHODS section 2).
+
+    Args:
+        accept: the acceptance.
+        pair: laws over `[B, G + 1, V]`.
+        alpha: `[B]`.
+        draft: the block; `draft.q_tilde` is what its tokens were drawn from.
+        keys: this round's bits.
+        bonus: "rule": after a fully kept block draw from `π`; "target": from `p̃`; "none" is "rule" here,
+            the engine drops the token.
+
+    Returns:
+        A `Verdict`. The replacement is drawn at one position only, not at all of them.
+    """
+    num_kept = _count_kept(accept, pair, alpha, draft, keys)
+    rejected = num_kept < draft.length
+    last = jax.tree.map(lambda x: jnp.take_along_axis(x, num_kept[:, None, None], axis=1)[:, 0], pair)
+    after = accept(last, alpha[:, None])
+    bonus_law = last.p_tilde if bonus == "target" else accept.law(last, alpha[:, None])
+    final_law = jnp.where(rejected[:, None], after.replacement, bonus_law)
+    uniform = jnp.where(rejected, keys.uniform(num_kept, rngs.REPLACE), keys.uniform(num_kept, rngs.BONUS))
+    law = accept.law(pair, alpha[:, None, None])
+    if bonus == "target":
+        at_bonus = jnp.arange(law.shape[1])[None] == draft.length[:, None]
+        law = jnp.where(at_bonus[..., None], pair.p_tilde, law)
+    return Verdict(num_kept, rejected, sample(final_law, uniform), law)
+
+
+def _count_kept(accept: AcceptFn, pair: LawPair, alpha: Array, draft: Draft, keys: rngs.RoundKeys) -> Array:
+    """int32 `[B]`: kept are the `x_j` with `u · q̃_j(x_j) < kept_j(x_j)`, up to the first that is not."""
+    batch, block = draft.tokens.shape
+    if block == 0:
+        return jnp.zeros((batch,), jnp.int32)
+    kept = accept(pair, alpha[:, None, None]).kept
+    chosen = draft.tokens[..., None]
+    kept_at = jnp.take_along_axis(kept[:, :block], chosen, -1)[..., 0]
+    drawn_at = jnp.take_along_axis(pair.q_tilde[:, :block], chosen, -1)[..., 0]
+    slots = jnp.broadcast_to(jnp.arange(block, dtype=jnp.int32), (batch, block))
+    keep = (keys.uniform(slots, rngs.ACCEPT) * drawn_at < kept_at) & (slots < draft.length[:, None])
+    return jnp.cumprod(keep, -1).sum(-1).astype(jnp.int32)

@@ -1,0 +1,324 @@
+"""The front door: `decode`, `target_law`, and the pieces that experiments put together themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade_jax import rules
+from speccascade_jax.accept import ACCEPT_FNS
+from speccascade_jax.controls import make_controls, make_sampling, per_row, whole
+from speccascade_jax.drafters.model import ModelDrafter
+from speccascade_jax.drafters.none import NoDrafter
+from speccascade_jax.engine import Engine, Generation, generate, raise_on_failure
+from speccascade_jax.metrics.efficiency import summarise
+from speccascade_jax.models.base import Params, Prompt, bucket, right_pad
+from speccascade_jax.pair import Pair
+from speccascade_jax.rules import Rule
+from speccascade_jax.sampling import softmax, transform
+from speccascade_jax.stopping import Fixed, StopPolicy
+from speccascade_jax.types import Array, LawPair
+
+METHODS = ("speculative", "autoregressive", "autoregressive_draft")
+
+
+@dataclass(frozen=True)
+class DecodeOutput:
+    """What `decode` returns, on the host.
+
+    Attributes:
+        texts: decoded outputs; `None` for a pair without a vocabulary.
+        tokens: int32 `[B, max_new_tokens]`, 0 after the end; lengths: int32 `[B]`, a stop id included.
+        stats: the measures of METHODS section 9 over the batch, and `rows`: the counters per row.
+        generation: the raw result.
+    """
+
+    texts: list[str] | None
+    tokens: np.ndarray
+    lengths: np.ndarray
+    stats: dict[str, Any]
+    generation: Generation
+
+
+def decode(
+    pair: Pair,
+    prompts: Any,
+    *,
+    rule: str | Rule = "spec_decode",
+    alpha: Any = None,
+    block_size: int = 5,
+    temperature: Any = 0.0,
+    top_p: Any = 1.0,
+    top_k: Any = 0,
+    draft_temperature: Any = None,
+    max_new_tokens: int = 64,
+    seed: int = 0,
+    bonus: str = "rule",
+    example_ids: Any = None,
+    stop_ids: Sequence[int] | None = None,
+    method: str = "speculative",
+    accept: str = "speculative",
+) -> DecodeOutput:
+    """Generate with a draft and a target under a rule.
+
+    Args:
+        pair: the models, from `load_pair` or made by hand.
+        prompts: texts, or token ids: `[B, P]` or a list of lists (one flat list is one prompt).
+        rule: a name of `speccascade_jax.rules.RULES`, or a `Rule` of your own.
+        alpha: the rule's trade-off, a number or `[B]`; rules without one ignore it.
+        block_size: γ, draft tokens per round.
+        temperature: 0 is greedy; a number or `[B]`. So are `top_p`, `top_k` (0: off) and `draft_temperature`
+            (`None`: the target's).
+        max_new_tokens: the most tokens to generate.
+        seed: of all randomness; a row's bits depend on the seed and its example id only.
+        bonus: what follows a fully kept block: "rule", "target" or "none" (METHODS section 2).
+        example_ids: `[B]` distinct ids, default `0 … B − 1`.
+        stop_ids: ids that end a row; default: the vocabulary's end of sequence, or none without a vocabulary.
+        method: "speculative", or the two ends of every plot: "autoregressive" (the target alone) and
+            "autoregressive_draft".
+        accept: "speculative", or "deferral" (keep with probability 1 − r, replace from the target).
+
+    Returns:
+        A `DecodeOutput`.
+
+    Raises:
+        ValueError: an argument without meaning; names it and the remedy, before anything is compiled.
+        FloatingPointError: NaN logits; names the model, the row and the position.
+    """
+    engine, params = assemble(
+        pair, rule=rule, block_size=block_size, bonus=bonus, method=method, stop_ids=stop_ids, accept=accept
+    )
+    prompt = make_prompt(pair, prompts)
+    rows = prompt.tokens.shape[0]
+    chosen = rules.get(rule)
+    controls = make_controls(
+        rows,
+        alpha=check_alpha(chosen, alpha, rows) if method == "speculative" else 0.0,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        draft_temperature=draft_temperature,
+    )
+    _refuse_sampled_greedy_rule(chosen, temperature, draft_temperature)
+    generation = generate(
+        engine,
+        params,
+        prompt,
+        _seed(seed),
+        controls=controls,
+        max_new_tokens=whole("max_new_tokens", max_new_tokens, 1),
+        example_ids=_example_ids(example_ids, rows),
+    )
+    return collect(pair, generation)
+
+
+def collect(pair: Pair, generation: Generation) -> DecodeOutput:
+    """A generation on the host, as text where the pair has a vocabulary; raises on NaN logits."""
+    raise_on_failure(generation)
+    tokens, lengths = np.asarray(generation.tokens), np.asarray(generation.lengths)
+    texts = None
+    if pair.vocabulary is not None:
+        texts = [pair.vocabulary.decode(row[:n].tolist()) for row, n in zip(tokens, lengths)]
+    fields = type(generation.stats).__dataclass_fields__
+    per_row_stats = {name: np.asarray(getattr(generation.stats, name)) for name in fields}
+    return DecodeOutput(
+        texts, tokens, lengths, {**summarise(generation.stats, lengths), "rows": per_row_stats}, generation
+    )
+
+
+def assemble(
+    pair: Pair,
+    *,
+    rule: str | Rule = "spec_decode",
+    block_size: int = 5,
+    bonus: str = "rule",
+    method: str = "speculative",
+    stop_ids: Sequence[int] | None = None,
+    accept: str = "speculative",
+    stop_policy: StopPolicy | None = None,
+) -> tuple[Engine, Params]:
+    """An engine for a pair and the parameters to pass beside it.
+
+    Arguments as in `decode`; `stop_policy` replaces `Fixed(block_size)`.
+
+    Raises:
+        ValueError: unknown method, rule, acceptance or bonus, or a block size below 1.
+    """
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
+    if accept not in ACCEPT_FNS:
+        raise ValueError(f"unknown acceptance {accept!r}: choose one of {', '.join(ACCEPT_FNS)}")
+    stops = _stop_ids(pair, stop_ids)
+    if method != "speculative":
+        alone = pair.target if method == "autoregressive" else pair.draft
+        lossless = ACCEPT_FNS["speculative"](rules.RULES["spec_decode"])
+        engine = Engine(target=alone.model, drafter=NoDrafter(), accept=lossless, stop_ids=stops, bonus="target")
+        return engine, {"target": alone.params, "drafter": {}}
+    policy = stop_policy or Fixed(whole("block_size", block_size, 1))
+    engine = Engine(
+        target=pair.target.model,
+        drafter=ModelDrafter(pair.draft.model, policy),
+        accept=ACCEPT_FNS[accept](rules.get(rule)),
+        stop_ids=stops,
+        bonus=bonus,
+    )
+    return engine, {"target": pair.target.params, "drafter": {"model": pair.draft.params}}
+
+
+def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1) -> Prompt:
+    """Texts or ids as a right-padded `Prompt`, its width a power of two (one compilation per bucket).
+
+    Texts end in the end-of-sequence id; ids are taken as they are. Encoder-decoder models get them as the
+    encoder's input and start decoding from id 0.
+
+    Args:
+        pair: says which architecture and vocabulary.
+        prompts: texts, `[B, P]` ids, or a list of lists of ids.
+        min_length: pad at least to this many tokens, so that several calls share a bucket.
+
+    Raises:
+        ValueError: no prompts, texts without a vocabulary, an id outside it, an empty or too long prompt.
+    """
+    ids = _to_ids(pair, prompts)
+    limit = pair.max_prompt_length
+    for row, tokens in enumerate(ids):
+        if not tokens:
+            raise ValueError(f"prompt {row} is empty; give at least one token")
+        if len(tokens) > limit:
+            raise ValueError(f"prompt {row} has {len(tokens)} tokens, over the limit of {limit}; shorten it, or raise "
+                             f"Pair.max_prompt_length")  # fmt: skip
+        bad = [t for t in tokens if not 0 <= t < pair.target.model.vocab_size]
+        if bad:
+            raise ValueError(
+                f"prompt {row} holds id {bad[0]}, outside the vocabulary of {pair.target.model.vocab_size}"
+            )
+    lengths = np.array([len(t) for t in ids], np.int32)
+    padded = right_pad(ids, bucket(max(min_length, int(lengths.max()))))
+    if _is_encoder_decoder(pair):
+        start = np.zeros((len(ids), 1), np.int32)
+        return Prompt(jnp.asarray(start), jnp.ones((len(ids),), jnp.int32), jnp.asarray(padded))
+    return Prompt(jnp.asarray(padded), jnp.asarray(lengths))
+
+
+def target_law(
+    rule: str | Rule,
+    q_logits: Any,
+    p_logits: Any,
+    *,
+    alpha: Any = None,
+    temperature: Any = 1.0,
+    top_p: Any = 1.0,
+    top_k: Any = 0,
+    draft_temperature: Any = None,
+) -> Array:
+    """`π`: what a token is drawn from under a rule.
+
+    Args:
+        rule: name or `Rule`.
+        q_logits, p_logits: `[..., V]` raw logits of draft and target.
+        alpha: a number, or the shape of the leading axes.
+        temperature, top_p, top_k, draft_temperature: numbers, as in `decode`.
+
+    Returns:
+        float32 `[..., V]`.
+    """
+    chosen = rules.get(rule)
+    q_logits, p_logits = jnp.asarray(q_logits, jnp.float32), jnp.asarray(p_logits, jnp.float32)
+    if q_logits.shape != p_logits.shape:
+        raise ValueError(f"q_logits have shape {q_logits.shape} and p_logits {p_logits.shape}; they must agree")
+    lead = p_logits.shape[:-1]
+    rows = math.prod(lead)
+    _refuse_sampled_greedy_rule(chosen, temperature, draft_temperature)
+    flat_alpha = np.broadcast_to(np.asarray(0.0 if alpha is None else alpha, np.float32), lead).reshape(-1)
+    values = check_alpha(chosen, None if alpha is None else flat_alpha, rows)
+    controls = make_controls(
+        rows, alpha=values, temperature=temperature, top_p=top_p, top_k=top_k, draft_temperature=draft_temperature
+    )
+    q_flat, p_flat = q_logits.reshape(rows, -1), p_logits.reshape(rows, -1)
+    pair = LawPair(
+        q=softmax(q_flat),
+        p=softmax(p_flat),
+        q_tilde=transform(q_flat, controls.draft),
+        p_tilde=transform(p_flat, controls.target),
+        greedy=(controls.draft.temperature <= 0)[:, None],
+    )
+    return chosen.target_law(pair, controls.alpha[:, None]).reshape(p_logits.shape)
+
+
+def check_alpha(rule: Rule, alpha: Any, rows: int) -> np.ndarray:
+    """α per row, refused outside the rule's domain; rules without an α take any.
+
+    Raises:
+        ValueError: the rule needs an α and got none, or it is outside the domain.
+    """
+    if alpha is None:
+        if rule.grid is not None:
+            raise ValueError(f"rule {rule.name!r} needs alpha; worth sweeping is {rule.grid[0]} … {rule.grid[1]}")
+        alpha = 0.0
+    values = per_row("alpha", alpha, rows)
+    rules.check_alpha(rule, values)
+    return values
+
+
+def _refuse_sampled_greedy_rule(rule: Rule, temperature: Any, draft_temperature: Any) -> None:
+    hot = np.max(np.asarray(temperature)) > 0 or (draft_temperature is not None and np.max(draft_temperature) > 0)
+    if rule.greedy_only and hot:
+        raise ValueError(f"rule {rule.name!r} is defined at temperature 0 only, got temperature={temperature}; "
+                         f"at other temperatures use 'token_v3'")  # fmt: skip
+
+
+def _stop_ids(pair: Pair, stop_ids: Sequence[int] | None) -> tuple[int, ...]:
+    if stop_ids is None:
+        return () if pair.vocabulary is None else (int(pair.vocabulary.eos_id),)
+    for stop in stop_ids:
+        if not 0 <= int(stop) < pair.target.model.vocab_size:
+            raise ValueError(f"stop id {stop} is outside the vocabulary of {pair.target.model.vocab_size}")
+    return tuple(int(s) for s in stop_ids)
+
+
+def _to_ids(pair: Pair, prompts: Any) -> list[list[int]]:
+    if isinstance(prompts, str):
+        prompts = [prompts]
+    if len(prompts) == 0:
+        raise ValueError("no prompts: give at least one")
+    if isinstance(prompts[0], str):
+        if pair.vocabulary is None:
+            raise ValueError("this pair has no vocabulary: give token ids, or a Pair with vocabulary=…")
+        return [[*pair.vocabulary.encode(text), pair.vocabulary.eos_id] for text in prompts]
+    if np.ndim(prompts[0]) == 0:
+        prompts = [prompts]
+    return [[int(t) for t in np.asarray(row).tolist()] for row in prompts]
+
+
+def _is_encoder_decoder(pair: Pair) -> bool:
+    return bool(getattr(pair.target.model, "is_encoder_decoder", False))
+
+
+def _example_ids(example_ids: Any, rows: int) -> np.ndarray:
+    ids = np.arange(rows) if example_ids is None else np.asarray(example_ids)
+    if ids.shape != (rows,):
+        raise ValueError(f"example_ids have shape {ids.shape}, but the batch has {rows} rows; give one id per row")
+    return ids
+
+
+def _seed(seed: Any) -> int:
+    return whole("seed", seed, 0)
+
+
+__all__ = [
+    "DecodeOutput",
+    "assemble",
+    "check_alpha",
+    "collect",
+    "decode",
+    "generate",
+    "make_controls",
+    "make_prompt",
+    "make_sampling",
+    "target_law",
+]

@@ -1,0 +1,171 @@
+"""A language model that drafts, token by token, until its stop policy or the block's end says stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from speccascade_jax import rngs
+from speccascade_jax.drafters.base import DraftRequest, catch_up, is_stop
+from speccascade_jax.models.base import Cache, LanguageModel, Params, Prompt
+from speccascade_jax.sampling import sample, softmax, transform
+from speccascade_jax.stopping import DraftStep, StopPolicy
+from speccascade_jax.types import Array, Controls, Draft, PyTree
+
+
+@flax.struct.dataclass
+class ModelDrafterState:
+    """The draft model's cache and the stop policy's own state."""
+
+    cache: Cache
+    policy: PyTree
+
+
+class _Drafting(NamedTuple):
+    """The loop's state; `going` rows take part in the next forward pass, `drawing` rows may draw from it."""
+
+    slot: Array
+    going: Array
+    drawing: Array
+    current: Array
+    state: ModelDrafterState
+    draft: Draft
+
+
+@dataclass(frozen=True)
+class ModelDrafter:
+    """Drafts with `model` under `stop`; `vocab_size` trims padded logits to what draft and target share."""
+
+    model: LanguageModel
+    stop: StopPolicy
+
+    @property
+    def block(self) -> int:
+        """`G`, the policy's longest block."""
+        return self.stop.block
+
+    def init(
+        self, params: Params, prompt: Prompt, max_len: int, rng: Array, example_ids: Array, level: int
+    ) -> ModelDrafterState:
+        """Prefill the draft's cache."""
+        cache = self.model.prefill(params["model"], prompt, max_len)
+        return ModelDrafterState(cache=cache, policy=self.stop.init(prompt.tokens.shape[0]))
+
+    def propose(
+        self,
+        params: Params,
+        state: ModelDrafterState,
+        request: DraftRequest,
+        target_cache: Cache,
+        controls: Controls,
+        *,
+        complete: bool,
+        stop_ids: tuple[int, ...],
+    ) -> tuple[Draft, ModelDrafterState, Cache]:
+        """Draw up to `block` tokens per row; see `Drafter.propose`.
+
+        With `complete` a row that drew its last token takes one more pass, which gives the law at the bonus
+        position and brings the cache up to date; without it the missing token is caught up next round.
+        """
+        cache = catch_up(self.model, params["model"], state.cache, request.tokens, request.length)
+        pending = jnp.take_along_axis(request.tokens, request.length[:, None] - 1, axis=1)[:, 0]
+        start = _Drafting(
+            slot=jnp.zeros((), jnp.int32),
+            going=request.active & ((request.room > 0) | complete),
+            drawing=request.active & (request.room > 0),
+            current=pending,
+            state=replace(state, cache=cache),
+            draft=self._empty(request.length.shape[0], controls),
+        )
+
+        def body(carry: _Drafting) -> _Drafting:
+            return self._step(params, carry, request, controls, complete, stop_ids)
+
+        end = jax.lax.while_loop(lambda carry: jnp.any(carry.going), body, start)
+        return end.draft, end.state, target_cache
+
+    def _empty(self, rows: int, controls: Controls) -> Draft:
+        laws = jnp.zeros((rows, self.block + 1, self.model.vocab_size), jnp.float32)
+        zero = jnp.zeros((rows,), jnp.int32)
+        return Draft(
+            tokens=jnp.zeros((rows, self.block), jnp.int32),
+            length=zero,
+            q=laws,
+            q_tilde=laws,
+            greedy=controls.draft.temperature <= 0,
+            steps=zero,
+            bad=jnp.zeros((rows, self.block + 1), bool),
+        )
+
+    def _forward(self, params: Params, carry: _Drafting) -> tuple[Array, Array | None, Cache]:
+        """Logits `[B, V]` after the current token; rows that don't take part keep their cache's length."""
+        cache = carry.state.cache
+        before = self.model.consumed(cache)
+        out, cache = self.model.extend(params["model"], cache, carry.current[:, None])
+        cache = self.model.rollback(cache, jnp.where(carry.going, before + 1, before))
+        hidden = None if out.hidden is None else out.hidden[:, 0]
+        return out.logits[:, 0, : self.model.vocab_size], hidden, cache
+
+    def _step(
+        self,
+        params: Params,
+        carry: _Drafting,
+        request: DraftRequest,
+        controls: Controls,
+        complete: bool,
+        stop_ids: tuple[int, ...],
+    ) -> _Drafting:
+        """One forward pass and, where the policy says so, one drawn token."""
+        logits, hidden, cache = self._forward(params, carry)
+        q, q_tilde = softmax(logits), transform(logits, controls.draft)
+        seen = DraftStep(q=q, hidden=hidden, slot=carry.slot)
+        decision, policy = self.stop(params.get("stop"), carry.state.policy, seen, controls)
+        policy = jax.tree.map(lambda new, old: _where_rows(carry.drawing, new, old), policy, carry.state.policy)
+        draws = carry.drawing & decision.draw & (carry.slot < self.block)
+        slots = jnp.broadcast_to(carry.slot, draws.shape)
+        token = sample(q_tilde, request.keys.uniform(slots, rngs.DRAFT))
+        ends = is_stop(token, stop_ids) | (carry.slot + 1 >= request.room)
+        draft = self._record(carry, q, q_tilde, token, draws, ~jnp.isfinite(logits.max(-1)))
+        return _Drafting(
+            slot=carry.slot + 1,
+            # a stop id or the limit ends the row if it is kept: no bonus, so no law is needed there
+            going=draws & ~ends & (decision.proceed | complete),
+            drawing=draws & ~ends & decision.proceed,
+            current=jnp.where(draws, token, carry.current),
+            state=ModelDrafterState(cache=cache, policy=policy),
+            draft=draft,
+        )
+
+    def _record(self, carry: _Drafting, q: Array, q_tilde: Array, token: Array, draws: Array, bad: Array) -> Draft:
+        old, slot = carry.draft, carry.slot
+        # slots a row does not reach are overwritten with junk that nothing reads: cheaper than a select over V
+        write = jax.lax.dynamic_update_slice_in_dim
+        at = jnp.minimum(slot, max(self.block - 1, 0))
+        kept = jax.lax.dynamic_slice_in_dim(old.tokens, at, 1, axis=1)[:, 0]
+        tokens = write(old.tokens, jnp.where(draws, token, kept)[:, None], at, axis=1)
+        return replace(
+            old,
+            tokens=tokens,
+            length=old.length + draws,
+            q=write(old.q, q[:, None], slot, axis=1),
+            q_tilde=write(old.q_tilde, q_tilde[:, None], slot, axis=1),
+            steps=old.steps + carry.going,
+            bad=write(old.bad, (bad & carry.going)[:, None], slot, axis=1),
+        )
+
+    def commit(self, state: ModelDrafterState, draft: Draft, num_kept: Array, length: Array) -> ModelDrafterState:
+        """Forget what was drafted beyond `length − 1`."""
+        consumed = self.model.consumed(state.cache)
+        return replace(state, cache=self.model.rollback(state.cache, jnp.minimum(consumed, length - 1)))
+
+    def stats(self, state: ModelDrafterState) -> Any:
+        """None."""
+        return None
+
+
+def _where_rows(rows: Array, new: Array, old: Array) -> Array:
+    return jnp.where(rows.reshape(rows.shape + (1,) * (new.ndim - 1)), new, old)

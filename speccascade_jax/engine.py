@@ -1,0 +1,388 @@
+"""The engine: the only loop over rounds. A round is draft → score → accept/replace → commit/rollback.
+
+What tells the methods apart is which drafter, stop policy and acceptance are plugged in, never the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade_jax import rngs
+from speccascade_jax.accept import AcceptFn, Verdict, verify
+from speccascade_jax.drafters.base import Drafter, DraftRequest, catch_up, is_stop
+from speccascade_jax.metrics.counters import Counters, count_round
+from speccascade_jax.models.base import Cache, LanguageModel, Params, Prompt, write_slots
+from speccascade_jax.sampling import softmax, transform
+from speccascade_jax.types import Array, Controls, Draft, LawPair, PyTree, Round
+
+BONUSES = ("rule", "target", "none")
+
+
+@flax.struct.dataclass
+class DecodeState:
+    """Everything that moves; a pytree.
+
+    Attributes:
+        tokens: int32 `[B, L]`, prompt and committed tokens; slots at or beyond `length` are junk.
+        length: int32 `[B]`; start: its value before the first round; limit: the most it may become.
+        done: bool `[B]`.
+        rounds: int32 `[B]`, the row's own counter, part of its keys.
+        keys: one key per row.
+        target_cache, drafter: the caches. Invariant: the target's has consumed exactly `length − 1` tokens.
+        counters: statistics per row.
+        failed_at: int32 `[B, 2]`, position of the first non-finite logits of (target, draft), or -1.
+    """
+
+    tokens: Array
+    length: Array
+    start: Array
+    limit: Array
+    done: Array
+    rounds: Array
+    keys: Array
+    target_cache: Cache
+    drafter: PyTree
+    counters: Counters
+    failed_at: Array
+
+
+class Assessment(NamedTuple):
+    """A block, drafted and scored but not decided: `pair` over `[B, G + 1, V]`, `bad` bool `[B, G + 1]`."""
+
+    draft: Draft
+    drafter: PyTree
+    target_cache: Cache
+    pair: LawPair
+    bad: Array
+    keys: rngs.RoundKeys
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """What a generation is made of: static and hashable; parameters are passed beside it.
+
+    Parameters are `{"target": …, "drafter": …}`.
+
+    Attributes:
+        target: the model whose calls are to be saved.
+        drafter: writes the blocks.
+        accept: decides what is kept.
+        stop_ids: token ids that end a row; they are committed.
+        bonus: what follows a fully kept block: "rule" (from `π`, the default), "target" (from `p̃`) or
+            "none". A block of length 0 gives one token from `π` under "none" too.
+    """
+
+    target: LanguageModel
+    drafter: Drafter
+    accept: AcceptFn
+    stop_ids: tuple[int, ...] = ()
+    bonus: str = "rule"
+
+    def __post_init__(self) -> None:
+        if self.bonus not in BONUSES:
+            raise ValueError(f"unknown bonus {self.bonus!r}: choose one of {', '.join(BONUSES)}")
+        object.__setattr__(self, "stop_ids", tuple(int(i) for i in self.stop_ids))
+
+    @property
+    def block(self) -> int:
+        """`G`, the longest block of a round."""
+        return self.drafter.block
+
+    @property
+    def complete(self) -> bool:
+        """Whether the drafter must give its law at the bonus position (one more draft pass per round)."""
+        return self.bonus == "rule" and self.accept.rule.reads_q
+
+    def init(
+        self, params: Params, prompt: Prompt, rng: Array, example_ids: Array, max_new_tokens: int, level: int = 0
+    ) -> DecodeState:
+        """The state before the first round; prefills both models.
+
+        Args:
+            params: `{"target", "drafter"}`.
+            prompt: `[B, P]`.
+            rng: a key.
+            example_ids: int32 `[B]`; a row's random bits depend on its id only.
+            max_new_tokens: static; the buffers' room.
+            level: this engine's depth when it drafts for another one.
+        """
+        rows, width = prompt.tokens.shape
+        room = max_new_tokens + self.block + 1  # a block is scored, and written, before it is cut to what fits
+        return DecodeState(
+            tokens=jnp.pad(prompt.tokens, [(0, 0), (0, room)]),
+            length=prompt.length,
+            start=prompt.length,
+            limit=prompt.length + max_new_tokens,
+            done=jnp.zeros((rows,), bool),
+            rounds=jnp.zeros((rows,), jnp.int32),
+            keys=rngs.row_keys(rng, example_ids, level),
+            target_cache=self.target.prefill(params["target"], prompt, width + room),
+            drafter=self.drafter.init(params["drafter"], prompt, width + room, rng, example_ids, level),
+            counters=Counters.zeros(rows, self.block),
+            failed_at=jnp.full((rows, 2), -1, jnp.int32),
+        )
+
+    def assess(self, params: Params, state: DecodeState, controls: Controls, room: Array, complete: bool) -> Assessment:
+        """Draft a block of at most `room` `[B]` tokens and score it with one call of the target."""
+        keys = self.round_keys(state)
+        request = DraftRequest(state.tokens, state.length, room, ~state.done, keys)
+        draft, drafter, cache = self.drafter.propose(
+            params["drafter"], state.drafter, request, state.target_cache, controls,
+            complete=complete, stop_ids=self.stop_ids,
+        )  # fmt: skip
+        pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
+        out, cache = self.target.extend(params["target"], cache, jnp.concatenate([pending, draft.tokens], axis=1))
+        logits = out.logits[..., : self.target.vocab_size]
+        pair = LawPair(
+            q=draft.q,
+            p=softmax(logits),
+            q_tilde=draft.q_tilde,
+            p_tilde=transform(logits, controls.target),
+            greedy=draft.greedy[:, None, None],
+        )
+        return Assessment(draft, drafter, cache, pair, ~jnp.isfinite(logits.max(-1)), keys)
+
+    def round_keys(self, state: DecodeState) -> rngs.RoundKeys:
+        """This round's bits."""
+        return rngs.RoundKeys(state.keys, state.rounds, state.length)
+
+    def step(self, params: Params, state: DecodeState, controls: Controls) -> tuple[DecodeState, Round]:
+        """One round of speculation (METHODS section 2; paper 1, Algorithm 4). Jittable alone."""
+        seen = self.assess(params, state, controls, state.limit - state.length, self.complete)
+        verdict = verify(self.accept, seen.pair, controls.alpha, seen.draft, seen.keys, self.bonus)
+        failed_at = self._failures(state, seen)
+        alive = ~state.done & (failed_at < 0).all(-1)
+        done_round = self._cut(state, seen, verdict, alive)
+        return self._commit(state, seen, done_round, failed_at, controls), done_round
+
+    def _failures(self, state: DecodeState, seen: Assessment) -> Array:
+        """Where logits that this row needed were not finite: int32 `[B, 2]`, first position or -1."""
+        slots = jnp.arange(seen.bad.shape[1])[None]
+
+        def first(bad: Array) -> Array:
+            at = jnp.where(bad, slots[:, : bad.shape[1]], seen.bad.shape[1]).min(-1)
+            return jnp.where(at < seen.bad.shape[1], state.length + at, -1)
+
+        needed = (slots <= seen.draft.length[:, None]) & ~state.done[:, None]
+        new = jnp.stack([first(seen.bad & needed), first(seen.draft.bad)], axis=-1)
+        return jnp.where(state.failed_at >= 0, state.failed_at, new)
+
+    def _cut(self, state: DecodeState, seen: Assessment, verdict: Verdict, alive: Array) -> Round:
+        """Which of the kept tokens and the final one are committed: up to a stop id and the row's limit."""
+        draft, kept = seen.draft, verdict.num_kept
+        slots = jnp.arange(self.block + 1, dtype=jnp.int32)[None]
+        padded = jnp.pad(draft.tokens, [(0, 0), (0, 1)])
+        tokens = jnp.where(slots == kept[:, None], verdict.final[:, None], padded)
+        has_final = verdict.rejected | (self.bonus != "none") | (draft.length == 0)
+        num_new = jnp.minimum(kept + has_final, state.limit - state.length)
+        stops = is_stop(tokens, self.stop_ids) & (slots < num_new[:, None])
+        num_new = jnp.minimum(num_new, jnp.where(stops, slots, self.block + 1).min(-1) + 1)
+        num_new = jnp.where(alive, num_new, 0)
+        final = jnp.where(verdict.rejected, 1, jnp.where(draft.length > 0, 2, 3))
+        return Round(
+            start=state.length,
+            active=alive,
+            draft=draft,
+            num_kept=jnp.minimum(kept, num_new),
+            rejected=verdict.rejected & alive,
+            tokens=tokens,
+            num_new=num_new,
+            source=jnp.where(slots < kept[:, None], 0, final[:, None]),
+            pair=seen.pair,
+            law=verdict.law,
+        )
+
+    def _commit(
+        self, state: DecodeState, seen: Assessment, turn: Round, failed_at: Array, controls: Controls
+    ) -> DecodeState:
+        """Append, roll both caches back to `length − 1`, count."""
+        length = state.length + turn.num_new
+        committed = jnp.arange(self.block + 1)[None] < turn.num_new[:, None]
+        stopped = (is_stop(turn.tokens, self.stop_ids) & committed).any(-1)
+        return DecodeState(
+            tokens=write_slots(state.tokens, turn.tokens, state.length, axis=1),
+            length=length,
+            start=state.start,
+            limit=state.limit,
+            done=state.done | stopped | (length >= state.limit) | (failed_at >= 0).any(-1),
+            rounds=state.rounds + turn.active,
+            keys=state.keys,
+            target_cache=self.target.rollback(seen.target_cache, length - 1),
+            drafter=self.drafter.commit(seen.drafter, seen.draft, turn.num_kept, length),
+            counters=count_round(state.counters, turn, self.accept.rule, controls.alpha, self.bonus),
+            failed_at=failed_at,
+        )
+
+
+def run_rounds(
+    engine: Engine,
+    params: Params,
+    state: DecodeState,
+    controls: Controls,
+    unfinished: Callable[[DecodeState], Array],
+    carry: PyTree,
+    on_round: Callable[[PyTree, Round], PyTree],
+) -> tuple[DecodeState, PyTree]:
+    """Rounds while any row is `unfinished(state)` `[B]`: the one `while_loop` over rounds.
+
+    `on_round(carry, round)` reduces what the rounds did. Rows that are not unfinished sit the round out.
+    """
+
+    def body(both: tuple[DecodeState, PyTree]) -> tuple[DecodeState, PyTree]:
+        state, carry = both
+        waits = ~unfinished(state) & ~state.done
+        after, turn = engine.step(params, replace(state, done=state.done | waits), controls)
+        return replace(after, done=after.done & ~waits), on_round(carry, turn)
+
+    return jax.lax.while_loop(lambda both: jnp.any(unfinished(both[0])), body, (state, carry))
+
+
+@flax.struct.dataclass
+class Generation:
+    """The result of `generate`, on the device.
+
+    Attributes:
+        tokens: int32 `[B, max_new_tokens]`, 0 after the end; lengths: int32 `[B]`, the stop id included.
+        stats: `Counters` per row.
+        inner: statistics of engines inside the drafter, or `None`.
+        failed_at: int32 `[B, 2]`, see `DecodeState`.
+        record: what `record` returned per round, `[max_new_tokens, …]`, or `None`; `num_rounds` int32 scalar.
+    """
+
+    tokens: Array
+    lengths: Array
+    stats: Counters
+    inner: Any
+    failed_at: Array
+    record: Any
+    num_rounds: Array
+
+
+def generate(
+    engine: Engine,
+    params: Params,
+    prompt: Prompt,
+    seed: int | Array = 0,
+    *,
+    controls: Controls,
+    max_new_tokens: int,
+    record: Callable[[Round], PyTree] | None = None,
+    example_ids: Any = None,
+) -> Generation:
+    """Generate for a batch: one jitted program, nothing leaves the device before the end.
+
+    Compiled once per engine, shapes of prompt and batch, `max_new_tokens` and `record`; never again for other
+    controls, seeds, prompts or ids.
+
+    Args:
+        engine: what is plugged together.
+        params: `{"target", "drafter"}`.
+        prompt: right-padded `[B, P]`.
+        seed: an integer.
+        controls: numbers per row.
+        max_new_tokens: static.
+        record: a module-level function from a `Round` to a pytree of reductions.
+        example_ids: `[B]`, default `0 … B − 1`.
+
+    Returns:
+        A `Generation`. Non-finite logits don't raise here: see `raise_on_failure`.
+    """
+    rows = prompt.tokens.shape[0]
+    ids = np.arange(rows) if example_ids is None else example_ids
+    ids = jnp.asarray(ids, jnp.int32)
+    seed = jnp.asarray(seed, jnp.uint32)
+    return _generate(engine, params, prompt, seed, controls, ids, max_new_tokens=max_new_tokens, record=record)
+
+
+@partial(jax.jit, static_argnames=("engine", "max_new_tokens", "record"))
+def _generate(
+    engine: Engine,
+    params: Params,
+    prompt: Prompt,
+    seed: Array,
+    controls: Controls,
+    example_ids: Array,
+    *,
+    max_new_tokens: int,
+    record: Callable[[Round], PyTree] | None,
+) -> Generation:
+    state = engine.init(params, prompt, jax.random.key(seed), example_ids, max_new_tokens)
+    buffers = _record_buffers(engine, params, state, controls, max_new_tokens, record)
+
+    def on_round(carry: tuple[Array, PyTree], turn: Round) -> tuple[Array, PyTree]:
+        index, buffers = carry
+        if record is not None:
+            buffers = jax.tree.map(lambda b, x: b.at[index].set(x), buffers, record(turn))
+        return index + 1, buffers
+
+    start = (jnp.zeros((), jnp.int32), buffers)
+    state, (rounds, buffers) = run_rounds(engine, params, state, controls, lambda s: ~s.done, start, on_round)
+    lengths = state.length - state.start
+    at = state.start[:, None] + jnp.arange(max_new_tokens)[None]
+    tokens = jnp.take_along_axis(state.tokens, at, axis=1)
+    return Generation(
+        tokens=jnp.where(jnp.arange(max_new_tokens)[None] < lengths[:, None], tokens, 0),
+        lengths=lengths,
+        stats=state.counters,
+        inner=engine.drafter.stats(state.drafter),
+        failed_at=state.failed_at,
+        record=buffers,
+        num_rounds=rounds,
+    )
+
+
+def _record_buffers(
+    engine: Engine,
+    params: Params,
+    state: DecodeState,
+    controls: Controls,
+    rounds: int,
+    record: Callable[[Round], PyTree] | None,
+) -> PyTree:
+    if record is None:
+        return None
+    shapes = jax.eval_shape(lambda: record(engine.step(params, state, controls)[1]))
+    return jax.tree.map(lambda x: jnp.zeros((rounds, *x.shape), x.dtype), shapes)
+
+
+def compilations() -> int:
+    """How many programs `generate` has compiled in this process: one per bucket, whatever is swept."""
+    return _generate._cache_size()  # type: ignore[attr-defined]
+
+
+def raise_on_failure(generation: Generation) -> None:
+    """Refuse a generation that met NaN or infinite logits.
+
+    Raises:
+        FloatingPointError: names the model, the row and the position.
+    """
+    failed = np.asarray(generation.failed_at)
+    if (failed < 0).all():
+        return
+    row = int(np.argmax((failed >= 0).any(-1)))
+    name, at = [(n, int(p)) for n, p in zip(("target", "draft"), failed[row]) if p >= 0][0]
+    raise FloatingPointError(
+        f"the {name} model gave NaN or infinite logits in row {row} at position {at} of its decoder sequence; "
+        f"check its weights (a checkpoint of another configuration?) and the row's prompt"
+    )
+
+
+__all__ = [
+    "BONUSES",
+    "DecodeState",
+    "Engine",
+    "Generation",
+    "catch_up",
+    "compilations",
+    "generate",
+    "raise_on_failure",
+    "run_rounds",
+]

@@ -1,0 +1,1 @@
+"""What generated text is worth and what it cost."""

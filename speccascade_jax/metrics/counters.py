@@ -1,0 +1,88 @@
+"""Counting inside the loop: integers and short sums per row, nothing the size of the vocabulary kept."""
+
+from __future__ import annotations
+
+import flax.struct
+import jax.numpy as jnp
+
+from speccascade_jax.laws import deferral_mass
+from speccascade_jax.rules import Rule
+from speccascade_jax.types import Array, Round
+
+
+@flax.struct.dataclass
+class Counters:
+    """Statistics per row; `[B]` int32 unless said otherwise (METHODS section 9).
+
+    Attributes:
+        rounds, target_calls: rounds the row took part in; each is one call of the target.
+        drafted: draft tokens handed over; examined: those up to and including the first rejection.
+        kept, rejected: of the examined ones. committed: tokens of the output.
+        draft_steps: forward passes of the draft this row needed.
+        deferred: float32, Σ of `η` over the committed positions the rule decided; decided: how many those are.
+        examined_at, kept_at: `[B, G]` by position in the block; deferred_at: float32, `Σ r(x)` over the
+            examined drafts; kept_although_deferred_at: float32, the same over the kept ones.
+    """
+
+    rounds: Array
+    target_calls: Array
+    drafted: Array
+    examined: Array
+    kept: Array
+    rejected: Array
+    committed: Array
+    draft_steps: Array
+    deferred: Array
+    decided: Array
+    examined_at: Array
+    kept_at: Array
+    deferred_at: Array
+    kept_although_deferred_at: Array
+
+    @classmethod
+    def zeros(cls, rows: int, block: int) -> Counters:
+        """Nothing counted yet."""
+        zero, at = jnp.zeros((rows,), jnp.int32), jnp.zeros((rows, block), jnp.int32)
+        real, real_at = zero.astype(jnp.float32), at.astype(jnp.float32)
+        return cls(zero, zero, zero, zero, zero, zero, zero, zero, real, zero, at, at, real_at, real_at)
+
+
+def count_round(old: Counters, turn: Round, rule: Rule, alpha: Array, bonus: str) -> Counters:
+    """Add one round's counts; inactive rows add nothing."""
+    active = turn.active.astype(jnp.int32)
+    block = turn.draft.tokens.shape[1]
+    slots = jnp.arange(block)[None]
+    examined = (turn.num_kept + turn.rejected)[:, None] > slots
+    kept = turn.num_kept[:, None] > slots
+    eta, at_draft, decided = _deferral(turn, rule, alpha, bonus)
+    return Counters(
+        rounds=old.rounds + active,
+        target_calls=old.target_calls + active,
+        drafted=old.drafted + active * turn.draft.length,
+        examined=old.examined + active * (turn.num_kept + turn.rejected),
+        kept=old.kept + active * turn.num_kept,
+        rejected=old.rejected + turn.rejected,
+        committed=old.committed + turn.num_new,
+        draft_steps=old.draft_steps + active * turn.draft.steps,
+        deferred=old.deferred + eta,
+        decided=old.decided + decided,
+        examined_at=old.examined_at + active[:, None] * examined,
+        kept_at=old.kept_at + active[:, None] * kept,
+        deferred_at=old.deferred_at + active[:, None] * jnp.where(examined, at_draft, 0.0),
+        kept_although_deferred_at=old.kept_although_deferred_at + active[:, None] * jnp.where(kept, at_draft, 0.0),
+    )
+
+
+def _deferral(turn: Round, rule: Rule, alpha: Array, bonus: str) -> tuple[Array, Array, Array]:
+    """`Σ η` over committed positions `[B]`, `r(x_j)` of the drafts `[B, G]`, and how many positions count `[B]`."""
+    rows, block = turn.draft.tokens.shape
+    if rule.deferral is None:
+        return jnp.zeros((rows,)), jnp.zeros((rows, block)), jnp.zeros((rows,), jnp.int32)
+    deferred = rule.deferral(turn.pair, alpha[:, None, None]).astype(jnp.float32)
+    eta = deferral_mass(deferred, turn.pair)[..., 0]
+    slots = jnp.arange(block + 1)[None]
+    # a bonus from the target is not the rule's decision
+    counts = (slots < turn.num_new[:, None]) & ((bonus != "target") | (slots < turn.draft.length[:, None]))
+    everywhere = jnp.broadcast_to(deferred, turn.pair.q_tilde.shape)[:, :block]
+    at_draft = jnp.take_along_axis(everywhere, turn.draft.tokens[..., None], -1)[..., 0]
+    return jnp.where(counts, eta, 0.0).sum(-1), at_draft, counts.sum(-1).astype(jnp.int32)

@@ -1,0 +1,129 @@
+"""What the engine knows of a model: three functions over a functional cache.
+
+Shape letters: `B` rows, `P` prompt tokens, `N` encoder tokens, `T` tokens fed, `S` cache slots,
+`V` vocabulary, `D` features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Array = jax.Array
+Cache = Any
+Params = Any
+
+
+@flax.struct.dataclass
+class Prompt:
+    """What a generation starts from, right-padded.
+
+    Attributes:
+        tokens: int32 `[B, P]`, the decoder's context: the prompt of a decoder-only model, the single
+            start token of an encoder-decoder.
+        length: int32 `[B]`, how many of `tokens` are real; at least 1.
+        encoder_tokens: int32 `[B, N]`, the encoder's input, 0 where padded; `None` without an encoder.
+    """
+
+    tokens: Array
+    length: Array
+    encoder_tokens: Array | None = None
+
+
+class LMOutput(NamedTuple):
+    """`logits` `[B, T, V]` (raw, padded vocabulary masked to -inf); `hidden` `[B, T, D]` or `None`."""
+
+    logits: Array
+    hidden: Array | None = None
+
+
+@runtime_checkable
+class LanguageModel(Protocol):
+    """A next-token model over a functional cache with one length per row.
+
+    Implementations are frozen and hashable (they are static arguments of jit); parameters live
+    outside. Invariant between rounds: *a cache has consumed exactly `length - 1` tokens; the last
+    committed token is pending.*
+    """
+
+    @property
+    def vocab_size(self) -> int:
+        """Real vocabulary entries, padding excluded."""
+
+    def prefill(self, params: Params, prompt: Prompt, max_len: int) -> Cache:
+        """A cache of `max_len` slots that has consumed `prompt.length - 1` tokens of each row."""
+
+    def extend(self, params: Params, cache: Cache, tokens: Array) -> tuple[LMOutput, Cache]:
+        """Feed `tokens` `[B, T]` at each row's own length: `T = 1` steps, `T = G + 1` scores."""
+
+    def rollback(self, cache: Cache, length: Array) -> Cache:
+        """The cache as if each row had consumed `length` `[B]` tokens. O(1): sets the length."""
+
+    def consumed(self, cache: Cache) -> Array:
+        """int32 `[B]`: how many tokens each row of the cache has consumed."""
+
+
+@flax.struct.dataclass
+class BoundModel:
+    """A model and its parameters: what the front door passes around."""
+
+    params: Params
+    model: Any = flax.struct.field(pytree_node=False)
+
+
+@flax.struct.dataclass
+class KVCache:
+    """Attention cache of a decoder, functional, with one length per row.
+
+    Attributes:
+        keys: per layer `[B, heads, head_dim, S]`; values: per layer `[B, heads, S, head_dim]`
+            (the layouts that make a block nearly as cheap as a step on CPU).
+        length: int32 `[B]`. Slots at or beyond it are masked by position, never trusted.
+        static: what prefill computed once (cross-attention keys and values, the encoder's mask).
+    """
+
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
+    length: Array
+    static: Any = None
+
+
+def write_slots(buffer: Array, update: Array, start: Array, axis: int) -> Array:
+    """Write `update` into `buffer` at slot `start[b]` of every row `b`.
+
+    Args:
+        buffer: `[B, ...]`; update: the same shape except along `axis` (counted with the batch axis).
+        start: int32 `[B]`. The caller guarantees room: `dynamic_update_slice` clamps silently.
+    """
+
+    def one(row: Array, new: Array, at: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(row, new.astype(row.dtype), at, axis - 1)
+
+    return jax.vmap(one)(buffer, update, start)
+
+
+def right_pad(rows: list[list[int]], width: int) -> np.ndarray:
+    """int32 `[len(rows), width]`, each row followed by zeros."""
+    out = np.zeros((len(rows), width), np.int32)
+    for i, row in enumerate(rows):
+        out[i, : len(row)] = row
+    return out
+
+
+def bucket(length: int) -> int:
+    """The power of two that a prompt of `length` tokens is padded to, at least 8 (one compilation each)."""
+    return max(8, 1 << max(0, length - 1).bit_length())
+
+
+def causal_slots_mask(length: Array, new: int, slots: int) -> Array:
+    """bool `[B, new, S]`: token `t` fed at row length `n` sees slots `0 … n + t`."""
+    positions = length[:, None] + jnp.arange(new)[None]
+    return jnp.arange(slots)[None, None] <= positions[:, :, None]
+
+
+ModelFactory = Callable[..., BoundModel]

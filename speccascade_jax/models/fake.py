@@ -1,0 +1,90 @@
+"""A model whose cache is a random key folded with its tokens: any cache bug changes everything after it.
+
+Slot `i` of the cache holds a hash of the tokens up to `i`, so a forgotten rollback, a stale slot or a token fed
+twice gives unrelated laws instead of slightly wrong ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from speccascade_jax.models.base import Array, BoundModel, LMOutput, Params, Prompt, write_slots
+
+
+@flax.struct.dataclass
+class FakeCache:
+    """`keys` uint32 `[B, S + 1, 2]`: slot `i` is the hash of the first `i` tokens; `length` int32 `[B]`."""
+
+    keys: Array
+    length: Array
+
+
+@dataclass(frozen=True)
+class Fake:
+    """Next-token logits drawn from the hash of the whole prefix.
+
+    Attributes:
+        vocab_size: `V`.
+        noise: 0 makes every `Fake` agree; more makes models of different `seed` differ.
+        seed: of the private part of the logits.
+        sharpness: standard deviation of the logits.
+    """
+
+    vocab_size: int
+    noise: float = 0.0
+    seed: int = 0
+    sharpness: float = 2.0
+
+    def prefill(self, params: Params, prompt: Prompt, max_len: int) -> FakeCache:
+        """Fold the encoder's tokens, then feed all but the pending token."""
+        rows = prompt.tokens.shape[0]
+        base = jnp.broadcast_to(jax.random.PRNGKey(0), (rows, 2)).astype(jnp.uint32)
+        if prompt.encoder_tokens is not None:
+            base = _fold_along(base, prompt.encoder_tokens)[:, -1]
+        keys = jnp.zeros((rows, max_len + 1, 2), jnp.uint32).at[:, 0].set(base)
+        cache = FakeCache(keys=keys, length=jnp.zeros((rows,), jnp.int32))
+        if prompt.tokens.shape[1] > 1:
+            _, cache = self.extend(params, cache, prompt.tokens[:, :-1])
+        return self.rollback(cache, prompt.length - 1)
+
+    def extend(self, params: Params, cache: FakeCache, tokens: Array) -> tuple[LMOutput, FakeCache]:
+        """Fold each token into the key of its prefix."""
+        start = jnp.take_along_axis(cache.keys, cache.length[:, None, None], axis=1)[:, 0]
+        folded = _fold_along(start, tokens)
+        keys = write_slots(cache.keys, folded, cache.length + 1, axis=1)
+        return LMOutput(logits=self._logits(folded)), FakeCache(keys, cache.length + tokens.shape[1])
+
+    def _logits(self, keys: Array) -> Array:
+        def one(key: Array) -> Array:
+            shared = jax.random.normal(key, (self.vocab_size,))
+            private = jax.random.normal(jax.random.fold_in(key, self.seed), (self.vocab_size,))
+            return self.sharpness * (shared + self.noise * private)
+
+        return jax.vmap(jax.vmap(one))(keys)
+
+    def rollback(self, cache: FakeCache, length: Array) -> FakeCache:
+        """Set the length."""
+        return cache.replace(length=length)
+
+    def consumed(self, cache: FakeCache) -> Array:
+        """The length."""
+        return cache.length
+
+
+def FakeLM(vocab_size: int, *, noise: float = 0.0, seed: int = 0) -> BoundModel:  # noqa: N802
+    """A bound `Fake`; it has no parameters."""
+    return BoundModel(params=(), model=Fake(vocab_size=vocab_size, noise=noise, seed=seed))
+
+
+def _fold_along(start: Array, tokens: Array) -> Array:
+    """uint32 `[B, T, 2]`: the keys after each of `tokens` `[B, T]`, from `start` `[B, 2]`."""
+
+    def fold(keys: Array, column: Array) -> tuple[Array, Array]:
+        keys = jax.vmap(jax.random.fold_in)(keys, column)
+        return keys, keys
+
+    return jnp.swapaxes(jax.lax.scan(fold, start, tokens.T)[1], 0, 1)

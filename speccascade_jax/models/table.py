@@ -1,0 +1,48 @@
+"""A model whose next-token logits depend on the last token alone: laws can be computed by hand for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from speccascade_jax.models.base import Array, BoundModel, LMOutput, Params, Prompt
+
+
+@dataclass(frozen=True)
+class Table:
+    """The language model behind `TableLM`; parameters are the logits `[V, V]`, the cache is a length."""
+
+    vocab_size: int
+
+    def prefill(self, params: Params, prompt: Prompt, max_len: int) -> Array:
+        """Nothing to remember but how much was consumed."""
+        return prompt.length - 1
+
+    def extend(self, params: Params, cache: Array, tokens: Array) -> tuple[LMOutput, Array]:
+        """Row `tokens[b, t]` of the table at every position."""
+        return LMOutput(logits=params[tokens]), cache + tokens.shape[1]
+
+    def rollback(self, cache: Array, length: Array) -> Array:
+        """Set the length."""
+        return length
+
+    def consumed(self, cache: Array) -> Array:
+        """The length."""
+        return cache
+
+
+def TableLM(logits: Any) -> BoundModel:  # noqa: N802 - reads as a model's name at the front door
+    """A bound bigram model.
+
+    Args:
+        logits: `[V, V]`; row `i` holds the next-token logits after token `i`.
+
+    Raises:
+        ValueError: not a square matrix.
+    """
+    table = jnp.asarray(logits, jnp.float32)
+    if table.ndim != 2 or table.shape[0] != table.shape[1]:
+        raise ValueError(f"TableLM needs logits of shape [V, V], got {table.shape}")
+    return BoundModel(params=table, model=Table(vocab_size=table.shape[0]))

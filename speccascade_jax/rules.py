@@ -1,0 +1,204 @@
+"""★ Rules: what is kept of a draft. A new rule is one function here and one row in `RULES` below.
+
+A deferral rule `r(pair, alpha)` says which drafted tokens are handed to the target: 1 defers, 0 keeps, shape
+`[..., 1]` (the whole position) or `[..., V]` (token by token). It reads the raw laws `pair.q`, `pair.p`;
+`alpha` has shape `[..., 1]`. Comparisons are strict: at equality the draft is kept.
+Formulas: METHODS section 3; paper 1, Tables 1 and 3.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade_jax import laws
+from speccascade_jax.laws import DeferralRule, TargetLaw
+from speccascade_jax.types import Array, LawPair
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """A rule and what the tools must know of it.
+
+    Attributes:
+        name: how gin, records and tables call it.
+        deferral: `r(pair, alpha)`, or `None` for a law that is no deferral.
+        law: `π(pair, alpha)`; by default made from `deferral`.
+        grid: the range of α worth sweeping (`None`: the rule has no α). `"lnV"` stands for `ln V`.
+        domain: α must satisfy `domain[0] <= α < domain[1]`.
+        reads_q: whether `π` depends on the draft's law; if not, no draft pass is spent on the bonus position.
+        lossless: whether `π = p̃` for every α.
+        reads_max_q: never defers where the raw `q` is one-hot (n-gram drafters): worth a warning.
+        greedy_only: defined at temperature 0 only.
+    """
+
+    name: str
+    deferral: DeferralRule | None = None
+    law: TargetLaw | None = None
+    grid: tuple[float | str, float | str] | None = (0.0, 1.0)
+    domain: tuple[float, float] = (-math.inf, math.inf)
+    reads_q: bool = True
+    lossless: bool = False
+    reads_max_q: bool = False
+    greedy_only: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.law is None) == (self.deferral is None):
+            raise ValueError(f"rule {self.name!r} needs either a deferral function or a law, not both and not neither")
+
+    def target_law(self, pair: LawPair, alpha: Array) -> Array:
+        """`π`, float32 `[..., V]`; `alpha` is `[..., 1]`."""
+        if self.law is not None:
+            return self.law(pair, alpha)
+        assert self.deferral is not None
+        return laws.from_deferral(self.deferral)(pair, alpha)
+
+
+def max_of(law: Array) -> Array:
+    """`max_v law(v)`, `[..., 1]`."""
+    return law.max(-1, keepdims=True)
+
+
+def entropy(law: Array) -> Array:
+    """`H` in nats, `[..., 1]`, with `0 log 0 = 0`."""
+    return -jnp.where(law > 0, law * jnp.log(jnp.where(law > 0, law, 1.0)), 0.0).sum(-1, keepdims=True)
+
+
+def total_variation(first: Array, second: Array) -> Array:
+    """`TV = ½ Σ abs(first − second)`, `[..., 1]`."""
+    return 0.5 * jnp.abs(first - second).sum(-1, keepdims=True)
+
+
+def chow(pair: LawPair, alpha: Array) -> Array:
+    """Defer where `max q < 1 − α` (paper 1, eq. 2)."""
+    return max_of(pair.q) < 1.0 - alpha
+
+
+def chow_log(pair: LawPair, alpha: Array) -> Array:
+    """Defer where `H(q) > α`."""
+    return entropy(pair.q) > alpha
+
+
+def diff(pair: LawPair, alpha: Array) -> Array:
+    """Defer where `max q < max p − α` (paper 1, eq. 5)."""
+    return max_of(pair.q) < max_of(pair.p) - alpha
+
+
+def diff_log(pair: LawPair, alpha: Array) -> Array:
+    """Defer where `H(p) < H(q) − α`."""
+    return entropy(pair.p) < entropy(pair.q) - alpha
+
+
+def opt(pair: LawPair, alpha: Array) -> Array:
+    """Defer where `max q < max p − α TV(p̃, q̃)` (paper 1, eq. 10): more disagreement defers less."""
+    return max_of(pair.q) < max_of(pair.p) - alpha * total_variation(pair.p_tilde, pair.q_tilde)
+
+
+def opt_log(pair: LawPair, alpha: Array) -> Array:
+    """Defer where `H(p) < H(q) − α TV(p̃, q̃)`."""
+    return entropy(pair.p) < entropy(pair.q) - alpha * total_variation(pair.p_tilde, pair.q_tilde)
+
+
+def bild_star(pair: LawPair, alpha: Array) -> Array:
+    """Big-Little's rejection as a rule: defer where `D(q, p) > α` (paper 1, §B; its §F.5 misprints the sign).
+
+    Draft sampled: `D = −Σ q log p`; draft greedy: `D = −log p(argmax q)`. Where `q > 0 = p`, `D` is infinite.
+    """
+    surprise = -jnp.log(pair.p)
+    sampled = jnp.where(pair.q > 0, pair.q * surprise, 0.0).sum(-1, keepdims=True)
+    # q̃ is the one-hot of argmax q exactly where the draft is greedy
+    greedy = jnp.where(pair.q_tilde > 0, surprise, 0.0).sum(-1, keepdims=True)
+    return jnp.where(pair.greedy, greedy, sampled) > alpha
+
+
+def token_v1(pair: LawPair, alpha: Array) -> Array:
+    """Defer token `v` where `q(v) < max p − α` (paper 1, eq. 13)."""
+    return pair.q < max_of(pair.p) - alpha
+
+
+def token_v2(pair: LawPair, alpha: Array) -> Array:
+    """Defer token `v` where `p(v) < max p − α` (paper 1, eq. 14)."""
+    return pair.p < max_of(pair.p) - alpha
+
+
+def token_v3(pair: LawPair, alpha: Array) -> Array:
+    """Defer token `v` where `p(v) < (1 − α) max p` (paper 1, eq. 15)."""
+    return pair.p < (1.0 - alpha) * max_of(pair.p)
+
+
+def lossy_greedy(pair: LawPair, alpha: Array) -> Array:
+    """Defer where `p(argmax q) < (1 − α) max p`, at temperature 0 only (Leviathan et al. 2023, App. A.5)."""
+    drafted = (pair.q_tilde * pair.p).sum(-1, keepdims=True)
+    return drafted < (1.0 - alpha) * max_of(pair.p)
+
+
+def lossy(beta: float = 1.0) -> Rule:
+    """The rule `lossy` with another `β`; α must satisfy `β >= 1 − α` (METHODS section 3).
+
+    Raises:
+        ValueError: `β <= 0`.
+    """
+    if not beta > 0:
+        raise ValueError(f"beta={beta} must be positive; 1 is the usual choice")
+    name = "lossy" if beta == 1.0 else f"lossy_beta_{beta:g}"
+    return Rule(name=name, law=laws.lossy_with(beta), grid=(0.0, 0.9), domain=(max(0.0, 1.0 - beta), 1.0))
+
+
+def get(rule: str | Rule) -> Rule:
+    """The rule of that name.
+
+    Raises:
+        ValueError: no such rule; the message names the nearest ones.
+    """
+    if isinstance(rule, Rule):
+        return rule
+    if rule not in RULES:
+        near = difflib.get_close_matches(str(rule), RULES, n=3, cutoff=0.4)
+        hint = f"did you mean {', '.join(near)}? " if near else ""
+        raise ValueError(f"unknown rule {rule!r}: {hint}the rules are {', '.join(RULES)}")
+    return RULES[rule]
+
+
+def check_alpha(rule: Rule, alpha: np.ndarray) -> None:
+    """Refuse α outside the rule's domain, naming the value.
+
+    Raises:
+        ValueError: some α is outside `[domain[0], domain[1])`.
+    """
+    low, high = rule.domain
+    bad = ~((alpha >= low) & (alpha < high))
+    if bad.any():
+        value = float(np.asarray(alpha)[bad].ravel()[0])
+        raise ValueError(f"alpha={value:g} is outside the domain [{low:g}, {high:g}) of rule {rule.name!r}")
+
+
+def grid_bounds(rule: Rule, vocab_size: int) -> tuple[float, float]:
+    """The rule's sweep range of α as numbers (`ln V` resolved)."""
+    if rule.grid is None:
+        raise ValueError(f"rule {rule.name!r} has no alpha to sweep")
+    words = {"lnV": math.log(vocab_size), "-lnV": -math.log(vocab_size)}
+    low, high = (words[x] if isinstance(x, str) else float(x) for x in rule.grid)
+    return low, high
+
+
+_ROWS = (
+    Rule(name="spec_decode", law=laws.spec_decode, grid=None, reads_q=False, lossless=True),
+    lossy(),
+    Rule(name="lossy_tuned", law=laws.lossy_tuned, grid=(0.0, 0.9), domain=(0.0, 1.0)),
+    Rule(name="lossy_greedy", deferral=lossy_greedy, greedy_only=True),
+    Rule(name="chow", deferral=chow, reads_max_q=True),
+    Rule(name="chow_log", deferral=chow_log, grid=(0.0, "lnV")),
+    Rule(name="diff", deferral=diff, grid=(-1.0, 1.0), reads_max_q=True),
+    Rule(name="diff_log", deferral=diff_log, grid=("-lnV", "lnV")),
+    Rule(name="opt", deferral=opt, grid=(-1.0, 1.0), reads_max_q=True),
+    Rule(name="opt_log", deferral=opt_log, grid=(-1.0, 1.0)),
+    Rule(name="bild_star", deferral=bild_star, grid=(0.0, 10.0)),
+    Rule(name="token_v1", deferral=token_v1, grid=(-1.0, 1.0)),
+    Rule(name="token_v2", deferral=token_v2),
+    Rule(name="token_v3", deferral=token_v3),
+)
+RULES: dict[str, Rule] = {row.name: row for row in _ROWS}
