@@ -5,6 +5,7 @@ Both ways obey the one identity of METHODS section 2: `kept + (1 − Σ kept) ·
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -30,12 +31,15 @@ class AcceptFn(Protocol):
     @property
     def rule(self) -> Rule:
         """The rule that decides."""
+        ...
 
     def __call__(self, pair: LawPair, alpha: Array) -> Acceptance:
         """`alpha` is `[..., 1]`."""
+        ...
 
     def law(self, pair: LawPair, alpha: Array) -> Array:
         """`π`, the law of the token at this position, float32 `[..., V]`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ class Deferral:
         return self.rule.target_law(pair, alpha)
 
 
-ACCEPT_FNS = {"speculative": Speculative, "deferral": Deferral}
+ACCEPT_FNS: dict[str, Callable[[Rule], AcceptFn]] = {"speculative": Speculative, "deferral": Deferral}
 
 
 def implied_law(acceptance: Acceptance) -> Array:

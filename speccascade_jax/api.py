@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax import rules
-from speccascade_jax.accept import ACCEPT_FNS
+from speccascade_jax.accept import ACCEPT_FNS, Speculative
 from speccascade_jax.controls import make_controls, make_sampling, per_row, whole
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.none import NoDrafter
@@ -22,7 +24,7 @@ from speccascade_jax.pair import Pair
 from speccascade_jax.rules import Rule
 from speccascade_jax.sampling import softmax, transform
 from speccascade_jax.stopping import Fixed, StopPolicy
-from speccascade_jax.types import Array, LawPair
+from speccascade_jax.types import Array, Controls, LawPair
 
 METHODS = ("speculative", "autoregressive", "autoregressive_draft")
 
@@ -156,7 +158,7 @@ def assemble(
     stops = _stop_ids(pair, stop_ids)
     if method != "speculative":
         alone = pair.target if method == "autoregressive" else pair.draft
-        lossless = ACCEPT_FNS["speculative"](rules.RULES["spec_decode"])
+        lossless = Speculative(rules.RULES["spec_decode"])
         engine = Engine(target=alone.model, drafter=NoDrafter(), accept=lossless, stop_ids=stops, bonus="target")
         return engine, {"target": alone.params, "drafter": {}}
     policy = stop_policy or Fixed(whole("block_size", block_size, 1))
@@ -240,14 +242,19 @@ def target_law(
         rows, alpha=values, temperature=temperature, top_p=top_p, top_k=top_k, draft_temperature=draft_temperature
     )
     q_flat, p_flat = q_logits.reshape(rows, -1), p_logits.reshape(rows, -1)
+    return _target_law(chosen, q_flat, p_flat, controls).reshape(p_logits.shape)
+
+
+@partial(jax.jit, static_argnames="rule")
+def _target_law(rule: Rule, q_logits: Array, p_logits: Array, controls: Controls) -> Array:
     pair = LawPair(
-        q=softmax(q_flat),
-        p=softmax(p_flat),
-        q_tilde=transform(q_flat, controls.draft),
-        p_tilde=transform(p_flat, controls.target),
+        q=softmax(q_logits),
+        p=softmax(p_logits),
+        q_tilde=transform(q_logits, controls.draft),
+        p_tilde=transform(p_logits, controls.target),
         greedy=(controls.draft.temperature <= 0)[:, None],
     )
-    return chosen.target_law(pair, controls.alpha[:, None]).reshape(p_logits.shape)
+    return rule.target_law(pair, controls.alpha[:, None])
 
 
 def check_alpha(rule: Rule, alpha: Any, rows: int) -> np.ndarray:

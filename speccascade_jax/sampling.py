@@ -115,15 +115,24 @@ def sample(laws: Array, uniform: Array) -> Array:
     blocks = _in_blocks(laws, width)
     cumulative = jnp.cumsum(blocks.sum(-1), -1)
     rest = uniform * cumulative[..., -1]
-    block = jnp.minimum((cumulative <= rest[..., None]).sum(-1), blocks.shape[-2] - 1)
+    block = _first_with_mass(cumulative > rest[..., None], blocks.sum(-1))
     inside = jnp.take_along_axis(blocks, block[..., None, None], -2)[..., 0, :]
     before = jnp.where(
         block > 0, jnp.take_along_axis(cumulative, jnp.maximum(block - 1, 0)[..., None], -1)[..., 0], 0.0
     )
-    index = (jnp.cumsum(inside, -1) <= (rest - before)[..., None]).sum(-1)
-    # the block's sum and its cumulative sum may round apart: then take its last token that has mass
-    last = jnp.where(inside > 0, jnp.arange(width), 0).max(-1)
-    return (block * width + jnp.minimum(index, last)).astype(jnp.int32)
+    index = _first_with_mass(jnp.cumsum(inside, -1) > (rest - before)[..., None], inside)
+    return (block * width + index).astype(jnp.int32)
+
+
+def _first_with_mass(beyond: Array, mass: Array) -> Array:
+    """The first index that is `beyond` and has mass; the last with mass where rounding leaves none.
+
+    A parallel cumulative sum is not monotone to the last bit, so that counting the entries below a threshold
+    could end on an entry of mass 0.
+    """
+    indices = jax.lax.broadcasted_iota(jnp.int32, mass.shape, mass.ndim - 1)
+    last = jnp.where(mass > 0, indices, 0).max(-1)
+    return jnp.minimum(jnp.where(beyond & (mass > 0), indices, mass.shape[-1]).min(-1), last)
 
 
 def _in_blocks(laws: Array, width: int) -> Array:

@@ -71,6 +71,7 @@ class ModelDrafter:
         With `complete` a row that drew its last token takes one more pass, which gives the law at the bonus
         position and brings the cache up to date; without it the missing token is caught up next round.
         """
+        behind = jnp.maximum(request.length - 1 - self.model.consumed(state.cache), 0)
         cache = catch_up(self.model, params["model"], state.cache, request.tokens, request.length)
         pending = jnp.take_along_axis(request.tokens, request.length[:, None] - 1, axis=1)[:, 0]
         start = _Drafting(
@@ -79,7 +80,7 @@ class ModelDrafter:
             drawing=request.active & (request.room > 0),
             current=pending,
             state=replace(state, cache=cache),
-            draft=self._empty(request.length.shape[0], controls),
+            draft=replace(self._empty(request.length.shape[0], controls), steps=behind),
         )
 
         def body(carry: _Drafting) -> _Drafting:

@@ -1,0 +1,16 @@
+r"""Rules × α × γ × temperature × top-p × seeds, one JSON line per point; a killed sweep goes on where it stopped.
+
+    python experiments/sweep.py --gin_file=configs/quickstart.gin
+    python experiments/sweep.py --gin_file=configs/quickstart.gin --gin.sweep.dry_run=True      only list the points
+    python experiments/sweep.py --gin_file=configs/quickstart.gin --gin.sweep.seeds="(0, 1, 2)" \
+        --gin.sweep.temperatures="(0.0, 1.0)" --gin.sweep.output="'results/seeds.jsonl'"
+
+Target and draft alone are always measured too. Every point is checked before anything is loaded or compiled. At the end
+the table and the plot of what the output file holds are made, as tables.py and plots.py make them. What can be set: the
+arguments of speccascade_jax.experiment.sweep, and ModelPair and Evaluation in speccascade_jax/points.py.
+"""
+
+from speccascade_jax import experiment, gin_flags
+
+if __name__ == "__main__":
+    gin_flags.main(experiment.sweep, "python experiments/sweep.py --gin_file=configs/quickstart.gin")

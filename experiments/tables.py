@@ -1,0 +1,79 @@
+"""Paper 1's Table 2 from the records of one or more sweeps.
+
+For each method: the speed-up of its fastest α that reaches the target's quality, and the best quality among its α's
+that are no slower than the target. Sweeps over several tasks or pairs stand side by side.
+
+    python experiments/tables.py results/quickstart.jsonl
+    python experiments/tables.py results/a.jsonl results/b.jsonl --format markdown --output results/table2.md
+    python experiments/tables.py results/quickstart.jsonl --points      every point: quality, latency, rejection rate
+    python experiments/tables.py results/quickstart.jsonl --format csv --points      the records themselves as CSV
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from speccascade_jax import report, results, summary
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print or write the table; returns the exit status."""
+    args = _parser().parse_args(argv)
+    try:
+        records = results.read_records(*args.records)
+        panels = summary.panels(records)
+        if args.format == "terminal" and args.output is None:
+            report.show(panels, args.points, args.tolerance, args.margin)
+            return 0
+        text = _text(records, panels, args)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if args.output is None:
+        sys.stdout.write(text)
+    else:
+        results.write_atomically(args.output, text)
+        print(f"written: {args.output}")
+    return 0
+
+
+def _text(records: Sequence[results.Record], panels: Sequence[summary.Panel], args: argparse.Namespace) -> str:
+    if args.format == "csv":
+        return results.to_csv(records) if args.points else report.table2_csv(panels, args.tolerance, args.margin)
+    grids = report.grids(panels, args.points, args.tolerance, args.margin)
+    if args.format == "markdown":
+        return "\n".join(grid.markdown() for grid in grids)
+    text = io.StringIO()
+    for grid in grids:
+        Console(width=160, file=text).print(grid.rich())
+    return text.getvalue()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("records", nargs="+", help="result files (JSON lines) that sweep.py or run.py wrote")
+    parser.add_argument("--format", choices=("terminal", "markdown", "csv"), default="terminal")
+    parser.add_argument("--output", help="file to write instead of printing")
+    parser.add_argument("--points", action="store_true", help="list every point, not Table 2 (csv: whole records)")
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        default=0.0,
+        help="how far below the target's a quality may lie and still reach it, in units of the metric (default 0)",
+    )
+    parser.add_argument(
+        "--margin",
+        type=float,
+        default=0.0,
+        help="'no slower' means a relative latency up to 1 + this (default 0)",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

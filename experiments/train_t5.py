@@ -1,0 +1,64 @@
+"""Train a T5 model on joined sentence pairs, or export or evaluate what was trained.
+
+Examples:
+    python experiments/train_vocab.py
+    python experiments/train_t5.py --gin_file=gin/train_target.gin
+    python experiments/train_t5.py --gin_file=gin/train_target.gin --mode=export --output=runs/tatoeba_en_de/pair/target
+    python experiments/train_t5.py --gin_file=gin/train_draft.gin --gin.TEACHER='"runs/tatoeba_en_de/pair/target"'
+    python experiments/train_t5.py --gin_file=gin/train_draft.gin --gin.MINUTES=5 --gin.RUN_DIR='"runs/quick"'
+
+A run that was killed goes on where its last saved state was: give the same command again.
+What is trained is the gin file's `Trainer`; every setting can be changed with --gin.NAME=VALUE, where NAME is
+a macro of the file (MINUTES) or a parameter (loop.Trainer.seed).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+from absl import app, flags, logging
+
+import gin
+from speccascade_jax import gin_flags
+from speccascade_jax.training import configuration, export, loop
+
+gin_flags.define_flags()
+MODE = flags.DEFINE_enum(
+    "mode",
+    "train",
+    ["train", "export", "evaluate"],
+    "train: train or resume. export: write the trained weights to --output. evaluate: BLEU of --checkpoint.",
+)
+OUTPUT = flags.DEFINE_string("output", "", "export: the checkpoint's folder.")
+DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "export: how weights are stored.")
+CHECKPOINT = flags.DEFINE_string("checkpoint", "", "evaluate: a checkpoint's folder; the run's saved state if empty.")
+EXAMPLES = flags.DEFINE_integer("examples", 1000, "evaluate: validation examples, at most.", 1)
+COMPILATION_CACHE = flags.DEFINE_string("compilation_cache", "", "Folder to keep compiled programs in; empty: none.")
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unknown argument {argv[1]!r}; flags look like --gin.NAME=VALUE")
+    if COMPILATION_CACHE.value:
+        jax.config.update("jax_compilation_cache_dir", COMPILATION_CACHE.value)
+    if not flags.FLAGS.gin_file:
+        raise app.UsageError("name a --gin_file, for example --gin_file=gin/train_target.gin")
+    gin_flags.parse_gin(flags.FLAGS.gin_file, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths)
+    trainer = gin.get_configurable(loop.Trainer)()
+    if MODE.value == "train":
+        logging.info("%s", gin.config_str())
+        print(json.dumps(trainer.run()))
+    elif MODE.value == "export":
+        if not OUTPUT.value:
+            raise app.UsageError("--mode=export needs --output=FOLDER")
+        print(json.dumps(export.export(trainer, Path(OUTPUT.value), DTYPE.value)))
+    else:
+        print(json.dumps(export.evaluate(trainer, CHECKPOINT.value, EXAMPLES.value)))
+
+
+if __name__ == "__main__":
+    logging.set_verbosity(logging.INFO)
+    app.run(main, argv=configuration.rewrite_arguments(sys.argv))

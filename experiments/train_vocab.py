@@ -1,0 +1,45 @@
+"""Train one sentencepiece vocabulary for both languages of a tab-separated corpus.
+
+Example:
+    python experiments/train_vocab.py --input=tatoeba_en_de/train.en-de.tsv.gz \\
+        --output=runs/tatoeba_en_de/vocabulary.model --vocab_size=8000
+
+The same input and flags give the same file, byte for byte. Special ids are T5's (pad 0, EOS 1, unknown 2,
+no begin token), every character of the corpus is covered, and characters outside it fall back to bytes, so
+that nothing maps to "unknown".
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from absl import app, flags, logging
+
+from speccascade_jax.data import batching, vocabularies
+
+INPUT = flags.DEFINE_string(
+    "input",
+    "tatoeba_en_de/train.en-de.tsv.gz",
+    "Corpus: source<TAB>target per line, .gz or plain; relative to the data directory, or an existing path.",
+)
+OUTPUT = flags.DEFINE_string("output", "runs/tatoeba_en_de/vocabulary.model", "File to write.")
+VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 8000, "Number of pieces, special and byte pieces included.", 300)
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unknown argument {argv[1]!r}; flags look like --output=PATH")
+    pairs = batching.read_pairs(INPUT.value)
+    logging.info("training %d pieces on %d pairs", VOCAB_SIZE.value, len(pairs))
+    content = vocabularies.train((side for pair in pairs for side in pair), VOCAB_SIZE.value)
+    output = Path(OUTPUT.value)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    temporary = output.with_name(output.name + ".tmp")
+    temporary.write_bytes(content)
+    os.replace(temporary, output)
+    logging.info("wrote %r", vocabularies.Vocabulary(output))
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,82 @@
+"""The directory that Orbax's PyTree handler writes: where its arrays lie, and how we write one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orbax.checkpoint as ocp
+from flax.traverse_util import unflatten_dict
+
+from speccascade_jax.checkpoints.arrays import Arrays, Spec
+from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError
+
+METADATA = "_METADATA"
+
+
+def _metadata(directory: Path) -> dict[str, Any]:
+    file = directory / METADATA
+    try:
+        return json.loads(file.read_text())
+    except FileNotFoundError:
+        raise CheckpointError(f"{directory} is incomplete: its {METADATA} file is missing; {COPY_AGAIN}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{file} is damaged ({error}); {COPY_AGAIN}") from error
+
+
+def tree_specs(directory: Path, prefix: tuple[str, ...] = ()) -> dict[str, Spec]:
+    """Where the arrays of an Orbax tree lie.
+
+    Args:
+        directory: what the PyTree handler wrote (holds `_METADATA`).
+        prefix: keys of the subtree wanted; the rest (optimiser state) is left alone.
+
+    Returns:
+        tensorstore specifications by name below `prefix`, slashes between levels.
+
+    Raises:
+        CheckpointError: `_METADATA` is missing or damaged.
+    """
+    metadata = _metadata(directory)
+    try:
+        entries = list(metadata["tree_metadata"].values())
+        keys = [tuple(str(k["key"]) for k in e["key_metadata"]) for e in entries if _is_array(e)]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{directory / METADATA} is damaged (no {error}); {COPY_AGAIN}") from error
+    wanted = [k for k in keys if k[: len(prefix)] == prefix]
+    return {"/".join(k[len(prefix) :]): _spec(directory, metadata, ".".join(k)) for k in wanted}
+
+
+def _is_array(entry: dict[str, Any]) -> bool:
+    return entry["value_metadata"]["value_type"] in ("jax.Array", "np.ndarray")
+
+
+def _spec(directory: Path, metadata: dict[str, Any], name: str) -> Spec:
+    base: Spec = {"driver": "file", "path": f"{directory.absolute()}/"}
+    if metadata.get("use_ocdbt", True):
+        store = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
+    else:
+        store = base | {"path": f"{directory.absolute()}/{name}/"}
+    return {
+        "driver": "zarr3" if metadata.get("use_zarr3") else "zarr",
+        "kvstore": store,
+        # Where zeros are always written, an absent chunk is a loss and not a zero.
+        "fill_missing_data_reads": not metadata.get("store_array_data_equal_to_fill_value", False),
+    }
+
+
+def write_tree(directory: Path, arrays: Arrays) -> None:
+    """Write named arrays into an existing directory with Orbax: OCDBT, compressed, a handful of files.
+
+    The handler is used without a `Checkpointer`, which would add times and its own commit marks; NumPy
+    arrays leave out sharding and device files. `PyTreeCheckpointer().restore` reads the result.
+    """
+    tree = unflatten_dict({tuple(name.split("/")): np.asarray(value) for name, value in arrays.items()})
+    handler = ocp.PyTreeCheckpointHandler()
+    try:
+        handler.save(directory, args=ocp.args.PyTreeSave(tree))
+        handler.finalize(directory)
+    finally:
+        handler.close()

@@ -1,0 +1,1 @@
+"""Tasks, vocabularies and where data sets lie."""

@@ -1,0 +1,181 @@
+"""Sentence pairs to training batches: joining, length buckets, a fixed number of shapes.
+
+An *epoch* is a pure function of (seed, epoch number): pairs are shuffled, joined in groups of 1 to
+`max_joined`, sorted into buckets by length, cut into batches of about the same number of tokens, and the batches
+shuffled. A resumed run rebuilds its epoch and skips what it has seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from speccascade_jax.data import directory
+from speccascade_jax.data.vocabularies import Vocabulary
+from speccascade_jax.models.base import right_pad
+
+TextPair = tuple[str, str]
+
+
+class TokenPair(NamedTuple):
+    """Token ids of a source and its target, both without EOS."""
+
+    source: list[int]
+    target: list[int]
+
+
+class Batch(NamedTuple):
+    """`source` and `target`, int32 `[B, T]` of one width: ids ending in EOS, 0 where padded.
+
+    Rows that only fill up a batch hold a lone EOS as source and no target, so they carry no loss.
+    """
+
+    source: np.ndarray
+    target: np.ndarray
+
+
+def read_pairs(path: str | Path) -> list[TextPair]:
+    """The `source<TAB>target` lines of a file, gzipped or plain.
+
+    Args:
+        path: an existing file, or a path inside the data directory.
+
+    Raises:
+        FileNotFoundError: neither exists.
+        ValueError: a line without exactly one tab, named by number.
+    """
+    found = Path(path) if Path(path).is_file() else directory.require(*Path(path).parts)
+    pairs = []
+    with gzip.open(found, "rt", encoding="utf-8") if found.suffix == ".gz" else found.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            fields = line.rstrip("\n").split("\t")
+            if len(fields) != 2:
+                raise ValueError(f"{found}:{number} has {len(fields)} columns; source<TAB>target is needed")
+            pairs.append((fields[0], fields[1]))
+    return pairs
+
+
+def encode_pairs(vocabulary: Vocabulary, pairs: Sequence[TextPair]) -> list[TokenPair]:
+    """Token ids of every pair, in order."""
+    return [TokenPair(vocabulary.encode(source), vocabulary.encode(target)) for source, target in pairs]
+
+
+def group(pairs: Sequence[TokenPair], max_joined: int, max_tokens: int, rng: np.random.Generator) -> list[list[int]]:
+    """A random partition of `pairs` into groups of 1 to `max_joined`, as indices.
+
+    A group's size is drawn uniformly; it closes early where the next pair would take the source or the target
+    beyond `max_tokens` (EOS not counted).
+
+    Raises:
+        ValueError: a single pair is longer than `max_tokens`.
+    """
+    groups: list[list[int]] = []
+    room, source_length, target_length = 0, 0, 0
+    for index in rng.permutation(len(pairs)).tolist():
+        source, target = len(pairs[index].source), len(pairs[index].target)
+        if max(source, target) > max_tokens:
+            raise ValueError(f"pair {index} has {max(source, target)} tokens; at most {max_tokens} fit")
+        source_length, target_length = source_length + source, target_length + target
+        if room == 0 or max(source_length, target_length) > max_tokens:
+            groups.append([])
+            room, source_length, target_length = int(rng.integers(1, max_joined + 1)), source, target
+        groups[-1].append(index)
+        room -= 1
+    return groups
+
+
+def join_tokens(pairs: Sequence[TokenPair], indices: Sequence[int]) -> TokenPair:
+    """The pairs of one group as one, the same order on both sides.
+
+    Equals the tokens of the texts joined by spaces: sentencepiece cuts at spaces first and marks each word's start.
+    """
+    source = [token for index in indices for token in pairs[index].source]
+    return TokenPair(source, [token for index in indices for token in pairs[index].target])
+
+
+def bucketed(
+    examples: Sequence[TokenPair], widths: Sequence[int], tokens_per_batch: int, eos_id: int = Vocabulary.eos_id
+) -> list[Batch]:
+    """Batches of `tokens_per_batch // width` rows, every example once, in order within its bucket.
+
+    Args:
+        widths: increasing; an example goes to the first width that holds its longer side and EOS.
+
+    Raises:
+        ValueError: an example is longer than the last width, or a width leaves no row per batch.
+    """
+    members: dict[int, list[TokenPair]] = {width: [] for width in widths}
+    for example in examples:
+        needed = max(len(example.source), len(example.target)) + 1
+        width = next((w for w in widths if w >= needed), None)
+        if width is None:
+            raise ValueError(f"an example needs {needed} slots, the widest bucket has {widths[-1]}")
+        members[width].append(example)
+    batches = []
+    for width, inside in members.items():
+        rows = tokens_per_batch // width
+        if rows == 0:
+            raise ValueError(f"tokens_per_batch={tokens_per_batch} holds no row of width {width}")
+        batches += [_pack(inside[at : at + rows], rows, width, eos_id) for at in range(0, len(inside), rows)]
+    return batches
+
+
+def _pack(examples: Sequence[TokenPair], rows: int, width: int, eos_id: int) -> Batch:
+    fill = rows - len(examples)
+    source = [[*example.source, eos_id] for example in examples] + [[eos_id]] * fill
+    target = [[*example.target, eos_id] for example in examples] + [[]] * fill
+    return Batch(right_pad(source, width), right_pad(target, width))
+
+
+@dataclasses.dataclass(frozen=True)
+class JoinedCorpus:
+    """What training reads: a file of pairs and how its batches are made.
+
+    Attributes:
+        path: as `read_pairs` takes it.
+        max_joined: pairs joined into one example, at most.
+        widths: bucket widths in tokens, EOS included; pairs that do not fit the last one are left out.
+        tokens_per_batch: rows times width of a batch.
+        limit: use the first `limit` pairs only; 0 for all.
+        short_first: how many epochs, from the first on, go from narrow to wide batches. A new model finds out which
+            source word a target word belongs to much sooner on short examples.
+    """
+
+    path: str
+    max_joined: int = 4
+    widths: tuple[int, ...] = (16, 24, 32, 48, 64)
+    tokens_per_batch: int = 2560
+    limit: int = 0
+    short_first: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "widths", tuple(self.widths))
+        if not self.widths or list(self.widths) != sorted(set(self.widths)):
+            raise ValueError(f"widths must increase, got {self.widths}")
+        if self.max_joined < 1:
+            raise ValueError(f"max_joined must be at least 1, got {self.max_joined}")
+
+    def texts(self) -> list[TextPair]:
+        """The pairs of the file, the first `limit` of them."""
+        pairs = read_pairs(self.path)
+        return pairs[: self.limit] if self.limit else pairs
+
+    def tokens(self, vocabulary: Vocabulary) -> list[TokenPair]:
+        """The encoded pairs that fit the widest bucket."""
+        encoded = encode_pairs(vocabulary, self.texts())
+        return [pair for pair in encoded if max(map(len, pair)) < self.widths[-1]]
+
+    def epoch(self, pairs: Sequence[TokenPair], seed: int, epoch: int) -> list[Batch]:
+        """The batches of one epoch over `pairs` (from `tokens`), shuffled (by width first: `short_first`)."""
+        rng = np.random.default_rng((seed, epoch))
+        groups = group(pairs, self.max_joined, self.widths[-1] - 1, rng)
+        batches = bucketed([join_tokens(pairs, one) for one in groups], self.widths, self.tokens_per_batch)
+        shuffled = [batches[i] for i in rng.permutation(len(batches))]
+        if epoch < self.short_first:
+            shuffled.sort(key=lambda batch: batch.source.shape[1])
+        return shuffled

@@ -1,0 +1,38 @@
+"""Where the data sets lie: one setting for the whole project."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+VARIABLE = "SPECCASCADE_DATA"
+
+
+def repository_root() -> Path:
+    """The folder that holds the package: the clone's root when installed with `pip install -e`."""
+    return Path(__file__).resolve().parents[2]
+
+
+def data_directory() -> Path:
+    """The folder of data sets: `$SPECCASCADE_DATA` if set, else `../shared/data` beside the repository.
+
+    The folder need not exist; `require` is what complains.
+    """
+    named = os.environ.get(VARIABLE)
+    return Path(named).expanduser() if named else repository_root().parent / "shared" / "data"
+
+
+def require(*parts: str) -> Path:
+    """The path of `parts` inside the data directory.
+
+    Raises:
+        FileNotFoundError: if nothing lies there; names the path and how to point elsewhere.
+    """
+    path = data_directory().joinpath(*parts)
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path} does not exist. Set the environment variable {VARIABLE} to the folder that holds "
+            f"{'/'.join(parts)} (now: {os.environ.get(VARIABLE) or 'unset'}), "
+            "or use the shipped task tiny_translation, which needs no data directory."
+        )
+    return path

@@ -1,0 +1,169 @@
+"""Tasks: where examples come from, how a prompt is built, how an output is read and judged.
+
+A new task is one reader (split -> examples) and one row of `TASKS`. Data sets other than the shipped one lie in the
+data directory (`speccascade_jax.data.directory`) and are read when `load` is called, never on import.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Callable, Sequence
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+
+from speccascade_jax.data import directory
+from speccascade_jax.data.batching import read_pairs
+from speccascade_jax.data.joining import TextPair, join_pairs
+
+# Which sentences stand first, and which are joined, is part of a task's definition: this number never changes.
+ORDER_SEED = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """One input and its reference; `id` is unique within a split and stays the same under any limit."""
+
+    id: int
+    source: str
+    reference: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+    """A data set with everything that turns it into prompts and scores.
+
+    Attributes:
+        name: its key in `TASKS`.
+        splits: the names `load` accepts, the default one first.
+        read: split -> all of its examples, in an order of which any beginning is a fair sample.
+        metrics: names in `metrics.quality.METRICS`, the main one first.
+        max_input_length: tokens a prompt may have, EOS included.
+        max_output_length: tokens to generate at most, EOS included.
+        prefix: put before every source; empty for models trained on plain pairs.
+    """
+
+    name: str
+    splits: tuple[str, ...]
+    read: Callable[[str], list[Example]]
+    metrics: tuple[str, ...] = ("bleu",)
+    max_input_length: int = 64
+    max_output_length: int = 64
+    prefix: str = ""
+
+    @property
+    def main_metric(self) -> str:
+        """The metric that tables and plots show."""
+        return self.metrics[0]
+
+    def load(self, split: str | None = None, limit: int | None = None) -> list[Example]:
+        """The first `limit` examples of `split`; all of them if it has fewer, or without a limit.
+
+        Args:
+            split: one of `splits`; without it, the first of them.
+            limit: at least 1.
+
+        Raises:
+            ValueError: an unknown split, or a limit below 1.
+            FileNotFoundError: the data directory lacks the file.
+        """
+        split = self.splits[0] if split is None else split
+        if split not in self.splits:
+            raise ValueError(f"task {self.name} has no split {split!r}; its splits: {', '.join(self.splits)}")
+        if limit is not None and limit < 1:
+            raise ValueError(f"limit={limit}: give at least 1, or None for all examples")
+        return self.read(split)[:limit]
+
+    def build_prompt(self, example: Example) -> str:
+        """The text a model is given."""
+        return self.prefix + example.source
+
+    def postprocess(self, text: str) -> str:
+        """The text that is scored, from what a model wrote."""
+        return text.strip()
+
+
+def _numbered(pairs: Sequence[TextPair]) -> list[Example]:
+    return [Example(number, source, reference) for number, (source, reference) in enumerate(pairs)]
+
+
+def _shuffled(examples: list[Example]) -> list[Example]:
+    """In a fixed random order, for files sorted by length; ids keep the line numbers."""
+    order = np.random.default_rng(ORDER_SEED).permutation(len(examples))
+    return [examples[index] for index in order.tolist()]
+
+
+def _json_lines(path: Path) -> list[dict]:
+    with path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def _read_tiny_translation(split: str) -> list[Example]:
+    packaged = resources.files("speccascade_jax") / "assets" / "tiny_translation.jsonl"
+    with resources.as_file(packaged) as path:
+        return [Example(**record) for record in _json_lines(path)]
+
+
+_TATOEBA_FILES = {"validation": "valid.en-de.tsv", "train": "train.en-de.tsv.gz"}
+_MULTI30K_FILES = {
+    "validation": "val.en-de.tsv",
+    "test": "test_2016_flickr.en-de.tsv",
+    "train": "train.en-de.tsv.gz",
+}
+
+
+def _tatoeba_pairs(split: str) -> list[TextPair]:
+    return read_pairs(directory.require("tatoeba_en_de", _TATOEBA_FILES[split]))
+
+
+def _read_tatoeba(split: str) -> list[Example]:
+    return _shuffled(_numbered(_tatoeba_pairs(split)))
+
+
+def _read_tatoeba_joined(split: str) -> list[Example]:
+    return _numbered(join_pairs(_tatoeba_pairs(split), np.random.default_rng(ORDER_SEED)))
+
+
+def _read_multi30k(split: str) -> list[Example]:
+    return _numbered(read_pairs(directory.require("multi30k", _MULTI30K_FILES[split])))
+
+
+def _read_wmt22(split: str) -> list[Example]:
+    """Half of WMT22's general test set, against its first human reference."""
+    records = _json_lines(directory.require("wmt22_en_de", "dev_half.jsonl"))
+    # Neighbours come from one document: without a shuffle a limit would sample one or two texts.
+    return _shuffled([Example(record["id"], record["en"], record["de_refA"]) for record in records])
+
+
+def get_task(name: str) -> Task:
+    """The task called `name`.
+
+    Raises:
+        ValueError: there is none; names the nearest and all of them.
+    """
+    if name in TASKS:
+        return TASKS[name]
+    near = difflib.get_close_matches(str(name), TASKS)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise ValueError(f"unknown task {name!r}; {hint}All tasks: {', '.join(TASKS)}")
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task(name="tiny_translation", splits=("test",), read=_read_tiny_translation),
+        Task(name="tatoeba", splits=tuple(_TATOEBA_FILES), read=_read_tatoeba),
+        Task(
+            name="tatoeba_joined",
+            splits=tuple(_TATOEBA_FILES),
+            read=_read_tatoeba_joined,
+            max_input_length=128,
+            max_output_length=128,
+        ),
+        Task(name="multi30k", splits=tuple(_MULTI30K_FILES), read=_read_multi30k),
+        Task(name="wmt22", splits=("test",), read=_read_wmt22, max_input_length=256, max_output_length=256),
+    )
+}

@@ -1,0 +1,279 @@
+"""Measuring points: quality and counts in batches, latency at batch 1 interleaved with the target alone.
+
+An `Evaluator` keeps what the points of a process share: the pair, the examples as device arrays, the assembled engines.
+All α's of a rule share one compilation and, since controls are per row, the same batches.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import platform
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from importlib import metadata
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade_jax import timing
+from speccascade_jax.api import assemble, make_controls, make_prompt
+from speccascade_jax.data.tasks import Example, get_task
+from speccascade_jax.data.vocabularies import Vocabulary
+from speccascade_jax.engine import Engine, Generation, generate, raise_on_failure
+from speccascade_jax.metrics import quality
+from speccascade_jax.metrics.efficiency import summarise
+from speccascade_jax.models.base import Params, Prompt
+from speccascade_jax.pair import Pair, load_pair
+from speccascade_jax.points import Evaluation, Method, ModelPair, Point
+from speccascade_jax.results import Record, point_key
+from speccascade_jax.summary import TARGET
+
+FORMAT = 1
+_VERSIONED = ("speccascade_jax", "jax", "jaxlib", "flax", "sacrebleu")
+
+
+class Evaluator:
+    """Measures points of one pair under one evaluation.
+
+    Args:
+        source: which pair; evaluation: on what, with split and output length resolved.
+        pair: an already loaded pair, instead of `source`'s weights.
+
+    Raises:
+        FileNotFoundError: no such pair, or the task's data are absent.
+    """
+
+    def __init__(self, source: ModelPair, evaluation: Evaluation, pair: Pair | None = None):
+        self.source, self.evaluation, self.task = source, evaluation.resolved(), get_task(evaluation.task)
+        self.pair = load_pair(source.name) if pair is None else pair
+        wanted = max(evaluation.quality_examples, evaluation.latency_examples)
+        self.examples = self.task.load(self.evaluation.split, wanted)
+        if len(self.examples) < wanted:
+            warnings.warn(
+                f"{self.task.name} has {len(self.examples)} examples, fewer than the {wanted} asked for", stacklevel=2
+            )
+        # One bucket for all examples, or every length would be a compilation of its own.
+        self._prompts = make_prompt(self.pair, [self._prompt_ids(example) for example in self.examples])
+        self._ids = np.asarray([example.id for example in self.examples], np.int32)
+        self._engines: dict[Method, tuple[Engine, Params]] = {}
+        self.fingerprints = {
+            "weights": fingerprint(self.pair),
+            "examples": point_key(examples=[(e.id, e.source, e.reference) for e in self.examples]),
+        }
+
+    def _prompt_ids(self, example: Example) -> list[int]:
+        """The prompt's ids with the end of sequence, cut to the task's longest input as the paper does."""
+        vocabulary = self._vocabulary()
+        ids = vocabulary.encode(self.task.build_prompt(example))
+        return [*ids[: self.task.max_input_length - 1], vocabulary.eos_id]
+
+    def _vocabulary(self) -> Vocabulary:
+        if self.pair.vocabulary is None:
+            raise ValueError(f"pair {self.source.name!r} has no vocabulary, but task {self.task.name} is text")
+        return self.pair.vocabulary
+
+    def key(self, point: Point) -> str:
+        """The key of the point's record: hash of its configuration, the weights, the examples and the device."""
+        return point_key(
+            configuration=point.configuration(), device=jax.devices()[0].device_kind, format=FORMAT, **self.fingerprints
+        )
+
+    def evaluate(self, points: Sequence[Point]) -> Iterator[Record]:
+        """Measure points that differ in α only; yields one record each, as soon as it is there."""
+        begin = time.perf_counter()
+        judged = self.judge(points)
+        share = (time.perf_counter() - begin) / len(points)
+        for first in range(0, len(points), 2):  # two methods can be neighbours of the same run of the target
+            some = slice(first, first + 2)
+            started, begin = datetime.datetime.now(datetime.UTC), time.perf_counter()
+            timed = self.time(points[some])
+            wall = (time.perf_counter() - begin) / len(timed) + share
+            for point, result, latency in zip(points[some], judged[some], timed, strict=True):
+                yield self._describe(point) | {"started": started.isoformat(), "wall_seconds": wall} | result | latency
+
+    def judge(self, points: Sequence[Point]) -> list[Record]:
+        """Quality, counts and measures of each point, all points in shared batches."""
+        count = min(self.evaluation.quality_examples, len(self.examples))
+        # Neighbours of similar length waste the least of a batch, which runs until its longest row is done.
+        lengths = np.asarray(_prompt_lengths(self._prompts))[:count]
+        rows = np.repeat(np.argsort(lengths, kind="stable"), len(points))
+        which = np.tile(np.arange(len(points)), count)
+        generations = []
+        batch = min(self.evaluation.quality_batch, len(rows))
+        for start in range(0, len(rows), batch):
+            # The last batch is filled up with its own rows: another shape would be another compilation.
+            chosen = np.resize(np.arange(start, min(start + batch, len(rows))), batch)
+            alphas = [points[n].method.alpha or 0.0 for n in which[chosen]]
+            generation = self._generate(points[0], rows[chosen], alphas, points[0].seed)
+            raise_on_failure(generation)
+            kept = min(batch, len(rows) - start)
+            generations.append(jax.tree.map(lambda x, kept=kept: np.asarray(x)[:kept], _per_row(generation)))
+        tokens, lengths, stats = jax.tree.map(lambda *parts: np.concatenate(parts), *generations)
+        results = []
+        for n in range(len(points)):
+            mine = np.flatnonzero(which == n)
+            measured = jax.tree.map(lambda x, mine=mine: x[mine], (tokens, lengths, stats))
+            results.append(self._score(measured, rows[mine]))
+        return results
+
+    def _score(self, measured: tuple[np.ndarray, np.ndarray, Any], rows: np.ndarray) -> Record:
+        tokens, lengths, stats = measured
+        decode = self._vocabulary().decode
+        texts = [decode([int(t) for t in row[:length]]) for row, length in zip(tokens, lengths, strict=True)]
+        predictions = [self.task.postprocess(text) for text in texts]
+        references = [self.examples[row].reference for row in rows]
+        metric, samples = self.task.main_metric, self.evaluation.resamples
+        scores = quality.score(self.task.metrics, predictions, references)
+        low, high = quality.bootstrap_interval(metric, predictions, references, seed=0, samples=samples)
+        return split_measures(summarise(stats, lengths)) | {
+            "quality": {
+                "metric": metric,
+                "value": scores[metric],
+                "low": low,
+                "high": high,
+                "interval": f"95% bootstrap over examples, {samples} resamples",
+                "examples": len(predictions),
+                "tokens_per_example": float(np.mean(lengths)),
+                "all": scores,
+                "signature": quality.signature(metric),
+            }
+        }
+
+    def time(self, points: Sequence[Point]) -> list[Record]:
+        """Latency of one or two points, absolute and relative to the target alone; empty without latency examples."""
+        examples = min(self.evaluation.latency_examples, len(self.examples))
+        if not examples:
+            return [{} for _ in points]
+        baseline = self._runner(replace(points[0], method=Method(name=TARGET)))
+        methods = [self._runner(point) for point in points]
+        for run in (baseline, *methods):
+            jax.block_until_ready(run(0, 0))  # compiles, or warms the caches
+        alone, timings = timing.interleave(baseline, methods, examples=examples, trials=self.evaluation.latency_trials)
+        return [
+            {
+                "latency": timing.latency(timings),
+                "target_latency": timing.latency(alone),
+                "relative_latency": timing.relative_latency(timings, alone),
+            }
+            for timings in timings
+        ]
+
+    def _runner(self, point: Point) -> timing.Run:
+        trials = self.evaluation.latency_trials
+        rows = range(min(self.evaluation.latency_examples, len(self.examples)))
+        prepared = [self._prepare(point, np.asarray([row]), [point.method.alpha or 0.0]) for row in rows]
+
+        def run(example: int, trial: int) -> Generation:
+            return prepared[example](point.seed * trials + trial)
+
+        return run
+
+    def _generate(self, point: Point, rows: np.ndarray, alphas: Sequence[float], seed: int) -> Generation:
+        return self._prepare(point, rows, alphas)(seed)
+
+    def _prepare(self, point: Point, rows: np.ndarray, alphas: Sequence[float]) -> Callable[[int], Generation]:
+        """`seed -> generation` of some examples, with everything but the generation itself done beforehand."""
+        engine, params = self._engine(point.method)
+        prompt = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[rows]), self._prompts)
+        sampling = point.sampling
+        controls = make_controls(
+            len(rows),
+            alpha=np.asarray(alphas, np.float32),
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            draft_temperature=sampling.draft_temperature,
+        )
+        ids, longest = jnp.asarray(self._ids[rows]), self.evaluation.max_new_tokens
+        assert longest is not None
+
+        def run(seed: int) -> Generation:
+            return generate(engine, params, prompt, seed, controls=controls, max_new_tokens=longest, example_ids=ids)
+
+        return run
+
+    def _engine(self, method: Method) -> tuple[Engine, Params]:
+        method = replace(method, alpha=None)
+        if method not in self._engines:
+            if method.block_size is None or method.bonus is None:
+                self._engines[method] = assemble(self.pair, method=method.name)
+            else:
+                self._engines[method] = assemble(
+                    self.pair, rule=method.name, block_size=method.block_size, bonus=method.bonus
+                )
+        return self._engines[method]
+
+    def _describe(self, point: Point) -> Record:
+        return {
+            "key": self.key(point),
+            "format": FORMAT,
+            "point": point.coordinates(),
+            "configuration": point.configuration(),
+            "fingerprints": self.fingerprints,
+            "versions": versions(),
+            "device": device(),
+        }
+
+
+def split_measures(summary: dict[str, Any]) -> Record:
+    """A summary of METHODS section 9 as the record's `counts`, `measures` (ratios), `by_position`, `inconclusive`."""
+    whole = {name: value for name, value in summary.items() if type(value) is int}
+    apart = {name: summary[name] for name in ("by_position", "inconclusive")}
+    return {
+        "counts": whole,
+        "measures": {name: value for name, value in summary.items() if name not in {*whole, *apart}},
+        **apart,
+    }
+
+
+def fingerprint(pair: Pair) -> str:
+    """Hash of everything in a pair that its outputs depend on: both models, all weights, the vocabulary."""
+    digest = hashlib.blake2b(digest_size=16)
+    for bound in (pair.target, pair.draft):
+        digest.update(repr(bound.model).encode())
+        for path, leaf in jax.tree_util.tree_leaves_with_path(bound.params):
+            array = np.asarray(leaf)
+            digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+    if pair.vocabulary is not None:
+        digest.update(pair.vocabulary.fingerprint.encode())
+    return digest.hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, of this package and of what its results rest on."""
+    out = {"python": platform.python_version()}
+    for name in _VERSIONED:
+        try:
+            out[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            out[name] = "not installed"
+    return out
+
+
+def device() -> dict[str, Any]:
+    """What the computation ran on."""
+    devices = jax.devices()
+    return {
+        "platform": devices[0].platform,
+        "kind": devices[0].device_kind,
+        "count": len(devices),
+        "cpus": os.cpu_count(),
+        "system": platform.platform(),
+    }
+
+
+def _per_row(generation: Generation) -> tuple[Any, Any, Any]:
+    return generation.tokens, generation.lengths, generation.stats
+
+
+def _prompt_lengths(prompt: Prompt) -> np.ndarray:
+    if prompt.encoder_tokens is not None:
+        return np.count_nonzero(np.asarray(prompt.encoder_tokens), axis=1)
+    return np.asarray(prompt.length)

@@ -1,0 +1,126 @@
+"""What gin files bind and the scripts call: `run` (one point) and `sweep` (many), into a store that resumes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from speccascade_jax import figures, report, summary
+from speccascade_jax.points import Evaluation, Method, ModelPair, Point, Sampling, enumerate_points, validate
+from speccascade_jax.results import Record, ResultStore, fill
+
+if TYPE_CHECKING:
+    from speccascade_jax.evaluation import Evaluator
+
+
+def run(
+    *,
+    pair: ModelPair,
+    evaluation: Evaluation,
+    method: Method,
+    sampling: Sampling,
+    seed: int = 0,
+    output: str = "results/runs.jsonl",
+) -> Record:
+    """Measure one point, print it and add it to a store; a point that the store holds is printed, not repeated.
+
+    Args:
+        pair, evaluation, method, sampling, seed: the point.
+        output: the store.
+
+    Raises:
+        ValueError: a value without meaning, before anything is loaded.
+    """
+    point = Point(pair=pair, evaluation=evaluation.resolved(), method=method, sampling=sampling, seed=seed)
+    validate(point)
+    evaluator = _evaluator(point)
+    with ResultStore(output) as store:
+        fill(store, [[point]], evaluator.key, evaluator.evaluate)
+        record = next(record for record in store.records if record["key"] == evaluator.key(point))
+    report.print_record(record)
+    print(f"stored in {output}")
+    return record
+
+
+def sweep(
+    *,
+    pair: ModelPair,
+    evaluation: Evaluation,
+    rules: Sequence[str],
+    alphas: Mapping[str, Sequence[float]] | None = None,
+    block_sizes: Sequence[int] = (5,),
+    temperatures: Sequence[float] = (0.0,),
+    top_ps: Sequence[float] = (1.0,),
+    top_k: int = 0,
+    draft_temperature: float | None = None,
+    seeds: Sequence[int] = (0,),
+    bonus: str = "rule",
+    output: str = "results/sweep.jsonl",
+    dry_run: bool = False,
+) -> Path | None:
+    """Measure rules × α × γ × temperature × top-p × seeds; a sweep that was killed goes on where it stopped.
+
+    Target and draft alone are always among the points. All points are checked before anything is loaded.
+
+    Args:
+        pair, evaluation: the models, and on what.
+        rules: names in `speccascade_jax.rules.RULES`.
+        alphas: rule -> its α's; a rule that is not named gets its usual range.
+        block_sizes: γ's; each is a compilation per rule.
+        temperatures, top_ps, top_k, draft_temperature, bonus: as `sc.decode` takes them.
+        seeds: each is a record of its own; tables and plots average over them.
+        output: the store.
+        dry_run: only list the points.
+
+    Returns:
+        The store's path; `None` after a dry run.
+    """
+    samplings = [
+        Sampling(temperature=temperature, top_p=top_p, top_k=top_k, draft_temperature=draft_temperature)
+        for temperature, top_p in itertools.product(temperatures, top_ps)
+    ]
+    groups = enumerate_points(
+        pair=pair,
+        evaluation=evaluation,
+        rule_names=tuple(rules),
+        alphas=alphas,
+        block_sizes=tuple(block_sizes),
+        samplings=samplings,
+        seeds=tuple(seeds),
+        bonus=bonus,
+    )
+    if dry_run:
+        report.print_points([point.label() for group in groups for point in group])
+        return None
+    evaluator = _evaluator(groups[0][0])
+    with ResultStore(output) as store:
+        measure(groups, store, evaluator)
+        present(store)
+    return Path(output)
+
+
+def measure(groups: Sequence[Sequence[Point]], store: ResultStore, evaluator: Evaluator) -> int:
+    """Fill the store with the groups' points, showing progress; returns how many were measured."""
+    total = sum(len(group) for group in groups)
+    done = store.done_keys()
+    present = sum(evaluator.key(point) in done for group in groups for point in group)
+    with report.Progress(total, present, str(store.path)) as progress:
+        return fill(store, groups, evaluator.key, evaluator.evaluate, lambda record: progress.advance(record))
+
+
+def present(store: ResultStore) -> None:
+    """Print Table 2 of everything the store holds, and write its figures beside it."""
+    panels = summary.panels(store.records)
+    report.show(panels)
+    print(f"results: {store.path}")
+    if any(panel.curves for panel in panels):
+        for path in figures.draw_all(panels, store.path.parent, store.path.stem):
+            print(f"plot: {path}")
+
+
+def _evaluator(point: Point) -> Evaluator:
+    from speccascade_jax.evaluation import Evaluator  # loads JAX's models: not before the points are known to be good
+
+    return Evaluator(point.pair, point.evaluation)

@@ -1,0 +1,142 @@
+"""The figures: quality against relative latency and against the rejection rate, one file per setting.
+
+One line per rule through its α's, spread as bars, the target's quality dotted; hollow markers are inconclusive points.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+from speccascade_jax.report import label
+from speccascade_jax.summary import Panel, Spot, Value
+
+# Okabe and Ito's palette: distinct under the common kinds of colour blindness; markers tell the rest apart.
+STYLES = {
+    "spec_decode": ("#000000", "D"),
+    "lossy": ("#999999", "s"),
+    "lossy_tuned": ("#999999", "P"),
+    "bild_star": ("#CC79A7", "X"),
+    "chow": ("#E69F00", "v"),
+    "diff": ("#56B4E9", "^"),
+    "opt": ("#0072B2", "o"),
+    "token_v3": ("#D55E00", "*"),
+    "token_v1": ("#009E73", "<"),
+    "token_v2": ("#009E73", ">"),
+}
+SPARE = ("#009E73", "#CC79A7", "#F0E442", "#0072B2", "#E69F00")
+METRIC_NAMES = {
+    "bleu": "BLEU",
+    "rouge1": "ROUGE-1",
+    "rouge2": "ROUGE-2",
+    "rougeL": "ROUGE-L",
+    "exact_match": "exact match",
+}
+REJECTIONS = {
+    "rejection_rate": "rejected share of examined draft tokens",
+    "rejections_per_token": "rejected draft tokens per generated token",
+    "deferral_rate": "share of tokens deferred to the target",
+}
+
+Horizontal = Callable[[Spot], Value | None]
+
+
+def draw_all(
+    panels: Sequence[Panel], folder: Path, stem: str, form: str = "png", rejections: str = "rejection_rate"
+) -> list[Path]:
+    """One file per panel that has a curve, `<stem>.png` or `<stem>-<setting>.png`; returns the paths."""
+    panels = [panel for panel in panels if panel.curves]
+    if not panels:
+        raise ValueError("the records hold no method beside target and draft alone: nothing to plot")
+    folder.mkdir(parents=True, exist_ok=True)
+    paths: list[Path] = []
+    for panel in panels:
+        name = stem if len(panels) == 1 else f"{stem}-{_slug(panel.title())}"
+        if folder / f"{name}.{form}" in paths:
+            name += f"-{len(paths) + 1}"
+        paths.append(folder / f"{name}.{form}")
+        draw(panel, paths[-1], rejections)
+    return paths
+
+
+def draw(panel: Panel, path: Path, rejections: str = "rejection_rate") -> None:
+    """Write one panel's figure, replacing an old one in a single step."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5.6), sharey=True, layout="constrained")
+    _axes(left, panel, lambda spot: spot.latency)
+    _ends(left, panel)
+    left.set_xlabel("latency relative to the target alone, batch 1   (← faster)")
+    left.set_ylabel(f"{METRIC_NAMES.get(panel.metric, panel.metric)}   (better →)")
+    low, high = left.get_xlim()
+    left.set_xlim(low, high + 0.12 * (high - low))  # room for the target's name
+    left.axvline(1.0, color="0.8", lw=1, zorder=0)
+    _axes(right, panel, lambda spot: spot.measures.get(rejections))
+    right.set_xlabel(f"{REJECTIONS.get(rejections, rejections)}   (← fewer)")
+    right.tick_params(labelleft=True)
+    handles, names = left.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False)
+    figure.suptitle(f"{panel.title()}\n", fontsize=13)
+    legend = f"{panel.sizes()}; a ring marks each rule's largest α; bars: spread"
+    figure.text(0.5, 0.937, legend, ha="center", va="top", fontsize=9.5, color="0.35")
+    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
+    figure.savefig(partial, dpi=150)
+    plt.close(figure)
+    partial.replace(path)
+
+
+def _axes(axes: Axes, panel: Panel, horizontal: Horizontal) -> None:
+    """The curves, and the target's quality as a dotted line."""
+    spare = iter(SPARE * 4)
+    for method, spots in panel.curves.items():
+        colour, marker = STYLES.get(method) or (next(spare), "h")
+        shown = [(spot, x) for spot in spots if (x := horizontal(spot)) is not None]
+        if not shown:
+            continue
+        xs, ys = [x.value for _, x in shown], [spot.quality.value for spot, _ in shown]
+        axes.errorbar(xs, ys, xerr=_bars([x for _, x in shown]), yerr=_bars([s.quality for s, _ in shown]),
+                      fmt="none", ecolor=colour, elinewidth=0.8, alpha=0.3, zorder=1)  # fmt: skip
+        faces = ["white" if spot.inconclusive else colour for spot, _ in shown]
+        axes.plot(xs, ys, color=colour, lw=1.6, zorder=2)
+        axes.scatter(xs, ys, c=faces, edgecolors=colour, marker=marker, s=110 if marker == "*" else 46, zorder=3)
+        if len(shown) > 1:
+            axes.scatter(xs[-1:], ys[-1:], s=230, facecolors="none", edgecolors=colour, lw=1.2, zorder=3)
+        axes.plot(
+            [], [], color=colour, marker=marker, lw=1.6, ms=10 if marker == "*" else 6.5, label=_name(method, spots)
+        )
+    if panel.target:
+        axes.axhline(panel.target.quality.value, color="0.25", ls=":", lw=1.4, zorder=0, label="Target's quality")
+    axes.grid(alpha=0.25, lw=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _name(method: str, spots: Sequence[Spot]) -> str:
+    """A curve in the legend: method and range of α."""
+    alphas = [spot.alpha for spot in spots if spot.alpha is not None]
+    return label(method) + (f", α {alphas[0]:g} … {alphas[-1]:g}" if alphas else "")
+
+
+def _ends(axes: Axes, panel: Panel) -> None:
+    """Target and draft alone, named where they stand."""
+    for spot, name, marker in ((panel.target, "target alone", "s"), (panel.draft, "draft alone", "o")):
+        if spot is None or spot.latency is None:
+            continue
+        at = (spot.latency.value, spot.quality.value)
+        axes.errorbar(*at, xerr=_bars([spot.latency]), yerr=_bars([spot.quality]), fmt=marker, ms=9, color="0.25",
+                      mfc="white", mew=2, elinewidth=0.8, zorder=4)  # fmt: skip
+        axes.annotate(name, at, xytext=(10, -14), textcoords="offset points", fontsize=10, weight="bold", color="0.2")
+
+
+def _bars(values: Sequence[Value]) -> list[list[float]]:
+    """Distances below and above, never negative: a resampled interval need not hold the value."""
+    return [[max(v.value - v.low, 0.0) for v in values], [max(v.high - v.value, 0.0) for v in values]]
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text.replace("γ", "g").replace(" = ", "")).strip("-")

@@ -1,0 +1,181 @@
+"""Text quality: BLEU (sacrebleu), ROUGE (rouge-score), exact match; all from 0 to 100.
+
+Each metric is kept as statistics per example (match counts for BLEU, the score itself for the others), so that a
+corpus score, a score per example and a bootstrap come from one pass over the texts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+from collections.abc import Callable, Sequence
+from importlib import metadata
+
+import numpy as np
+from rouge_score import rouge_scorer
+from sacrebleu.metrics.bleu import BLEU
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """How one metric is computed.
+
+    Attributes:
+        statistics: (prediction, reference) -> K numbers.
+        corpus: statistics `[N, K]` -> the score of all N together.
+        sentence: statistics `[K]` -> the score of one example.
+        signature: () -> what identifies the computation in a record.
+    """
+
+    statistics: Callable[[str, str], Sequence[float]]
+    corpus: Callable[[np.ndarray], float]
+    sentence: Callable[[np.ndarray], float]
+    signature: Callable[[], str]
+
+
+def score(metric_names: Sequence[str], predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """Each named metric over the whole corpus, 0 to 100.
+
+    Args:
+        metric_names: keys of `METRICS`.
+        predictions: one text per example; may be empty strings.
+        references: one text per example, in the same order.
+
+    Raises:
+        ValueError: an unknown metric, no examples, or lists of different lengths.
+    """
+    if isinstance(metric_names, str):
+        raise ValueError(f"metric_names={metric_names!r} is one string; give a list or tuple of names")
+    return {name: get_metric(name).corpus(_statistics(name, predictions, references)) for name in metric_names}
+
+
+def sentence_scores(name: str, predictions: Sequence[str], references: Sequence[str]) -> list[float]:
+    """The metric of every example alone, 0 to 100; errors as in `score`.
+
+    For BLEU this is sacrebleu's sentence BLEU (effective order), whose mean is *not* the corpus BLEU.
+    """
+    metric = get_metric(name)
+    return [metric.sentence(row) for row in _statistics(name, predictions, references)]
+
+
+def bootstrap_interval(
+    name: str,
+    predictions: Sequence[str],
+    references: Sequence[str],
+    *,
+    seed: int,
+    samples: int = 200,
+    confidence: float = 0.95,
+) -> tuple[float, float]:
+    """The percentile bootstrap interval of the corpus score over examples, (low, high); errors as in `score`.
+
+    sacrebleu offers this for its own metrics only, with a seed from the environment.
+    """
+    metric = get_metric(name)
+    statistics = _statistics(name, predictions, references)
+    drawn = np.random.default_rng(seed).integers(len(statistics), size=(samples, len(statistics)))
+    scores = [metric.corpus(statistics[rows]) for rows in drawn]
+    low, high = np.quantile(scores, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
+
+
+def signature(name: str) -> str:
+    """What identifies a metric's computation: tokeniser, smoothing, stemming, library version."""
+    return get_metric(name).signature()
+
+
+def get_metric(name: str) -> Metric:
+    """The metric called `name`.
+
+    Raises:
+        ValueError: there is none; names the nearest and all of them.
+    """
+    if name in METRICS:
+        return METRICS[name]
+    near = difflib.get_close_matches(str(name), METRICS)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise ValueError(f"unknown metric {name!r}; {hint}All metrics: {', '.join(METRICS)}")
+
+
+def _statistics(name: str, predictions: Sequence[str], references: Sequence[str]) -> np.ndarray:
+    """float64 `[N, K]`."""
+    for what, texts in (("predictions", predictions), ("references", references)):
+        if isinstance(texts, str):
+            raise ValueError(f"{what} is one string; give a list with one text per example")
+    if len(predictions) != len(references):
+        raise ValueError(f"{len(predictions)} predictions for {len(references)} references; one each is needed")
+    if not predictions:
+        raise ValueError(f"no predictions to score with {name}; give at least one example")
+    statistics = get_metric(name).statistics
+    return np.asarray([statistics(*pair) for pair in zip(predictions, references, strict=True)], np.float64)
+
+
+@functools.cache
+def _bleu() -> BLEU:
+    # Effective order matters for one sentence only; it does not touch the counts that a corpus score adds up.
+    return BLEU(effective_order=True)
+
+
+def _bleu_statistics(prediction: str, reference: str) -> list[float]:
+    """n-gram matches and n-gram totals for n = 1 to 4, then the lengths of prediction and reference."""
+    found = _bleu().sentence_score(prediction, [reference])
+    return [*found.counts, *found.totals, found.sys_len, found.ref_len]
+
+
+def _bleu_from(summed: np.ndarray, effective_order: bool) -> float:
+    """BLEU (Papineni et al. 2002) with sacrebleu's default smoothing, from summed statistics `[10]`."""
+    counts = [int(number) for number in summed]
+    return float(
+        BLEU.compute_bleu(
+            counts[:4], counts[4:8], counts[8], counts[9], smooth_method="exp", effective_order=effective_order
+        ).score
+    )
+
+
+def _bleu_signature() -> str:
+    bleu = BLEU()
+    bleu.corpus_score(["one"], [["one"]])  # the number of references is known only after a score
+    return f"BLEU|{bleu.get_signature()}"
+
+
+@functools.cache
+def _rouge(kind: str) -> rouge_scorer.RougeScorer:
+    return rouge_scorer.RougeScorer([kind], use_stemmer=True)
+
+
+def _rouge_f1(prediction: str, reference: str, *, kind: str) -> list[float]:
+    return [100.0 * _rouge(kind).score(reference, prediction)[kind].fmeasure]
+
+
+def _rouge_signature(kind: str) -> str:
+    return f"{kind}|f1|stemmer:porter|version:{metadata.version('rouge-score')}"
+
+
+def _exact_match(prediction: str, reference: str) -> list[float]:
+    return [100.0 * (prediction.strip() == reference.strip())]
+
+
+def _mean_of(statistics: Callable[[str, str], Sequence[float]], described: str) -> Metric:
+    """A metric whose corpus score is the mean over examples."""
+    return Metric(
+        statistics=statistics,
+        corpus=lambda rows: float(np.mean(rows)),
+        sentence=lambda row: float(row[0]),
+        signature=lambda: described,
+    )
+
+
+METRICS = {
+    "bleu": Metric(
+        statistics=_bleu_statistics,
+        corpus=lambda rows: _bleu_from(rows.sum(axis=0), effective_order=False),
+        sentence=lambda row: _bleu_from(row, effective_order=True),
+        signature=_bleu_signature,
+    ),
+    **{
+        kind: _mean_of(functools.partial(_rouge_f1, kind=kind), _rouge_signature(kind))
+        for kind in ("rouge1", "rouge2", "rougeL")
+    },
+    "exact_match": _mean_of(_exact_match, "exact_match|surrounding spaces ignored"),
+}

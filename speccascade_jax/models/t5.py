@@ -1,0 +1,291 @@
+"""T5: the linen module that trains, and the cached `LanguageModel` that decodes with the same layers.
+
+Parameter names and shapes are T5X's. Matrix products run at the caller's precision: on accelerators
+wrap calls in `jax.default_matmul_precision("highest")` where float32 parity matters.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade_jax.models.base import Array, KVCache, LMOutput, Params, Prompt, causal_slots_mask
+from speccascade_jax.models.t5_layers import (
+    MASKED,
+    DecoderLayer,
+    EncoderLayer,
+    KeysValues,
+    Norm,
+    RelativeBias,
+    Slots,
+    T5Config,
+    dropout,
+)
+
+__all__ = ["T5", "T5Config", "T5Module", "teacher_forced_logits"]
+
+
+@flax.struct.dataclass
+class T5Static:
+    """What `prefill` computes once. Every leaf's first axis is the row.
+
+    Attributes:
+        cross: per layer, keys `[B, H, K, N]` and values `[B, H, N, K]` of the encoder's output.
+        cross_bias: `[B, 1, 1, N]`, 0 at real encoder tokens and very negative at padding.
+        bias: `[B, H, 2S - 1]`, the relative bias by distance, from a key `S - 1` back to one `S - 1` ahead.
+    """
+
+    cross: tuple[KeysValues, ...]
+    cross_bias: Array
+    bias: Array
+
+
+def _distances(length: int) -> np.ndarray:
+    """Key position minus query position, `[length, length]`."""
+    return np.arange(length)[None, :] - np.arange(length)[:, None]
+
+
+def _padding_bias(encoder_tokens: Array) -> Array:
+    """float32 `[B, 1, 1, N]` that masks padding (token 0)."""
+    return jnp.where(encoder_tokens > 0, 0.0, MASKED)[:, None, None, :]
+
+
+def _block_bias(by_distance: Array, length: Array, new: int, slots: int) -> Array:
+    """Relative bias and causal mask `[B, H, T, S]` of a block of `new` tokens at row lengths `length`.
+
+    The bias of query `p` at slot `s` depends on `s - p` only, so each row needs one contiguous slice of
+    `by_distance` (index `S - 1` is distance 0), and each query of the block a shifted view of it.
+    """
+
+    def window(row: Array, at: Array) -> Array:
+        return jax.lax.dynamic_slice_in_dim(row, slots - at - new, slots + new - 1, axis=-1)
+
+    windows = jax.vmap(window)(by_distance, length)
+    shifted = [windows[..., new - 1 - t : new - 1 - t + slots] for t in range(new)]
+    mask = causal_slots_mask(length, new, slots)[:, None]
+    return jnp.where(mask, jnp.stack(shifted, axis=2), MASKED)
+
+
+class Encoder(nn.Module):
+    """Bidirectional stack over embedded tokens."""
+
+    config: T5Config
+
+    def setup(self) -> None:
+        c = self.config
+        self.relpos_bias = RelativeBias(c, bidirectional=True)
+        self.layers = [EncoderLayer(c) for _ in range(c.num_encoder_layers)]
+        self.encoder_norm = Norm(c)
+        self.drop = dropout(c)
+
+    def __call__(self, x: Array, padding_bias: Array, deterministic: bool) -> Array:
+        bias = self.relpos_bias(_distances(x.shape[1]))[None] + padding_bias
+        x = self.drop(x, deterministic=deterministic)
+        for layer in self.layers:
+            x = layer(x, bias, deterministic)
+        return self.drop(self.encoder_norm(x), deterministic=deterministic)
+
+
+class Decoder(nn.Module):
+    """Causal stack with cross-attention, over the block itself or over a cache."""
+
+    config: T5Config
+
+    def setup(self) -> None:
+        c = self.config
+        self.relpos_bias = RelativeBias(c, bidirectional=False)
+        self.layers = [DecoderLayer(c) for _ in range(c.num_decoder_layers)]
+        self.decoder_norm = Norm(c)
+        self.drop = dropout(c)
+        if not c.tied:
+            product = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
+            init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+            self.logits_dense = nn.Dense(
+                c.num_embeddings, use_bias=False, dtype=c.dtype, kernel_init=init, dot_general=product
+            )
+
+    def cross(self, encoded: Array) -> tuple[KeysValues, ...]:
+        """Per layer, the cross-attention's keys and values of `encoded` `[B, N, E]`."""
+        return tuple(layer.encoder_decoder_attention.keys_values(encoded) for layer in self.layers)
+
+    def bias(self, distance: np.ndarray) -> Array:
+        """Relative bias `[H, *distance.shape]` of the self-attention."""
+        return self.relpos_bias(distance)
+
+    def __call__(
+        self,
+        x: Array,
+        bias: Array,
+        cross: tuple[KeysValues, ...],
+        cross_bias: Array,
+        cache: KVCache | None,
+        deterministic: bool,
+    ) -> tuple[Array, tuple[KeysValues, ...]]:
+        """Normed hidden states `[B, T, E]` and per layer the keys and values attended."""
+        x = self.drop(x, deterministic=deterministic)
+        attended = []
+        for i, layer in enumerate(self.layers):
+            slots = None if cache is None else Slots(cache.keys[i], cache.values[i], cache.length)
+            x, own = layer(x, bias, cross[i], cross_bias, slots, deterministic)
+            attended.append(own)
+        return self.drop(self.decoder_norm(x), deterministic=deterministic), tuple(attended)
+
+
+class T5Module(nn.Module):
+    """The encoder-decoder with T5X's parameter tree.
+
+    `apply({"params": p}, encoder_tokens, decoder_input_tokens, deterministic=False, rngs={"dropout": k})`
+    gives training logits; `T5` calls the other methods.
+    """
+
+    config: T5Config
+
+    def setup(self) -> None:
+        c = self.config
+        init = nn.initializers.normal(stddev=1.0)
+        self.token_embedder = nn.Embed(c.num_embeddings, c.d_model, dtype=c.dtype, embedding_init=init)
+        self.encoder = Encoder(c)
+        self.decoder = Decoder(c)
+
+    def __call__(self, encoder_tokens: Array, decoder_input_tokens: Array, deterministic: bool = True) -> Array:
+        """Teacher-forced logits, float32 `[B, T, num_embeddings]`, padded vocabulary at -inf.
+
+        Args:
+            encoder_tokens: int32 `[B, N]`, 0 where padded (masked); decoder_input_tokens: int32 `[B, T]`,
+                the targets shifted right behind a start token 0 (positions after the targets need a loss mask).
+        """
+        encoded = self.encode(encoder_tokens, deterministic)
+        return self.decode(encoded, encoder_tokens, decoder_input_tokens, deterministic)
+
+    def encode(self, encoder_tokens: Array, deterministic: bool = True) -> Array:
+        """The encoder's output `[B, N, E]`."""
+        return self.encoder(self.token_embedder(encoder_tokens), _padding_bias(encoder_tokens), deterministic)
+
+    def decode(
+        self, encoded: Array, encoder_tokens: Array, decoder_input_tokens: Array, deterministic: bool = True
+    ) -> Array:
+        """Teacher-forced logits given `encoded` `[B, N, E]` (see `__call__`)."""
+        length = decoder_input_tokens.shape[1]
+        causal = np.tril(np.ones((length, length), bool))
+        bias = jnp.where(causal, self.decoder.bias(_distances(length)), MASKED)[None]
+        x = self.token_embedder(decoder_input_tokens)
+        cross = self.decoder.cross(encoded)
+        hidden, _ = self.decoder(x, bias, cross, _padding_bias(encoder_tokens), None, deterministic)
+        return self.logits(hidden)
+
+    def logits(self, hidden: Array) -> Array:
+        """float32 logits `[B, T, num_embeddings]` of normed hidden states, padded entries at -inf."""
+        c = self.config
+        if c.tied:
+            table = self.token_embedder.embedding.astype(c.dtype)
+            scaled = hidden * c.d_model**-0.5
+            logits = jnp.einsum("bte,ve->btv", scaled, table, preferred_element_type=jnp.float32)
+        else:
+            logits = self.decoder.logits_dense(hidden)
+        if c.num_embeddings == c.vocab_size:
+            return logits
+        return jnp.where(jnp.arange(c.num_embeddings) < c.vocab_size, logits, -jnp.inf)
+
+    def start(self, encoder_tokens: Array, slots: int) -> T5Static:
+        """Run the encoder and compute what stays fixed while decoding into `slots` cache slots."""
+        bias = self.decoder.bias(np.arange(1 - slots, slots))
+        rows = encoder_tokens.shape[0]
+        return T5Static(
+            cross=self.decoder.cross(self.encode(encoder_tokens)),
+            cross_bias=_padding_bias(encoder_tokens),
+            bias=jnp.broadcast_to(bias, (rows, *bias.shape)),
+        )
+
+    def extend(self, cache: KVCache, tokens: Array) -> tuple[LMOutput, KVCache]:
+        """Feed a block to the cached decoder (see `T5.extend`)."""
+        static: T5Static = cache.static
+        new, slots = tokens.shape[1], cache.values[0].shape[2]
+        bias = _block_bias(static.bias, cache.length, new, slots)
+        x = self.token_embedder(tokens)
+        hidden, attended = self.decoder(x, bias, static.cross, static.cross_bias, cache, True)
+        keys, values = tuple(k for k, _ in attended), tuple(v for _, v in attended)
+        cache = replace(cache, keys=keys, values=values, length=cache.length + new)
+        return LMOutput(self.logits(hidden), hidden), cache
+
+
+@dataclass(frozen=True)
+class T5:
+    """A T5 as the engine's `LanguageModel`. Parameters are `T5Module`'s, in any float dtype.
+
+    Parameters whose dtype differs from `config.dtype` are cast at every call: cast them once before a
+    decoding loop.
+    """
+
+    config: T5Config
+
+    @property
+    def module(self) -> T5Module:
+        """The linen module that holds the layers."""
+        return T5Module(self.config)
+
+    @property
+    def vocab_size(self) -> int:
+        """Real vocabulary entries, padding excluded."""
+        return self.config.vocab_size
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Prompts go to the encoder; decoding starts from id 0."""
+        return True
+
+    def _apply(self, params: Params, *args: Any, method: str) -> Any:
+        return self.module.apply({"params": params}, *args, method=method)
+
+    def prefill(self, params: Params, prompt: Prompt, max_len: int) -> KVCache:
+        """Encode `prompt.encoder_tokens` and consume all but the last decoder context token of each row.
+
+        Raises:
+            ValueError: without encoder tokens, or when `max_len` slots can't hold the context.
+        """
+        if prompt.encoder_tokens is None:
+            raise ValueError("the prompt has no encoder_tokens: an encoder-decoder needs its input there")
+        rows, width = prompt.tokens.shape
+        if max_len < width:
+            raise ValueError(f"max_len is {max_len}, but the decoder context has {width} tokens: raise max_len")
+        cache = self._empty(params, prompt.encoder_tokens, rows, max_len)
+        if width > 1:
+            _, cache = self.extend(params, cache, prompt.tokens[:, :-1])
+        return self.rollback(cache, prompt.length - 1)
+
+    def _empty(self, params: Params, encoder_tokens: Array, rows: int, slots: int) -> KVCache:
+        c = self.config
+        static = self._apply(params, encoder_tokens, slots, method="start")
+        layers = range(c.num_decoder_layers)
+        return KVCache(
+            keys=tuple(jnp.zeros((rows, c.num_heads, c.head_dim, slots), c.dtype) for _ in layers),
+            values=tuple(jnp.zeros((rows, c.num_heads, slots, c.head_dim), c.dtype) for _ in layers),
+            length=jnp.zeros((rows,), jnp.int32),
+            static=static,
+        )
+
+    def extend(self, params: Params, cache: KVCache, tokens: Array) -> tuple[LMOutput, KVCache]:
+        """Feed `tokens` int32 `[B, T]` at each row's length; the caller guarantees `T` free slots a row.
+
+        Returns `LMOutput(logits float32 [B, T, num_embeddings], hidden [B, T, E] after the final norm)`.
+        """
+        return self._apply(params, cache, tokens, method="extend")
+
+    def rollback(self, cache: KVCache, length: Array) -> KVCache:
+        """The cache as if row `b` had consumed `length[b]` tokens."""
+        return replace(cache, length=jnp.asarray(length, jnp.int32))
+
+    def consumed(self, cache: KVCache) -> Array:
+        """int32 `[B]`: tokens consumed by each row."""
+        return cache.length
+
+
+def teacher_forced_logits(model: T5, params: Params, encoder_tokens: Array, decoder_input_tokens: Array) -> Array:
+    """Logits of every position of `decoder_input_tokens` `[B, T]` in one pass, float32 `[B, T, num_embeddings]`."""
+    return model._apply(params, encoder_tokens, decoder_input_tokens, method="__call__")

@@ -1,0 +1,133 @@
+"""A tiny T5 and a small writer of T5X's native format and its variants."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import flax.serialization
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorstore as ts
+from flax.traverse_util import unflatten_dict
+
+from speccascade_jax.checkpoints.infer import expected_shapes
+from speccascade_jax.data.directory import data_directory
+from speccascade_jax.models.t5 import T5, T5Config
+
+CONFIG = T5Config(
+    vocab_size=24,
+    num_embeddings=24,
+    d_model=8,
+    num_heads=2,
+    head_dim=3,
+    d_ff=10,
+    num_encoder_layers=2,
+    num_decoder_layers=3,
+)
+
+
+def random_arrays(config: T5Config, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {n: rng.normal(size=s).astype(np.float32) for n, s in sorted(expected_shapes(config).items())}
+
+
+@pytest.fixture
+def arrays() -> dict[str, np.ndarray]:
+    return random_arrays(CONFIG)
+
+
+@pytest.fixture
+def model() -> T5:
+    return T5(CONFIG)
+
+
+@pytest.fixture
+def params(arrays):
+    return unflatten_dict({name: jnp.asarray(a) for name, a in arrays.items()}, sep="/")
+
+
+@pytest.fixture
+def wide() -> tuple[T5, dict]:
+    """A model and parameters of which several arrays exceed a few kilobytes."""
+    config = dataclasses.replace(CONFIG, vocab_size=500, num_embeddings=512, d_model=64, head_dim=16, d_ff=96)
+    return T5(config), unflatten_dict({n: jnp.asarray(a) for n, a in random_arrays(config).items()}, sep="/")
+
+
+def _zarr_dtype(array: np.ndarray) -> str:
+    return "bfloat16" if array.dtype == jnp.bfloat16 else array.dtype.newbyteorder("<").str
+
+
+def write_array(folder: Path, array: np.ndarray) -> None:
+    metadata = {
+        "shape": list(array.shape),
+        "chunks": list(array.shape),
+        "dtype": _zarr_dtype(array),
+        "compressor": {"id": "gzip", "level": 1},
+        "dimension_separator": ".",
+        "fill_value": None,
+    }
+    spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{folder}/"}, "metadata": metadata}
+    ts.open(spec, create=True).result().write(array).result()
+
+
+def plain_pointer(folder: str, array: np.ndarray) -> dict:
+    return {
+        "driver": "zarr",
+        "dtype": array.dtype.name,
+        "kvstore": {"driver": "file", "path": f"{folder}/"},
+        "metadata": {"shape": list(array.shape), "chunks": list(array.shape), "compressor": {"id": "gzip"}},
+    }
+
+
+def write_t5x(path: Path, arrays, *, pointer=plain_pointer, version=3, inline=(), at_top=False) -> Path:
+    """A native checkpoint; `pointer(folder, array)` makes the msgpack entry, `inline` names stay in msgpack."""
+    path.mkdir(parents=True)
+    leaves = {}
+    for name, array in arrays.items():
+        folder = "target." + name.replace("/", ".")
+        if name in inline:
+            leaves[name] = array
+            continue
+        write_array(path / folder, array)
+        leaves[name] = pointer(folder, array)
+    target = unflatten_dict(leaves, sep="/")
+    state = {"step": 7, "param_states": {"gone": {"v": plain_pointer("state.gone.v", np.zeros(3, np.float32))}}}
+    content = {"target": target, "state": state}
+    content = content if at_top else {"version": version, "optimizer": content}
+    (path / "checkpoint").write_bytes(flax.serialization.msgpack_serialize(content))
+    return path
+
+
+@pytest.fixture
+def golden():
+    """`golden("untied_2enc_3dec")`: its folder among the data, or a skip."""
+
+    def folder(*parts: str) -> Path:
+        path = data_directory().joinpath(*parts)
+        if not path.exists():
+            pytest.skip(f"{path} is not there: set SPECCASCADE_DATA to the folder that holds t5x_golden and models")
+        return path
+
+    return folder
+
+
+def edit_json(file: Path, change) -> None:
+    record = json.loads(file.read_text())
+    change(record)
+    file.write_text(json.dumps(record))
+
+
+@pytest.fixture
+def t5x(tmp_path):
+    """Writes a native checkpoint `run/checkpoint_<step>` below `tmp_path`."""
+
+    def write(arrays, step: int = 7, **options) -> Path:
+        return write_t5x(tmp_path / "run" / f"checkpoint_{step}", arrays, **options)
+
+    return write
+
+
+@pytest.fixture
+def edited():
+    return edit_json

@@ -1,0 +1,195 @@
+"""Our own format: round trips, what its files hold, damage."""
+
+import getpass
+import os
+import socket
+from pathlib import Path
+
+import flax.core
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from flax.traverse_util import flatten_dict
+
+from speccascade_jax.checkpoints import CheckpointError, describe, load, save
+
+KEY = "decoder/layers_1/mlp/wo/kernel"
+
+
+@pytest.fixture
+def saved(tmp_path, model, params):
+    save(tmp_path / "mine", model, params)
+    return tmp_path / "mine"
+
+
+@pytest.fixture
+def saved_wide(tmp_path, wide):
+    """With arrays large enough to lie in data files of their own (small ones lie inside the index)."""
+    save(tmp_path / "mine", *wide)
+    return tmp_path / "mine"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_round_trip(tmp_path, model, params, arrays, dtype):
+    save(tmp_path / "deep" / "mine", model, params, dtype)
+    loaded, restored = load(tmp_path / "deep" / "mine")
+    flat = flatten_dict(restored, sep="/")
+    assert loaded == model
+    assert flat.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert flat[name].dtype == jnp.float32
+        np.testing.assert_array_equal(flat[name], array.astype(jnp.dtype(dtype)).astype(np.float32))
+    kept = flatten_dict(load(tmp_path / "deep" / "mine", dtype=None)[1], sep="/")
+    assert kept[KEY].dtype == jnp.dtype(dtype)
+
+
+def test_frozen_and_numpy_parameters(tmp_path, model, params):
+    save(tmp_path / "mine", model, flax.core.freeze(params))
+    assert load(tmp_path / "mine")[0] == model
+
+
+def test_zeros_come_back_as_zeros(tmp_path, model, params):
+    params["decoder"]["layers_1"]["mlp"]["wo"]["kernel"] = jnp.zeros((10, 8))
+    save(tmp_path / "mine", model, params, "bfloat16")
+    assert not np.asarray(load(tmp_path / "mine")[1]["decoder"]["layers_1"]["mlp"]["wo"]["kernel"]).any()
+
+
+def test_orbax_reads_the_parameters(saved, arrays):
+    restored = flatten_dict(ocp.PyTreeCheckpointer().restore(saved / "params"), sep="/")
+    assert all(np.array_equal(restored[name], arrays[name]) for name in arrays)
+
+
+def test_files_are_few_and_tell_nothing_of_the_writer(saved, tmp_path):
+    files = [file for file in saved.rglob("*") if file.is_file()]
+    assert len(files) <= 16
+    told = [str(tmp_path), os.fspath(Path.home()), socket.gethostname(), "timestamp", "nsecs", "sharding"]
+    told += [getpass.getuser()] if len(getpass.getuser()) > 5 else []
+    for file in files:
+        content = file.read_bytes()
+        assert not [word for word in told if len(word) > 5 and word.encode() in content], file
+
+
+def test_bfloat16_is_smaller_than_its_raw_bytes(tmp_path, wide):
+    model, params = wide
+    save(tmp_path / "mine", model, params, "bfloat16")
+    size = sum(file.stat().st_size for file in data_files(tmp_path / "mine"))
+    assert size < 2 * sum(a.size for a in flatten_dict(params).values())
+
+
+def test_existing_directory_is_kept_unless_overwritten(saved, model, params):
+    with pytest.raises(FileExistsError, match=r"mine exists: choose another path, or pass overwrite=True"):
+        save(saved, model, params)
+    before = describe(saved)
+    params["token_embedder"]["embedding"] += 1
+    save(saved, model, params, overwrite=True)
+    assert describe(saved) != before
+    assert [entry.name for entry in saved.parent.iterdir()] == ["mine"]
+
+
+def test_other_directories_are_never_replaced(tmp_path, model, params):
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "a.txt").write_text("dear")
+    with pytest.raises(FileExistsError, match=r"no checkpoint written by save"):
+        save(tmp_path / "letters", model, params, overwrite=True)
+    assert (tmp_path / "letters" / "a.txt").read_text() == "dear"
+
+
+def test_failed_write_leaves_the_old_one(saved, model, params, monkeypatch):
+    before = describe(saved)
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("speccascade_jax.checkpoints.native.write_tree", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save(saved, model, params, overwrite=True)
+    assert describe(saved) == before
+    assert [entry.name for entry in saved.parent.iterdir()] == ["mine"]
+
+
+def test_bad_arguments(tmp_path, model, params):
+    with pytest.raises(ValueError, match=r"dtype is 'float64': choose one of float32, bfloat16"):
+        save(tmp_path / "mine", model, params, "float64")
+    params["decoder"]["layers_1"]["mlp"]["wo"]["kernel"] = jnp.full((10, 8), jnp.nan)
+    with pytest.raises(CheckpointError, match=rf"not finite \({KEY}: 80 of 80"):
+        save(tmp_path / "mine", model, params)
+    params["decoder"]["layers_1"]["mlp"]["wo"]["kernel"] = jnp.zeros((10, 9))
+    with pytest.raises(CheckpointError, match=rf"wrong shape .*{KEY} is \[10, 9\], but .* needs \[10, 8\]"):
+        save(tmp_path / "mine", model, params)
+    del params["decoder"]["layers_1"]["mlp"]["wo"]
+    with pytest.raises(CheckpointError, match=rf"1 of \d+ arrays are missing \({KEY}\)"):
+        save(tmp_path / "mine", model, params)
+    assert not list(tmp_path.iterdir())
+
+
+def test_changed_bytes_are_named(saved, edited):
+    edited(saved / "config.json", lambda r: r["arrays"][KEY].update(blake2b="0" * 32))
+    with pytest.raises(CheckpointError, match=rf"mine is damaged: 1 arrays .*{KEY}(.|\n)*checksum in config.json"):
+        load(saved)
+
+
+def data_files(path):
+    return [file for file in (path / "params").rglob("*") if file.parent.name == "d"]
+
+
+def test_garbled_data_file(saved_wide):
+    file = max(data_files(saved_wide), key=lambda f: f.stat().st_size)
+    content = bytearray(file.read_bytes())
+    middle = slice(len(content) // 4, len(content) // 2)
+    content[middle] = bytes(byte ^ 0x5A for byte in content[middle])
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"mine is damaged: \d+ arrays can't be read \(\w+/"):
+        load(saved_wide)
+
+
+def test_truncated_data_file(saved_wide):
+    file = max(data_files(saved_wide), key=lambda f: f.stat().st_size)
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=r"mine is damaged: \d+ arrays can't be read \(\w+/"):
+        load(saved_wide)
+
+
+@pytest.mark.parametrize("files", ["**/d/*", "manifest.ocdbt"])
+def test_lost_files(saved, files):
+    for file in list((saved / "params").glob(files)):
+        file.unlink()
+    with pytest.raises(CheckpointError, match=r"mine is incomplete: 66 of 66 arrays are missing"):
+        load(saved)
+
+
+def test_missing_parts(saved):
+    (saved / "params").rename(saved / "elsewhere")
+    with pytest.raises(CheckpointError, match=r"mine is incomplete: its params folder is missing"):
+        load(saved)
+    (saved / "elsewhere").rename(saved / "params")
+    (saved / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"mine is incomplete: its config.json is missing"):
+        load(saved)
+
+
+def test_array_that_params_lacks(saved, edited):
+    edited(saved / "params" / "_METADATA", lambda m: m["tree_metadata"].pop(str(tuple(KEY.split("/")))))
+    with pytest.raises(CheckpointError, match=rf"mine is incomplete: 1 of \d+ arrays are missing \({KEY}\)"):
+        load(saved)
+
+
+def test_damaged_configuration(saved, edited):
+    file = saved / "config.json"
+    whole = file.read_text()
+    changes = {
+        r"lacks arrays": lambda r: r.pop("arrays"),
+        r"has format 9, and this version reads 1: update": lambda r: r.update(format=9),
+        r"unknown architecture 'gpt'; known: t5": lambda r: r.update(family="gpt"),
+        r"config is not a T5Config \(.*depth": lambda r: r["config"].update(depth=3),
+        r"config is not a T5Config \(.*d_ff": lambda r: r["config"].pop("d_ff"),
+        r"wrong shape .*needs \[8, 11\]": lambda r: r["config"].update(d_ff=11),
+    }
+    for message, change in changes.items():
+        file.write_text(whole)
+        edited(file, change)
+        with pytest.raises(CheckpointError, match=message):
+            load(saved)
+    file.write_text(whole[:100])
+    with pytest.raises(CheckpointError, match=r"config.json is damaged"):
+        load(saved)

@@ -1,0 +1,250 @@
+"""What every rule must obey, as functions of a rule: a row in `RULES` buys all of it (see docs/extending.md)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import stats
+
+import speccascade_jax as sc
+from speccascade_jax.accept import Deferral, Speculative, implied_law
+from speccascade_jax.api import assemble, make_controls, make_prompt
+from speccascade_jax.engine import compilations, generate
+from speccascade_jax.models.base import Prompt
+from speccascade_jax.sampling import softmax, transform
+from speccascade_jax.types import LawPair
+from tests import reference
+
+SAMPLINGS = [(0.5, 1.0), (0.5, 0.8), (1.0, 1.0), (1.0, 0.8)]
+
+
+def alphas(rule, vocab_size):
+    """Three values inside the rule's range; one where it has no α."""
+    if rule.grid is None:
+        return [0.0]
+    low, high = sc.rules.grid_bounds(rule, vocab_size)
+    return [low + (high - low) * f for f in (0.15, 0.5, 0.85)]
+
+
+def middle_alpha(rule, vocab_size):
+    """The middle one of `alphas`."""
+    found = alphas(rule, vocab_size)
+    return found[len(found) // 2]
+
+
+def accept_fns(rule):
+    """Every acceptance that fits the rule."""
+    return [Speculative(rule)] + ([Deferral(rule)] if rule.deferral is not None else [])
+
+
+def logit_pairs(seed=0, count=40, vocab_size=11):
+    """Random and adversarial pairs of logits `[N, V]`: equal, disjoint, one-hot, near-tied."""
+    rng = np.random.default_rng(seed)
+    p = rng.normal(size=(count, vocab_size)) * rng.choice([0.3, 1, 4], size=(count, 1))
+    q = p + rng.normal(size=p.shape) * rng.choice([0.01, 0.5, 3], size=(count, 1))
+    q[0] = p[0]
+    p[1, : vocab_size // 2], q[1, vocab_size // 2 :] = -np.inf, -np.inf
+    p[2], q[2] = -np.inf, -np.inf
+    p[2, 3], q[2, 3] = 0, 0
+    p[3], q[3] = -np.inf, -np.inf
+    p[3, 3], q[3, 4] = 0, 0
+    p[4], q[4] = 0, 0
+    p[5] = np.where(np.arange(vocab_size) < 2, 3.0, 0.0)
+    q[5] = np.where(np.arange(vocab_size) < 2, [3.0, 3.0 + 1e-6] + [0] * (vocab_size - 2), 0.0)
+    q[6] = -np.inf
+    q[6, 0] = 0
+    return q.astype(np.float32), p.astype(np.float32)
+
+
+@jax.jit
+def _law_pair(q_logits, p_logits, controls):
+    return LawPair(
+        q=softmax(q_logits),
+        p=softmax(p_logits),
+        q_tilde=transform(q_logits, controls.draft),
+        p_tilde=transform(p_logits, controls.target),
+        greedy=(controls.draft.temperature <= 0)[:, None],
+    )
+
+
+def law_pair(q_logits, p_logits, temperature, top_p=1.0, draft_temperature=None):
+    """A `LawPair` over rows."""
+    controls = make_controls(len(q_logits), temperature=temperature, top_p=top_p, draft_temperature=draft_temperature)
+    return _law_pair(jnp.asarray(q_logits), jnp.asarray(p_logits), controls)
+
+
+@partial(jax.jit, static_argnames="accept")
+def evaluate(accept, pair, alpha):
+    """`(kept, replacement, implied law, π)` of an acceptance over rows; `alpha` a number."""
+    column = jnp.full(pair.q.shape[:-1] + (1,), alpha, jnp.float32)
+    acceptance = accept(pair, column)
+    return acceptance.kept, acceptance.replacement, implied_law(acceptance), accept.law(pair, column)
+
+
+def check_identity(accept, pair, alpha, tolerance=1e-5):
+    """The one identity: `kept + (1 − Σ kept) · replacement = π`, a law, with every part non-negative."""
+    kept, replacement, implied, law = (np.asarray(x) for x in evaluate(accept, pair, alpha))
+    np.testing.assert_allclose(implied, law, atol=tolerance)
+    np.testing.assert_allclose(law.sum(-1), 1.0, atol=tolerance)
+    np.testing.assert_allclose(replacement.sum(-1), 1.0, atol=tolerance)
+    assert law.min() >= 0 and replacement.min() >= 0 and kept.min() >= 0
+    assert (kept <= np.asarray(pair.q_tilde) + 1e-7).all()
+
+
+def tables(vocab_size, seed):
+    """Logits `[V, V]` of a tabular draft and target that disagree, neither of them one-hot."""
+    rng = np.random.default_rng(seed)
+    p = rng.normal(size=(vocab_size, vocab_size)) * 1.2
+    q = p + rng.normal(size=p.shape) * 0.9
+    return q.astype(np.float32), p.astype(np.float32)
+
+
+def tabular_pair(q_table, p_table):
+    """A `Pair` of tabular models."""
+    return sc.Pair(target=sc.TableLM(p_table), draft=sc.TableLM(q_table))
+
+
+def law_by_rule(rule, q_table, p_table, alpha, temperature, top_p):
+    """`π` `[V, V]` in NumPy: the reference's, or for a rule it doesn't know the mixture of its own decisions."""
+    if rule.name in reference.DECISIONS or rule.name in ("spec_decode", "lossy", "lossy_tuned"):
+        return reference.transitions(rule.name, q_table, p_table, alpha, temperature, top_p)
+    qt = np.stack([reference.scale(q, temperature, top_p) for q in q_table])
+    pt = np.stack([reference.scale(p, temperature, top_p) for p in p_table])
+    pair = LawPair(
+        q=jnp.asarray(np.stack([reference.softmax(q) for q in q_table]), jnp.float32),
+        p=jnp.asarray(np.stack([reference.softmax(p) for p in p_table]), jnp.float32),
+        q_tilde=jnp.asarray(qt, jnp.float32),
+        p_tilde=jnp.asarray(pt, jnp.float32),
+        greedy=jnp.full((len(qt), 1), temperature == 0),
+    )
+    r = np.broadcast_to(np.asarray(rule.deferral(pair, jnp.full((len(qt), 1), alpha)), np.float64), qt.shape)
+    return (1 - r) * qt + pt * (r * qt).sum(-1, keepdims=True)
+
+
+def run_rows(engine, params, rows, alpha, samplings, *, length, start=0, seed=0, **more):
+    """Tokens `[len(samplings), rows, length]`: all sampling settings in one call, one row each."""
+    total = rows * len(samplings)
+    temperature, top_p = (np.repeat(np.array(x, np.float32), rows) for x in zip(*samplings, strict=True))
+    controls = make_controls(total, alpha=alpha, temperature=temperature, top_p=top_p, **more)
+    prompt = Prompt(jnp.full((total, 1), start, jnp.int32), jnp.ones((total,), jnp.int32))
+    out = generate(engine, params, prompt, seed, controls=controls, max_new_tokens=length)
+    tokens, lengths = np.asarray(out.tokens), np.asarray(out.lengths)
+    assert (lengths == length).all()
+    return tokens.reshape(len(samplings), rows, length)
+
+
+def sequence_p_value(tokens, law, start=0):
+    """Chi-square of whole sequences `[N, L]` against the Markov chain `law` `[V, V]`."""
+    count, length = tokens.shape
+    vocab = len(law)
+    probability = np.ones(1)
+    last = np.array([start])
+    for _ in range(length):
+        probability = (probability[:, None] * law[last]).reshape(-1)
+        last = np.tile(np.arange(vocab), len(probability) // vocab)
+    index = (tokens * vocab ** np.arange(length - 1, -1, -1)).sum(-1)
+    return pooled_p_value(np.bincount(index, minlength=vocab**length), probability * count)
+
+
+def transition_p_values(tokens, law, start=0):
+    """One chi-square per position: counts of (previous token, token) against `law`, given the previous one."""
+    previous = np.concatenate([np.full((len(tokens), 1), start), tokens[:, :-1]], axis=1)
+    vocab, found = len(law), []
+    for before, after in zip(previous.T, tokens.T, strict=True):
+        counts = np.zeros((vocab, vocab))
+        np.add.at(counts, (before, after), 1)
+        statistic, freedom = 0.0, 0
+        for v in range(vocab):
+            more, free = pooled_statistic(counts[v], law[v] * counts[v].sum())
+            statistic, freedom = statistic + more, freedom + free
+        found.append(stats.chi2.sf(statistic, freedom) if freedom else float(statistic == 0))
+    return found
+
+
+def pooled_statistic(observed, expected, least=5.0):
+    """The chi-square statistic and its degrees of freedom, cells expected below `least` pooled."""
+    if ((expected <= 1e-9) & (observed > 0)).any():
+        return np.inf, 1  # something impossible happened
+    small = expected < least
+    o = np.append(observed[~small], observed[small].sum())
+    e = np.append(expected[~small], expected[small].sum())
+    if e[-1] < least and len(e) > 1:
+        smallest = int(np.argmin(e[:-1]))
+        e[smallest] += e[-1]
+        o[smallest] += o[-1]
+        o, e = o[:-1], e[:-1]
+    return (((o - e) ** 2) / e)[e > 0].sum(), max(len(e) - 1, 0)
+
+
+def pooled_p_value(observed, expected):
+    """p of a chi-square test with small cells pooled."""
+    assert abs(observed.sum() - expected.sum()) < 1e-3 * observed.sum()
+    statistic, freedom = pooled_statistic(observed, expected)
+    return float(stats.chi2.sf(statistic, freedom)) if freedom else 1.0
+
+
+def holm(p_values):
+    """The smallest p-value after Holm's correction."""
+    ordered = np.sort(np.asarray(p_values))
+    return float(np.minimum(np.maximum.accumulate(ordered * np.arange(len(ordered), 0, -1)), 1.0)[0])
+
+
+def check_sequence_law(rule, block, *, rows=20_000, length=7, seed=1, **engine):
+    """Whole sequences of 7 tokens over V = 3, every sampling setting in one call, Holm-corrected p > 1e-3."""
+    q_table, p_table = tables(3, seed=seed)
+    alpha = middle_alpha(rule, 3)
+    built, params = assemble(tabular_pair(q_table, p_table), rule=rule, block_size=block, **engine)
+    tokens = run_rows(built, params, rows, alpha, SAMPLINGS, length=length, seed=seed)
+    found = [
+        sequence_p_value(t, law_by_rule(rule, q_table, p_table, alpha, *s))
+        for t, s in zip(tokens, SAMPLINGS, strict=True)
+    ]
+    assert holm(found) > 1e-3, dict(zip(SAMPLINGS, found, strict=True))
+
+
+def check_transition_law(rule, *, block=5, rows=20_000, length=16, vocab_size=4, seed=2, **engine):
+    """Transition counts at every one of 16 positions, every sampling setting in one call."""
+    q_table, p_table = tables(vocab_size, seed=seed)
+    alpha = middle_alpha(rule, vocab_size)
+    built, params = assemble(tabular_pair(q_table, p_table), rule=rule, block_size=block, **engine)
+    tokens = run_rows(built, params, rows, alpha, SAMPLINGS, length=length, seed=seed)
+    found = []
+    for t, s in zip(tokens, SAMPLINGS, strict=True):
+        found += transition_p_values(t, law_by_rule(rule, q_table, p_table, alpha, *s))
+    assert holm(found) > 1e-3, sorted(found)[:5]
+
+
+def check_one_compilation(rule, block=3):
+    """A whole α × temperature × top-p × seed sweep, Python numbers and arrays mixed, compiles once."""
+    pair = tabular_pair(*tables(5, seed=3))
+    engine, params = assemble(pair, rule=rule, block_size=block)
+    before = compilations()
+    settings = [(0.25, 0, 1, 0), (np.float64(0.5), 1.0, np.float32(0.9), 1), (jnp.float32(0.5), 0.3, 0.5, np.int64(7))]
+    for alpha, temperature, top_p, seed in settings:
+        if rule.greedy_only:
+            temperature = 0
+        prompt = make_prompt(pair, [[1], [2, 3]])
+        controls = make_controls(2, alpha=alpha, temperature=temperature, top_p=top_p)
+        generate(engine, params, prompt, seed, controls=controls, max_new_tokens=6)
+    controls = make_controls(2, alpha=np.array([0.1, 0.2]), temperature=0, top_p=[1, 0.5])
+    generate(
+        engine, params, make_prompt(pair, [[4, 1], [0]]), 3, controls=controls, max_new_tokens=6, example_ids=[5, 9]
+    )
+    assert compilations() - before == 1
+
+
+def check_rule(rule):
+    """All of it for one rule: the identity, the law at γ 1, 3 and 5, one compilation."""
+    q, p = logit_pairs()
+    for temperature, top_p in [(0.0, 1.0), *SAMPLINGS]:
+        pair = law_pair(q, p, temperature, top_p)
+        for alpha in alphas(rule, q.shape[-1]):
+            for accept in accept_fns(rule):
+                check_identity(accept, pair, alpha)
+    check_sequence_law(rule, 1)
+    check_sequence_law(rule, 3)
+    check_transition_law(rule)
+    check_one_compilation(rule)

@@ -1,0 +1,26 @@
+"""The data directory: one setting, and an error that says what to do."""
+
+import pytest
+
+from speccascade_jax.data import directory
+
+
+def test_the_variable_names_the_directory(monkeypatch, tmp_path):
+    monkeypatch.setenv(directory.VARIABLE, str(tmp_path))
+    (tmp_path / "set").mkdir()
+    assert directory.data_directory() == tmp_path
+    assert directory.require("set") == tmp_path / "set"
+
+
+def test_without_the_variable_it_lies_beside_the_repository(monkeypatch):
+    monkeypatch.delenv(directory.VARIABLE, raising=False)
+    assert directory.data_directory() == directory.repository_root().parent / "shared" / "data"
+
+
+def test_a_missing_file_is_named_with_the_remedy(monkeypatch, tmp_path):
+    monkeypatch.setenv(directory.VARIABLE, str(tmp_path))
+    with pytest.raises(FileNotFoundError) as error:
+        directory.require("multi30k", "val.tsv")
+    assert str(tmp_path / "multi30k" / "val.tsv") in str(error.value)
+    assert "SPECCASCADE_DATA" in str(error.value)
+    assert "tiny_translation" in str(error.value)

@@ -1,0 +1,87 @@
+"""Records as a sweep would write them, from formulas instead of models: quick, seeded, shaped like paper 1's curves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+from typing import Any
+
+RULES = {
+    "spec_decode": (None,),
+    "lossy": (0.0, 0.2, 0.4, 0.6, 0.8),
+    "chow": (0.1, 0.3, 0.5, 0.7, 0.9),
+    "diff": (-0.2, 0.0, 0.1, 0.3, 0.6),
+    "opt": (-0.2, 0.0, 0.2, 0.5, 0.9),
+    "token_v3": (0.3, 0.8, 0.9, 0.97, 1.0),
+}
+_SHARED: dict[str, Any] = {
+    "pair": "tatoeba_en_de", "split": "test", "max_new_tokens": 64, "quality_examples": 64, "quality_batch": 32,
+    "latency_examples": 16, "latency_trials": 2, "resamples": 200, "top_p": 1.0, "top_k": 0, "draft_temperature": None,
+}  # fmt: skip
+
+
+def coordinates(
+    task: str = "tiny_translation", temperature: float = 1.0, seeds: tuple[int, ...] = (0,)
+) -> list[dict[str, Any]]:
+    """The points of a small sweep, as coordinates."""
+    out = []
+    for seed in seeds:
+        shared = {**_SHARED, "task": task, "temperature": temperature, "seed": seed}
+        for end in ("autoregressive", "autoregressive_draft"):
+            out.append({**shared, "method": end, "alpha": None, "block_size": None, "bonus": None})
+        for rule, grid in RULES.items():
+            out += [{**shared, "method": rule, "alpha": alpha, "block_size": 5, "bonus": "rule"} for alpha in grid]
+    return out
+
+
+def key_of(point: dict[str, Any]) -> str:
+    """A key like a real one."""
+    return hashlib.blake2b(json.dumps(point, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def run(point: dict[str, Any]) -> dict[str, Any]:
+    """The fake runner: one point -> one record, always the same."""
+    noise = random.Random(key_of(point))
+    kept, gain = _kept_share(point), {"token_v3": 7.0, "opt": 1.5, "diff": 1.0, "chow": 0.4}.get(point["method"], 0.0)
+    score = 13.0 + gain * math.sin(math.pi * min(kept * 1.05, 1.0)) - 4.0 * kept**4 + noise.gauss(0, 0.25)
+    relative = {"autoregressive": 1.0, "autoregressive_draft": 0.12}.get(point["method"], 1.15 - 0.62 * kept)
+    relative *= 1 + noise.gauss(0, 0.01)
+    speculative = point["block_size"] is not None
+    return {
+        "key": key_of(point), "format": 1, "point": point, "configuration": "", "started": "2026-01-01T00:00:00+00:00",
+        "wall_seconds": 1.0, "fingerprints": {"weights": "fake", "examples": "fake"},
+        "versions": {"python": "3"},
+        "device": {"platform": "cpu", "kind": "cpu", "count": 1, "cpus": 2, "system": "fake"},
+        "counts": {"drafted": 1000 if speculative else 0}, "inconclusive": not speculative, "by_position": {},
+        "measures": {
+            "rejection_rate": 1 - kept if speculative else None,
+            "block_efficiency": 1 + 4 * kept if speculative else None,
+            "rejections_per_token": (1 - kept) / 2 if speculative else None,
+        },
+        "quality": {
+            "metric": "bleu", "value": score, "low": score - 1.2, "high": score + 1.3, "interval": "95% bootstrap",
+            "examples": 64, "tokens_per_example": 30.0, "all": {"bleu": score}, "signature": "fake",
+        },
+        "target_latency": {"ms_per_example": _over_trials(60.0, 2.0)},
+        "latency": {
+            "ms_per_example": _over_trials(60 * relative, 2.0), "ms_per_token": _over_trials(2 * relative, 0.1),
+            "tokens_per_example": 30.0, "examples": 16, "trials": 2,
+        },
+        "relative_latency": _over_trials(relative, 0.02) | {"per_token": relative},
+    }  # fmt: skip
+
+
+def _kept_share(point: dict[str, Any]) -> float:
+    if point["method"] == "autoregressive":
+        return 0.0
+    grid = RULES.get(point["method"], (None,))
+    if point["alpha"] is None:
+        return 0.3 if point["block_size"] else 1.0
+    where = grid.index(point["alpha"]) / (len(grid) - 1)
+    return 0.3 + 0.6 * where
+
+
+def _over_trials(value: float, spread: float) -> dict[str, Any]:
+    return {"value": value, "low": value - spread, "high": value + spread, "trials": [value - spread, value + spread]}

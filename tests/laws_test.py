@@ -1,0 +1,66 @@
+"""The law, by sampling: every rule's output is distributed as `π`, and planted bugs are found (METHODS section 2)."""
+
+import numpy as np
+import pytest
+
+from speccascade_jax.api import assemble
+from speccascade_jax.rules import RULES
+from tests import conformance, mutants, reference
+
+SAMPLED = [name for name, rule in RULES.items() if not rule.greedy_only]
+
+
+@pytest.mark.parametrize("block", [1, 3])
+@pytest.mark.parametrize("name", SAMPLED)
+def test_whole_sequences(name, block):
+    conformance.check_sequence_law(RULES[name], block)
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_transitions_at_every_position(name):
+    conformance.check_transition_law(RULES[name])
+
+
+@pytest.mark.parametrize("name", ["token_v3", "opt", "lossy"])
+def test_without_bonus(name):
+    conformance.check_sequence_law(RULES[name], 2, bonus="none", seed=4)
+
+
+@pytest.mark.parametrize("name", ["token_v3", "bild_star"])
+def test_deferral_acceptance_has_the_same_law(name):
+    conformance.check_sequence_law(RULES[name], 2, accept="deferral", seed=5)
+
+
+@pytest.mark.parametrize("name", list(RULES))
+def test_greedy_decoding_is_the_reference_token_by_token(name):
+    rule, vocab, length = RULES[name], 12, 16
+    q_table, p_table = conformance.tables(vocab, seed=6)
+    engine, params = assemble(conformance.tabular_pair(q_table, p_table), rule=rule, block_size=4)
+    for alpha in conformance.alphas(rule, vocab):
+        law = reference.transitions(name, q_table, p_table, alpha, 0.0)
+        assert (law.max(-1) == 1).all()
+        expected, last = np.zeros(length, int), 0
+        for i in range(length):
+            last = expected[i] = law[last].argmax()
+        tokens = conformance.run_rows(engine, params, 2, alpha, [(0.0, 1.0), (0.0, 0.8)], length=length)
+        assert (tokens == expected).all(), alpha
+
+
+def test_greedy_draft_under_a_sampled_target():
+    """Fuzzy decoding's setting: what a greedy draft was drawn from is a one-hot, and the law is exact."""
+    q_table, p_table = conformance.tables(3, seed=7)
+    for name in ("spec_decode", "token_v3", "bild_star"):
+        rule = RULES[name]
+        alpha = conformance.middle_alpha(rule, 3)
+        engine, params = assemble(conformance.tabular_pair(q_table, p_table), rule=rule, block_size=3)
+        tokens = conformance.run_rows(engine, params, 20_000, alpha, [(1.0, 1.0)], length=6, draft_temperature=0.0)
+        law = reference.transitions(name, q_table, p_table, alpha, 1.0, draft_temperature=0.0)
+        assert conformance.sequence_p_value(tokens[0], law) > 1e-3, name
+
+
+@pytest.mark.parametrize("name", list(mutants.MUTANTS))
+def test_mutants_are_found(name):
+    """Negative controls: each planted bug gives p < 1e-6, and the same run without it does not."""
+    trial = mutants.MUTANTS[name]
+    assert trial(mutated=False) > 1e-3
+    assert trial(mutated=True) < 1e-6

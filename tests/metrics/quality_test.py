@@ -1,0 +1,139 @@
+"""Quality metrics against known corpora, against the libraries they rest on, and their errors."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sacrebleu
+
+from speccascade_jax.data import directory
+from speccascade_jax.data.tasks import get_task
+from speccascade_jax.metrics import quality
+
+ROUGE = ("rouge1", "rouge2", "rougeL")
+
+
+def require_or_skip(*parts: str) -> Path:
+    try:
+        return directory.require(*parts)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+
+
+def records(*parts: str) -> list[dict]:
+    with require_or_skip(*parts).open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize(("system", "expected"), [("Online-B", 38.63), ("OpenNMT", 35.54), ("PROMT", 36.13)])
+def test_bleu_of_real_systems(system, expected):
+    segments = records("wmt22_en_de", "dev_half.jsonl")
+    predictions = [segment["hyp"][system] for segment in segments]
+    assert quality.score(["bleu"], predictions, [segment["de_refA"] for segment in segments])["bleu"] == pytest.approx(
+        expected, abs=0.005
+    )
+
+
+def test_bleu_of_copying_the_source():
+    require_or_skip("multi30k", "test_2016_flickr.en-de.tsv")
+    examples = get_task("multi30k").load("test")
+    found = quality.score(["bleu"], [e.source for e in examples], [e.reference for e in examples])
+    assert found["bleu"] == pytest.approx(0.48, abs=0.005)
+
+
+def lead(text: str, count: int) -> str:
+    return " ".join(re.split(r"(?<=[.!?])\s+", text)[:count])
+
+
+def rouge_of(predictions: list[str], references: list[str]) -> list[float]:
+    return list(quality.score(ROUGE, predictions, references).values())
+
+
+def test_rouge_of_xsum_lead_1():
+    articles = records("xsum_1000", "dev_half.jsonl")
+    found = rouge_of([lead(a["document"], 1) for a in articles], [a["summary"] for a in articles])
+    assert found == pytest.approx([16.63, 1.58, 12.27], abs=0.005)
+
+
+def test_rouge_of_cnn_dailymail_lead_3():
+    articles = records("cnn_dailymail_100", "train_sample.jsonl")
+    found = rouge_of([lead(a["document"], 3) for a in articles], [a["summary"] for a in articles])
+    assert found == pytest.approx([28.72, 11.78, 19.02], abs=0.005)
+
+
+def test_rouge_of_dialogsum_first_utterance():
+    dialogues = records("dialogsum", "dev.jsonl")
+    found = rouge_of([d["dialogue"].split("\n")[0] for d in dialogues], [d["summary"] for d in dialogues])
+    assert found == pytest.approx([22.39, 6.06, 19.72], abs=0.005)
+
+
+def noisy_corpus() -> tuple[list[str], list[str]]:
+    """References of the shipped task, and the same with words dropped; one empty, one without any match."""
+    rng = np.random.default_rng(0)
+    references = [example.reference for example in get_task("tiny_translation").load(limit=40)]
+    predictions = [" ".join(word for word in text.split() if rng.random() < 0.8) for text in references]
+    predictions[:2] = ["", "xyz"]
+    return predictions, references
+
+
+def test_bleu_equals_sacrebleu():
+    predictions, references = noisy_corpus()
+    expected = sacrebleu.corpus_bleu(predictions, [references]).score
+    assert quality.score(["bleu"], predictions, references)["bleu"] == pytest.approx(expected, abs=1e-9)
+    one_by_one = [sacrebleu.sentence_bleu(p, [r]).score for p, r in zip(predictions, references, strict=True)]
+    assert quality.sentence_scores("bleu", predictions, references) == pytest.approx(one_by_one, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", [*ROUGE, "exact_match"])
+def test_other_metrics_are_means_over_examples(name):
+    predictions, references = noisy_corpus()
+    found = quality.score([name], predictions, references)[name]
+    assert found == pytest.approx(np.mean(quality.sentence_scores(name, predictions, references)))
+
+
+@pytest.mark.parametrize("name", quality.METRICS)
+def test_range(name):
+    _, references = noisy_corpus()
+    assert quality.score([name], references, references)[name] == pytest.approx(100.0)
+    assert quality.score([name], [""] * len(references), references)[name] == 0.0
+
+
+def test_exact_match_ignores_surrounding_spaces_only():
+    assert quality.score(["exact_match"], [" a", "B", "c"], ["a", "b", "c "])["exact_match"] == pytest.approx(200 / 3)
+
+
+def test_rouge_stems():
+    assert quality.score(["rouge1"], ["he walks"], ["he walked"])["rouge1"] == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize("name", ["bleu", "rougeL"])
+def test_bootstrap_interval_surrounds_the_score_and_repeats(name):
+    predictions, references = noisy_corpus()
+    low, high = quality.bootstrap_interval(name, predictions, references, seed=1)
+    assert low < quality.score([name], predictions, references)[name] < high
+    assert (low, high) == quality.bootstrap_interval(name, predictions, references, seed=1)
+    assert (low, high) != quality.bootstrap_interval(name, predictions, references, seed=2)
+
+
+def test_signatures_name_what_matters():
+    assert quality.signature("bleu").startswith("BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+    assert quality.signature("rougeL").startswith("rougeL|f1|stemmer:porter|version:")
+
+
+@pytest.mark.parametrize(
+    ("names", "predictions", "references", "message"),
+    [
+        (["bleau"], ["a"], ["a"], "unknown metric 'bleau'; did you mean bleu.*All metrics: bleu, rouge1"),
+        (["bleu"], [], [], "no predictions to score with bleu"),
+        (["bleu"], ["a"], ["a", "b"], "1 predictions for 2 references"),
+        (["bleu"], "a", ["a"], "predictions is one string"),
+        ("bleu", ["a"], ["a"], "metric_names='bleu' is one string"),
+    ],
+)
+def test_bad_input_is_named(names, predictions, references, message):
+    with pytest.raises(ValueError, match=message):
+        quality.score(names, predictions, references)

@@ -1,0 +1,241 @@
+"""T5: parameter names, relative positions, and the cached path against the teacher-forced one."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from speccascade_jax.models.base import LanguageModel, Prompt
+from speccascade_jax.models.t5 import T5, T5Config, T5Module, teacher_forced_logits
+from speccascade_jax.models.t5_layers import relative_buckets
+
+forced = jax.jit(teacher_forced_logits, static_argnums=0)
+prefill = jax.jit(T5.prefill, static_argnums=(0, 3))
+extend = jax.jit(T5.extend, static_argnums=0)
+
+TINY = T5Config(29, 32, 16, 2, 8, 24, 1, 2)
+CONFIGS = {
+    "gated_untied": TINY,
+    "relu_tied": T5Config(31, 31, 12, 3, 6, 20, 2, 1, gated=False, tied=True),
+    "gated_tied": dataclasses.replace(TINY, tied=True, num_decoder_layers=1),
+    "relu_untied": dataclasses.replace(TINY, gated=False, num_heads=1, relative_buckets=8, relative_max_distance=16),
+}
+
+
+@functools.cache
+def parameters(config: T5Config) -> dict:
+    token = jnp.ones((1, 1), jnp.int32)
+    return jax.jit(T5Module(config).init)(jax.random.key(0), token, token)["params"]
+
+
+def encoder_rows(config: T5Config, rows: int, width: int, seed: int = 0) -> np.ndarray:
+    """Random tokens with different amounts of right padding."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(2, config.vocab_size, (rows, width), dtype=np.int32)
+    lengths = rng.integers(1, width + 1, rows)
+    return np.where(np.arange(width) < lengths[:, None], tokens, 0)
+
+
+def decoder_rows(config: T5Config, rows: int, width: int, seed: int = 1) -> np.ndarray:
+    tokens = np.random.default_rng(seed).integers(2, config.vocab_size, (rows, width), dtype=np.int32)
+    tokens[:, 0] = 0
+    return tokens
+
+
+def start(config: T5Config, encoder: np.ndarray, slots: int):
+    rows = len(encoder)
+    prompt = Prompt(jnp.zeros((rows, 1), jnp.int32), jnp.ones((rows,), jnp.int32), jnp.asarray(encoder))
+    return prefill(T5(config), parameters(config), prompt, slots)
+
+
+def expected_shapes(c: T5Config) -> dict[str, tuple[int, ...]]:
+    """The table of T5X's names, written out for one configuration."""
+    width = c.num_heads * c.head_dim
+    attention = {f"{n}/kernel": (c.d_model, width) for n in ("query", "key", "value")}
+    attention["out/kernel"] = (width, c.d_model)
+    inner = ("wi_0", "wi_1") if c.gated else ("wi",)
+    mlp = {f"mlp/{n}/kernel": (c.d_model, c.d_ff) for n in inner} | {"mlp/wo/kernel": (c.d_ff, c.d_model)}
+    shapes: dict[str, tuple[int, ...]] = {"token_embedder/embedding": (c.num_embeddings, c.d_model)}
+    stacks = {
+        "encoder": (c.num_encoder_layers, ("attention",), ("attention",)),
+        "decoder": (
+            c.num_decoder_layers,
+            ("self_attention", "encoder_decoder_attention"),
+            ("self_attention", "cross_attention"),
+        ),
+    }
+    for stack, (layers, attentions, norms) in stacks.items():
+        shapes[f"{stack}/relpos_bias/rel_embedding"] = (c.num_heads, c.relative_buckets)
+        shapes[f"{stack}/{stack}_norm/scale"] = (c.d_model,)
+        for i in range(layers):
+            layer = f"{stack}/layers_{i}"
+            shapes |= {f"{layer}/{a}/{n}": s for a in attentions for n, s in attention.items()}
+            shapes |= {f"{layer}/pre_{n}_layer_norm/scale": (c.d_model,) for n in (*norms, "mlp")}
+            shapes |= {f"{layer}/{n}": s for n, s in mlp.items()}
+    if not c.tied:
+        shapes["decoder/logits_dense/kernel"] = (c.d_model, c.num_embeddings)
+    return shapes
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_parameters_have_t5x_names_and_shapes(name):
+    leaves = jax.tree_util.tree_leaves_with_path(parameters(CONFIGS[name]))
+    found = {"/".join(k.key for k in path): leaf.shape for path, leaf in leaves}
+    assert found == expected_shapes(CONFIGS[name])
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_relative_buckets_match_integer_arithmetic(bidirectional):
+    """The logarithmic buckets' edges, decided without floating point."""
+    per_side = 16 if bidirectional else 32
+    exact, large = per_side // 2, per_side - per_side // 2
+    ratio = 128 // exact
+
+    def one(away: int) -> int:
+        if away < exact:
+            return away
+        step = max(k for k in range(large + 1) if away**large >= exact**large * ratio**k)
+        return min(exact + step, per_side - 1)
+
+    distance = range(-600, 601)
+    behind = [one(max(-d, 0)) for d in distance]
+    ahead = [16 + one(d) if d > 0 else one(-d) for d in distance]
+    found = relative_buckets(np.array(distance), bidirectional, 32, 128)
+    np.testing.assert_array_equal(found, ahead if bidirectional else behind)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_blocks_after_rollbacks_equal_teacher_forcing(name):
+    """Blocks of 1 to 8 tokens, ending in wrong ones that a rollback forgets, at ragged row lengths."""
+    config, rows, width = CONFIGS[name], 3, 24
+    model, params = T5(config), parameters(CONFIGS[name])
+    encoder, tokens = encoder_rows(config, rows, 7), decoder_rows(config, rows, width)
+    full = np.asarray(forced(model, params, encoder, tokens))
+    cache = start(config, encoder, width + 8)
+    rng = np.random.default_rng(2)
+    blocks = range(1, 9) if config.gated != config.tied else (1, 2, 8)
+    for block in rng.permutation([b for b in blocks for _ in range(16 // len(blocks))]):
+        length = np.asarray(model.consumed(cache))
+        right = rng.integers(0, block + 1, rows)
+        right = np.minimum(right, width - length)
+        at = np.minimum(length[:, None] + np.arange(block), width - 1)
+        true = np.arange(block) < right[:, None]
+        wrong = rng.integers(2, config.vocab_size, (rows, block))
+        fed = np.where(true, np.take_along_axis(tokens, at, 1), wrong).astype(np.int32)
+        out, cache = extend(model, params, cache, fed)
+        assert out.logits.shape == (rows, block, config.num_embeddings)
+        assert out.hidden.shape == (rows, block, config.d_model)
+        np.testing.assert_array_equal(model.consumed(cache), length + block)
+        wanted = np.take_along_axis(full, at[..., None], 1)
+        np.testing.assert_allclose(out.logits[true], wanted[true], atol=1e-4, rtol=1e-4)
+        cache = model.rollback(cache, np.maximum(length + right - rng.integers(0, 2, rows), 0))
+    assert model.consumed(cache).max() > 8
+
+
+def test_longer_decoder_context_is_consumed_per_row():
+    encoder, tokens = encoder_rows(TINY, 3, 5), decoder_rows(TINY, 3, 6)
+    lengths = np.array([1, 4, 6])
+    model, params = T5(TINY), parameters(TINY)
+    cache = prefill(model, params, Prompt(jnp.asarray(tokens), jnp.asarray(lengths), jnp.asarray(encoder)), 8)
+    np.testing.assert_array_equal(model.consumed(cache), lengths - 1)
+    out, _ = extend(model, params, cache, np.take_along_axis(tokens, lengths[:, None] - 1, 1))
+    full = forced(model, params, encoder, tokens)
+    np.testing.assert_allclose(out.logits[:, 0], full[np.arange(3), lengths - 1], atol=1e-4, rtol=1e-4)
+
+
+def test_padding_of_the_encoder_changes_nothing():
+    encoder, tokens = encoder_rows(TINY, 4, 6), decoder_rows(TINY, 4, 5)
+    padded = np.pad(encoder, ((0, 0), (0, 5)))
+    model, params = T5(TINY), parameters(TINY)
+    narrow = forced(model, params, encoder, tokens)
+    np.testing.assert_allclose(forced(model, params, padded, tokens), narrow, atol=1e-5)
+    out, _ = extend(model, params, start(TINY, padded, 8), tokens)
+    np.testing.assert_allclose(out.logits, narrow, atol=1e-5)
+
+
+def test_an_empty_encoder_input_gives_no_nan():
+    tokens = decoder_rows(TINY, 1, 3)
+    logits = forced(T5(TINY), parameters(TINY), np.zeros((1, 4), np.int32), tokens)
+    assert np.isfinite(logits[..., : TINY.vocab_size]).all()
+
+
+def test_permuting_rows_permutes_every_bit():
+    encoder, tokens = encoder_rows(TINY, 4, 6), decoder_rows(TINY, 4, 10)
+    order = np.array([2, 0, 3, 1])
+    model, params = T5(TINY), parameters(TINY)
+
+    def run(rows: np.ndarray) -> np.ndarray:
+        cache = start(TINY, encoder[rows], 16)
+        first, cache = extend(model, params, cache, tokens[rows, :5])
+        cache = model.rollback(cache, np.array([1, 5, 3, 2])[rows])
+        second, _ = extend(model, params, cache, tokens[rows, 5:])
+        return np.concatenate([first.logits, second.logits], 1)
+
+    np.testing.assert_array_equal(run(np.arange(4))[order], run(order))
+
+
+def test_padded_vocabulary_is_minus_infinity_in_both_paths():
+    encoder, tokens = encoder_rows(TINY, 2, 4), decoder_rows(TINY, 2, 3)
+    full = forced(T5(TINY), parameters(TINY), encoder, tokens)
+    out, _ = extend(T5(TINY), parameters(TINY), start(TINY, encoder, 8), tokens)
+    for logits in (full, out.logits):
+        assert np.isneginf(logits[..., TINY.vocab_size :]).all()
+        assert np.isfinite(logits[..., : TINY.vocab_size]).all()
+
+
+def test_bfloat16_parameters_are_cast_to_the_computation_dtype():
+    encoder, tokens = encoder_rows(TINY, 2, 4), decoder_rows(TINY, 2, 3)
+    stored = jax.tree.map(lambda x: x.astype(jnp.bfloat16), parameters(TINY))
+    rounded = jax.tree.map(lambda x: x.astype(jnp.float32), stored)
+    found, wanted = (forced(T5(TINY), p, encoder, tokens) for p in (stored, rounded))
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_bfloat16_computation_keeps_float32_logits():
+    half = dataclasses.replace(TINY, dtype="bfloat16")
+    encoder, tokens = encoder_rows(TINY, 2, 4), decoder_rows(TINY, 2, 3)
+    out, cache = extend(T5(half), parameters(TINY), start(half, encoder, 8), tokens)
+    assert out.logits.dtype == jnp.float32
+    assert cache.keys[0].dtype == jnp.bfloat16
+    full = forced(T5(TINY), parameters(TINY), encoder, tokens)
+    real = slice(0, TINY.vocab_size)
+    np.testing.assert_allclose(out.logits[..., real], full[..., real], atol=0.3)
+
+
+def test_dropout_is_random_only_when_asked():
+    config = dataclasses.replace(TINY, dropout_rate=0.5)
+    encoder, tokens = encoder_rows(TINY, 2, 4), decoder_rows(TINY, 2, 3)
+
+    def logits(seed: int, deterministic: bool) -> jax.Array:
+        rngs = {"dropout": jax.random.key(seed)}
+        variables = {"params": parameters(TINY)}
+        apply = jax.jit(T5Module(config).apply, static_argnames="deterministic")
+        return apply(variables, encoder, tokens, deterministic=deterministic, rngs=rngs)
+
+    still = forced(T5(TINY), parameters(TINY), encoder, tokens)
+    np.testing.assert_allclose(logits(0, True), still, atol=1e-6)
+    assert not np.allclose(logits(0, False), logits(1, False))
+
+
+def test_it_is_a_hashable_language_model():
+    assert isinstance(T5(TINY), LanguageModel)
+    assert hash(T5(TINY)) == hash(T5(dataclasses.replace(TINY)))
+    assert T5(TINY).vocab_size == TINY.vocab_size
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="num_embeddings is 20"):
+        dataclasses.replace(TINY, num_embeddings=20)
+    with pytest.raises(ValueError, match="d_ff is 0"):
+        dataclasses.replace(TINY, d_ff=0)
+    one = jnp.ones((1, 4), jnp.int32)
+    with pytest.raises(ValueError, match="encoder_tokens"):
+        T5(TINY).prefill(parameters(TINY), Prompt(one, jnp.ones((1,), jnp.int32)), 8)
+    with pytest.raises(ValueError, match="max_len is 3"):
+        T5(TINY).prefill(parameters(TINY), Prompt(one, jnp.ones((1,), jnp.int32), one), 3)

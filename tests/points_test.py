@@ -1,0 +1,133 @@
+"""Points: which ones a sweep has, what is refused before anything is loaded, and their configuration as gin."""
+
+import gin
+import pytest
+
+from speccascade_jax import experiment, gin_flags, points
+from speccascade_jax.points import Evaluation, Method, ModelPair, Point, Sampling, enumerate_points
+from speccascade_jax.rules import RULES
+
+
+def _points(**changes):
+    given = {"pair": ModelPair(name="pair"), "evaluation": Evaluation(task="tiny_translation"), "rule_names": ("opt",)}
+    return enumerate_points(**{**given, **changes})
+
+
+def test_both_ends_come_first_for_every_sampling_and_seed():
+    groups = _points(
+        rule_names=("spec_decode", "opt"),
+        alphas={"opt": (0.0, 0.5)},
+        block_sizes=(3, 5),
+        samplings=[Sampling(temperature=0), Sampling(temperature=1)],
+        seeds=(0, 1),
+    )
+    names = [[(p.method.name, p.method.alpha, p.method.block_size) for p in group] for group in groups]
+    once = [
+        [("autoregressive", None, None)],
+        [("autoregressive_draft", None, None)],
+        [("spec_decode", None, 3)],
+        [("opt", 0.0, 3), ("opt", 0.5, 3)],
+        [("spec_decode", None, 5)],
+        [("opt", 0.0, 5), ("opt", 0.5, 5)],
+    ]
+    assert names == once * 4
+    settings = {(p.sampling.temperature, p.seed) for group in groups for p in group}
+    assert settings == {(0.0, 0), (0.0, 1), (1.0, 0), (1.0, 1)}
+
+
+def test_rules_without_named_alphas_get_their_range():
+    (*_, chow, token) = _points(rule_names=("chow", "token_v3"))
+    assert (chow[0].method.alpha, chow[-1].method.alpha) == (0.0, 1.0)
+    assert sum(point.method.alpha > 0.9 for point in token) >= 4
+
+
+def test_every_default_grid_is_legal():
+    for name, rule in RULES.items():
+        if rule.grid is not None:
+            for point in _points(rule_names=(name,))[-1]:
+                points.validate(point)
+
+
+def test_whole_numbers_and_floats_are_one_point():
+    assert Method(name="opt", alpha=1) == Method(name="opt", alpha=1.0)
+    first, second = (
+        Point(
+            pair=ModelPair(name="p"),
+            evaluation=Evaluation(task="tiny_translation"),
+            method=Method(name="opt", alpha=alpha),
+            sampling=Sampling(temperature=alpha),
+        )
+        for alpha in (1, 1.0)
+    )
+    assert first.configuration() == second.configuration()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rule_names": ("optt",)}, "unknown rule 'optt': did you mean opt"),
+        ({"rule_names": ("lossy",), "alphas": {"lossy": (0.5, 1.0)}}, r"alpha=1 is outside the domain \[0, 1\)"),
+        ({"alphas": {"opt": (float("nan"),)}}, "alpha=nan is not finite"),
+        ({"alphas": {"chow": (0.5,)}}, "alphas names chow, which is not among the rules opt"),
+        ({"alphas": {"opt": ()}}, "gives rule 'opt' no value"),
+        ({"alphas": {"opt": (0.5, 0.5)}}, "names a point twice: opt alpha=0.5"),
+        ({"rule_names": ("spec_decode",), "alphas": {"spec_decode": (0.5,)}}, "'spec_decode' has no alpha"),
+        ({"rule_names": ("lossy_greedy",), "samplings": [Sampling(temperature=1.0)]}, "temperature 0 only"),
+        ({"samplings": [Sampling(temperature=-1.0)]}, "temperature=-1 .*is negative"),
+        ({"samplings": [Sampling(top_p=0.0)]}, r"top_p=0 .*outside \(0, 1\]"),
+        ({"samplings": [Sampling(top_k=-2)]}, "top_k=-2"),
+        ({"samplings": [Sampling(draft_temperature=-0.5)]}, "temperature=-0.5"),
+        ({"block_sizes": (0,)}, "block_size=0 is not a whole number >= 1"),
+        ({"bonus": "maybe"}, "bonus='maybe' is not one of rule, target, none"),
+        ({"seeds": (-1,)}, "seed=-1"),
+        ({"evaluation": Evaluation(task="tiny")}, "unknown task 'tiny'"),
+        ({"evaluation": Evaluation(task="tiny_translation", split="dev")}, "no split 'dev'; its splits: test"),
+        ({"evaluation": Evaluation(task="tiny_translation", quality_examples=0)}, "quality_examples=0"),
+        ({"evaluation": Evaluation(task="tiny_translation", max_new_tokens=-3)}, "max_new_tokens=-3"),
+    ],
+)
+def test_what_has_no_meaning_is_refused_by_name(changes, message):
+    with pytest.raises(ValueError, match=message):
+        _points(**changes)
+
+
+def test_a_single_point_needs_its_alpha():
+    point = _points()[0][0]
+    for method, message in (
+        (Method(name="opt"), "'opt' needs an alpha"),
+        (Method(name="spec_decode", alpha=0.1), "'spec_decode' has no alpha"),
+        (Method(name="autoregressive", alpha=0.1), "autoregressive has no alpha"),
+    ):
+        changed = Point(pair=point.pair, evaluation=point.evaluation, method=method, sampling=point.sampling)
+        with pytest.raises(ValueError, match=message):
+            points.validate(changed)
+
+
+def test_unset_split_and_length_are_the_tasks():
+    point = _points()[0][0]
+    assert (point.evaluation.split, point.evaluation.max_new_tokens) == ("test", 64)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_points_configuration_is_a_gin_file_that_gives_the_point_again(number, tmp_path, monkeypatch):
+    point = _points(rule_names=("spec_decode", "opt"), samplings=[Sampling(temperature=0.7)], seeds=(3,))[number][-1]
+    (tmp_path / "point.gin").write_text(point.configuration())
+    seen = []
+    monkeypatch.setattr(experiment, "_evaluator", lambda point: seen.append(point) or _stop())
+    gin.clear_config()
+    gin_flags.parse_gin([str(tmp_path / "point.gin")])
+    with pytest.raises(KeyboardInterrupt):
+        gin.get_configurable(experiment.run)()
+    gin.clear_config()
+    assert seen == [point]
+
+
+def _stop():
+    raise KeyboardInterrupt
+
+
+def test_coordinates_are_flat_and_complete():
+    coordinates = _points(alphas={"opt": (0.5,)})[-1][0].coordinates()
+    assert coordinates["method"] == "opt" and coordinates["pair"] == "pair" and coordinates["alpha"] == 0.5
+    assert not any(isinstance(value, dict) for value in coordinates.values())
+    assert {"task", "split", "seed", "temperature", "block_size", "bonus", "max_new_tokens"} <= set(coordinates)

@@ -1,0 +1,112 @@
+"""The methods once more, in NumPy and float64, written from METHODS section 3 alone and as naively as possible."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def softmax(logits):
+    logits = np.asarray(logits, np.float64)
+    weights = np.exp(logits - logits.max())
+    return weights / weights.sum()
+
+
+def scale(logits, temperature, top_p=1.0, top_k=0):
+    """`S` at one position, by sorting; ties go to the lowest index (a stable sort)."""
+    logits = np.asarray(logits, np.float64)
+    if temperature == 0:
+        law = np.zeros(len(logits))
+        law[int(np.argmax(logits))] = 1.0
+        return law
+    law = softmax(logits / temperature)
+    order = np.argsort(-law, kind="stable")
+    if top_k > 0:
+        law[order[top_k:]] = 0.0
+        law /= law.sum()
+    if top_p < 1:
+        before = np.cumsum(law[order]) - law[order]
+        law[order[before >= top_p]] = 0.0
+        law /= law.sum()
+    return law
+
+
+def entropy(law):
+    law = law[law > 0]
+    return float(-(law * np.log(law)).sum())
+
+
+def total_variation(p, q):
+    return float(np.maximum(p - q, 0).sum())
+
+
+def lossy(q, p, alpha, beta=1.0):
+    kept = np.minimum(q, p / (1 - alpha))
+    residual = np.maximum(p / beta - q, 0)
+    residual = residual / residual.sum() if residual.sum() > 0 else p
+    return kept + (1 - kept.sum()) * residual
+
+
+def lossy_tuned(q, p, alpha):
+    excess = np.maximum(q - p / (1 - alpha), 0).sum()
+    if excess <= 0:
+        return q.copy()
+    low, high = 0.0, 1 / (1 - alpha)
+    for _ in range(200):
+        middle = (low + high) / 2
+        if np.maximum(middle * p - q, 0).sum() < excess:
+            low = middle
+        else:
+            high = middle
+    return np.maximum(np.minimum(q, p / (1 - alpha)), high * p)
+
+
+def cross_entropy(q, p, greedy):
+    with np.errstate(divide="ignore"):
+        surprise = -np.log(p)
+    if greedy:
+        return float(surprise[int(np.argmax(q))])
+    return float(np.where(q > 0, q * np.where(q > 0, surprise, 0), 0).sum())
+
+
+# the decision of every deferral rule: (q, p, q̃, p̃, α, greedy) -> a number or a vector, true where it defers
+DECISIONS = {
+    "chow": lambda q, p, qt, pt, a, g: q.max() < 1 - a,
+    "chow_log": lambda q, p, qt, pt, a, g: entropy(q) > a,
+    "diff": lambda q, p, qt, pt, a, g: q.max() < p.max() - a,
+    "diff_log": lambda q, p, qt, pt, a, g: entropy(p) < entropy(q) - a,
+    "opt": lambda q, p, qt, pt, a, g: q.max() < p.max() - a * total_variation(pt, qt),
+    "opt_log": lambda q, p, qt, pt, a, g: entropy(p) < entropy(q) - a * total_variation(pt, qt),
+    "bild_star": lambda q, p, qt, pt, a, g: cross_entropy(q, p, g) > a,
+    "token_v1": lambda q, p, qt, pt, a, g: q < p.max() - a,
+    "token_v2": lambda q, p, qt, pt, a, g: p < p.max() - a,
+    "token_v3": lambda q, p, qt, pt, a, g: p < (1 - a) * p.max(),
+    "lossy_greedy": lambda q, p, qt, pt, a, g: p[int(np.argmax(q))] < (1 - a) * p.max(),
+}
+
+
+def decision(rule, q_logits, p_logits, alpha, temperature, top_p=1.0, top_k=0, draft_temperature=None):
+    """`r(v)`, float64 `[V]`."""
+    cold = temperature if draft_temperature is None else draft_temperature
+    q, p = softmax(q_logits), softmax(p_logits)
+    qt, pt = scale(q_logits, cold, top_p, top_k), scale(p_logits, temperature, top_p, top_k)
+    return np.broadcast_to(np.asarray(DECISIONS[rule](q, p, qt, pt, alpha, cold == 0), np.float64), q.shape)
+
+
+def target_law(rule, q_logits, p_logits, alpha, temperature, top_p=1.0, top_k=0, draft_temperature=None):
+    """`π` at one position, float64 `[V]`."""
+    cold = temperature if draft_temperature is None else draft_temperature
+    qt, pt = scale(q_logits, cold, top_p, top_k), scale(p_logits, temperature, top_p, top_k)
+    if rule == "spec_decode":
+        return pt
+    if rule == "lossy":
+        return lossy(qt, pt, alpha)
+    if rule == "lossy_tuned":
+        return lossy_tuned(qt, pt, alpha)
+    r = decision(rule, q_logits, p_logits, alpha, temperature, top_p, top_k, draft_temperature)
+    return (1 - r) * qt + pt * (r * qt).sum()
+
+
+def transitions(rule, q_table, p_table, alpha, temperature, top_p=1.0, **more):
+    """`π` after every token: float64 `[V, V]` for tabular models."""
+    rows = [target_law(rule, q, p, alpha, temperature, top_p, **more) for q, p in zip(q_table, p_table, strict=True)]
+    return np.stack(rows)

@@ -1,0 +1,64 @@
+"""Interleaving: who runs when, and what the ratios mean."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from speccascade_jax import timing
+
+
+class _Bench:
+    """Fake runs that advance a fake clock and write down who ran."""
+
+    def __init__(self):
+        self.now, self.log = 0.0, []
+
+    def run(self, name, seconds, tokens=4):
+        def call(example, trial):
+            self.now += seconds * (1 + example) * (1 + trial)
+            self.log.append((trial, example, name))
+            return SimpleNamespace(lengths=np.asarray([tokens]))
+
+        return call
+
+    def clock(self):
+        return self.now
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    monkeypatch.setattr(timing.jax, "block_until_ready", lambda result: result)
+    return _Bench()
+
+
+def test_every_method_stands_beside_the_baseline_and_the_order_alternates(bench):
+    runs = bench.run("target", 1.0), [bench.run("a", 0.5), bench.run("b", 0.25)]
+    timing.interleave(*runs, examples=2, trials=2, clock=bench.clock)
+    turns = ["".join(name[0] for t, e, name in bench.log if (t, e) == turn) for turn in ((0, 0), (0, 1), (1, 0), (1, 1))]
+    assert turns == ["atb", "bta", "bta", "atb"]
+
+
+def test_one_method_goes_first_as_often_as_last(bench):
+    timing.interleave(bench.run("target", 1.0), [bench.run("a", 0.5)], examples=2, trials=2, clock=bench.clock)
+    assert "".join(name[0] for _, _, name in bench.log) == "at" + "ta" + "ta" + "at"
+
+
+def test_seconds_and_ratios(bench):
+    alone, (method,) = timing.interleave(
+        bench.run("target", 1.0, 10), [bench.run("a", 0.5, 5)], examples=3, trials=2, clock=bench.clock
+    )
+    np.testing.assert_allclose(alone.seconds, [[1, 2, 3], [2, 4, 6]])
+    relative = timing.relative_latency(method, alone)
+    assert relative["value"] == pytest.approx(0.5) and relative["trials"] == pytest.approx([0.5, 0.5])
+    assert relative["per_token"] == pytest.approx(1.0)
+    measured = timing.latency(alone)
+    assert measured["ms_per_example"]["value"] == pytest.approx(3000)
+    assert (measured["ms_per_example"]["low"], measured["ms_per_example"]["high"]) == pytest.approx((2000, 4000))
+    assert measured["ms_per_token"]["trials"] == pytest.approx([200, 400])
+    assert (measured["examples"], measured["trials"], measured["tokens_per_example"]) == (3, 2, 10)
+
+
+def test_three_methods_cannot_share_a_baseline(bench):
+    with pytest.raises(ValueError, match="3 methods cannot all be neighbours"):
+        timing.interleave(bench.run("t", 1), [bench.run("a", 1)] * 3, examples=1, trials=1)
