@@ -4,8 +4,9 @@ Examples:
     python experiments/train_vocab.py
     python experiments/train_t5.py --gin_file=gin/train_target.gin
     python experiments/train_t5.py --gin_file=gin/train_target.gin --mode=export --output=runs/tatoeba_en_de/pair/target
-    python experiments/train_t5.py --gin_file=gin/train_draft.gin --gin.TEACHER='"runs/tatoeba_en_de/pair/target"'
-    python experiments/train_t5.py --gin_file=gin/train_draft.gin --gin.MINUTES=5 --gin.RUN_DIR='"runs/quick"'
+    python experiments/train_t5.py --gin_file=gin/train_draft.gin --gin.TEACHER="'runs/tatoeba_en_de/pair/target'"
+    python experiments/train_t5.py --gin_file=gin/train_target.gin --mode=evaluate --examples=200
+    python experiments/train_t5.py --gin_file=gin/train_draft.gin --gin.MINUTES=5 --gin.RUN_DIR="'runs/quick'"
 
 A run that was killed goes on where its last saved state was: give the same command again.
 What is trained is the gin file's `Trainer`; every setting can be changed with --gin.NAME=VALUE, where NAME is
@@ -23,7 +24,7 @@ from absl import app, flags, logging
 
 import gin
 from speccascade_jax import gin_flags
-from speccascade_jax.training import configuration, export, loop
+from speccascade_jax.training import configuration, export, loop, memory
 
 gin_flags.define_flags()
 MODE = flags.DEFINE_enum(
@@ -60,5 +61,6 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    memory.keep_freed_memory()
     logging.set_verbosity(logging.INFO)
     app.run(main, argv=configuration.rewrite_arguments(sys.argv))

@@ -19,8 +19,9 @@ from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.none import NoDrafter
 from speccascade_jax.engine import Engine, Generation, generate, raise_on_failure
 from speccascade_jax.metrics.efficiency import summarise
-from speccascade_jax.models.base import Params, Prompt, bucket, right_pad
+from speccascade_jax.models.base import Params
 from speccascade_jax.pair import Pair
+from speccascade_jax.prompts import make_prompt
 from speccascade_jax.rules import Rule
 from speccascade_jax.sampling import softmax, transform
 from speccascade_jax.stopping import Fixed, StopPolicy
@@ -125,7 +126,7 @@ def collect(pair: Pair, generation: Generation) -> DecodeOutput:
     tokens, lengths = np.asarray(generation.tokens), np.asarray(generation.lengths)
     texts = None
     if pair.vocabulary is not None:
-        texts = [pair.vocabulary.decode(row[:n].tolist()) for row, n in zip(tokens, lengths)]
+        texts = [pair.vocabulary.decode(row[:n].tolist()) for row, n in zip(tokens, lengths, strict=True)]
     fields = type(generation.stats).__dataclass_fields__
     per_row_stats = {name: np.asarray(getattr(generation.stats, name)) for name in fields}
     return DecodeOutput(
@@ -170,41 +171,6 @@ def assemble(
         bonus=bonus,
     )
     return engine, {"target": pair.target.params, "drafter": {"model": pair.draft.params}}
-
-
-def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1) -> Prompt:
-    """Texts or ids as a right-padded `Prompt`, its width a power of two (one compilation per bucket).
-
-    Texts end in the end-of-sequence id; ids are taken as they are. Encoder-decoder models get them as the
-    encoder's input and start decoding from id 0.
-
-    Args:
-        pair: says which architecture and vocabulary.
-        prompts: texts, `[B, P]` ids, or a list of lists of ids.
-        min_length: pad at least to this many tokens, so that several calls share a bucket.
-
-    Raises:
-        ValueError: no prompts, texts without a vocabulary, an id outside it, an empty or too long prompt.
-    """
-    ids = _to_ids(pair, prompts)
-    limit = pair.max_prompt_length
-    for row, tokens in enumerate(ids):
-        if not tokens:
-            raise ValueError(f"prompt {row} is empty; give at least one token")
-        if len(tokens) > limit:
-            raise ValueError(f"prompt {row} has {len(tokens)} tokens, over the limit of {limit}; shorten it, or raise "
-                             f"Pair.max_prompt_length")  # fmt: skip
-        bad = [t for t in tokens if not 0 <= t < pair.target.model.vocab_size]
-        if bad:
-            raise ValueError(
-                f"prompt {row} holds id {bad[0]}, outside the vocabulary of {pair.target.model.vocab_size}"
-            )
-    lengths = np.array([len(t) for t in ids], np.int32)
-    padded = right_pad(ids, bucket(max(min_length, int(lengths.max()))))
-    if _is_encoder_decoder(pair):
-        start = np.zeros((len(ids), 1), np.int32)
-        return Prompt(jnp.asarray(start), jnp.ones((len(ids),), jnp.int32), jnp.asarray(padded))
-    return Prompt(jnp.asarray(padded), jnp.asarray(lengths))
 
 
 def target_law(
@@ -286,24 +252,6 @@ def _stop_ids(pair: Pair, stop_ids: Sequence[int] | None) -> tuple[int, ...]:
         if not 0 <= int(stop) < pair.target.model.vocab_size:
             raise ValueError(f"stop id {stop} is outside the vocabulary of {pair.target.model.vocab_size}")
     return tuple(int(s) for s in stop_ids)
-
-
-def _to_ids(pair: Pair, prompts: Any) -> list[list[int]]:
-    if isinstance(prompts, str):
-        prompts = [prompts]
-    if len(prompts) == 0:
-        raise ValueError("no prompts: give at least one")
-    if isinstance(prompts[0], str):
-        if pair.vocabulary is None:
-            raise ValueError("this pair has no vocabulary: give token ids, or a Pair with vocabulary=…")
-        return [[*pair.vocabulary.encode(text), pair.vocabulary.eos_id] for text in prompts]
-    if np.ndim(prompts[0]) == 0:
-        prompts = [prompts]
-    return [[int(t) for t in np.asarray(row).tolist()] for row in prompts]
-
-
-def _is_encoder_decoder(pair: Pair) -> bool:
-    return bool(getattr(pair.target.model, "is_encoder_decoder", False))
 
 
 def _example_ids(example_ids: Any, rows: int) -> np.ndarray:

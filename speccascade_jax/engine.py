@@ -368,7 +368,7 @@ def raise_on_failure(generation: Generation) -> None:
     if (failed < 0).all():
         return
     row = int(np.argmax((failed >= 0).any(-1)))
-    name, at = [(n, int(p)) for n, p in zip(("target", "draft"), failed[row]) if p >= 0][0]
+    name, at = [(n, int(p)) for n, p in zip(("target", "draft"), failed[row], strict=True) if p >= 0][0]
     raise FloatingPointError(
         f"the {name} model gave NaN or infinite logits in row {row} at position {at} of its decoder sequence; "
         f"check its weights (a checkpoint of another configuration?) and the row's prompt"

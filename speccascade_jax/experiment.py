@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import jax
+
 from speccascade_jax import figures, report, summary
 from speccascade_jax.points import Evaluation, Method, ModelPair, Point, Sampling, enumerate_points, validate
 from speccascade_jax.results import Record, ResultStore, fill
@@ -35,6 +37,7 @@ def run(
     """
     point = Point(pair=pair, evaluation=evaluation.resolved(), method=method, sampling=sampling, seed=seed)
     validate(point)
+    keep_compilations(Path(output).parent / ".jax_cache")
     evaluator = _evaluator(point)
     with ResultStore(output) as store:
         fill(store, [[point]], evaluator.key, evaluator.evaluate)
@@ -94,6 +97,7 @@ def sweep(
     if dry_run:
         report.print_points([point.label() for group in groups for point in group])
         return None
+    keep_compilations(Path(output).parent / ".jax_cache")
     evaluator = _evaluator(groups[0][0])
     with ResultStore(output) as store:
         measure(groups, store, evaluator)
@@ -118,6 +122,16 @@ def present(store: ResultStore) -> None:
     if any(panel.curves for panel in panels):
         for path in figures.draw_all(panels, store.path.parent, store.path.stem):
             print(f"plot: {path}")
+
+
+def keep_compilations(folder: Path) -> None:
+    """Keep compiled programs in `folder`, so that a sweep that goes on, or is run again, starts at once.
+
+    Another folder that the user has named (`JAX_COMPILATION_CACHE_DIR`) stays.
+    """
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 def _evaluator(point: Point) -> Evaluator:

@@ -15,6 +15,7 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.patheffects import withStroke
 
 from speccascade_jax.report import label
 from speccascade_jax.summary import Panel, Spot, Value
@@ -130,7 +131,10 @@ def _ends(axes: Axes, panel: Panel) -> None:
         at = (spot.latency.value, spot.quality.value)
         axes.errorbar(*at, xerr=_bars([spot.latency]), yerr=_bars([spot.quality]), fmt=marker, ms=9, color="0.25",
                       mfc="white", mew=2, elinewidth=0.8, zorder=4)  # fmt: skip
-        axes.annotate(name, at, xytext=(10, -14), textcoords="offset points", fontsize=10, weight="bold", color="0.2")
+        text = axes.annotate(
+            name, at, xytext=(10, -14), textcoords="offset points", fontsize=10, weight="bold", zorder=5
+        )
+        text.set_path_effects([withStroke(linewidth=3, foreground="white")])
 
 
 def _bars(values: Sequence[Value]) -> list[list[float]]:
@@ -139,4 +143,4 @@ def _bars(values: Sequence[Value]) -> list[list[float]]:
 
 
 def _slug(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.]+", "-", text.replace("γ", "g").replace(" = ", "")).strip("-")
+    return re.sub(r"[^A-Za-z0-9._]+", "-", text.replace("γ", "g").replace(" = ", "")).strip("-")

@@ -6,6 +6,7 @@ import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
+from speccascade_jax import checkpoints
 from speccascade_jax.data.vocabularies import Vocabulary
 from speccascade_jax.models.base import BoundModel
 
@@ -58,8 +59,6 @@ def load_pair(name: str | Path) -> Pair:
         ValueError: no such pair; names the shipped ones.
         CheckpointError: a part of it is damaged or missing.
     """
-    from speccascade_jax import checkpoints
-
     directory = PAIRS_DIRECTORY / str(name) if str(name) in shipped_pairs() else Path(name)
     if not directory.is_dir():
         near = difflib.get_close_matches(str(name), shipped_pairs(), n=1)
@@ -71,8 +70,10 @@ def load_pair(name: str | Path) -> Pair:
     for part in ("vocabulary.model", "target", "draft"):
         if not (directory / part).exists():
             raise ValueError(f"the pair in {directory} lacks {part!r}; it needs vocabulary.model, target/ and draft/")
-    models = {}
-    for part in ("target", "draft"):
-        model, params = checkpoints.load(directory / part)
-        models[part] = BoundModel(params=params, model=model)
-    return Pair(**models, vocabulary=Vocabulary(directory / "vocabulary.model"), name=directory.name)
+    target, draft = (_bound(directory / part) for part in ("target", "draft"))
+    return Pair(target, draft, vocabulary=Vocabulary(directory / "vocabulary.model"), name=directory.name)
+
+
+def _bound(directory: Path) -> BoundModel:
+    model, params = checkpoints.load(directory)
+    return BoundModel(params=params, model=model)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax.extend.random import threefry_2x32
 
 from speccascade_jax.types import Array
 
@@ -18,21 +19,29 @@ _PURPOSES = 4
 
 
 def row_keys(key: Array, example_ids: Array, level: int) -> Array:
-    """One key per row `[B]`: what a row draws depends on its id, never on its neighbours."""
-    return jax.vmap(lambda i: jax.random.fold_in(jax.random.fold_in(key, i), level))(example_ids)
+    """One key per row, uint32 `[B, 2]`: what a row draws depends on its id, never on its neighbours."""
+    keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.fold_in(key, i), level))(example_ids)
+    return jax.random.key_data(keys)
 
 
 @flax.struct.dataclass
 class RoundKeys:
-    """The bits of one round: `row` keys `[B]`, the row's `round` counter and its `length`, int32 `[B]`."""
+    """The bits of one round: `row` keys uint32 `[B, 2]`, the row's `round` counter and `length`, int32 `[B]`."""
 
     row: Array
     round: Array
     length: Array
 
     def uniform(self, slots: Array, purpose: int) -> Array:
-        """float32 in [0, 1) of the shape of `slots`: int32 `[B]` or `[B, T]`, slots in the block."""
-        keys = jax.vmap(jax.random.fold_in)(self.row, self.round)
+        """float32 in [0, 1) of the shape of `slots`: int32 `[B]` or `[B, T]`, slots in the block.
+
+        Round, slot and purpose are one block of Threefry's counter: one call of the cipher per draw, where
+        folding them in one after the other takes three.
+        """
         flat = slots.reshape(slots.shape[0], -1) * _PURPOSES + purpose
-        draw = jax.vmap(jax.vmap(lambda k, n: jax.random.uniform(jax.random.fold_in(k, n)), (None, 0)))
-        return draw(keys, flat).reshape(slots.shape).astype(jnp.float32)
+        rounds = jnp.broadcast_to(self.round[:, None], flat.shape)
+        counters = jnp.stack([rounds, flat], axis=-1).astype(jnp.uint32)
+        bits = jax.vmap(jax.vmap(threefry_2x32, (None, 0)))(self.row, counters)[..., 0]
+        # 23 bits become the mantissa of a float in [1, 2)
+        ones = jax.lax.bitcast_convert_type((bits >> 9) | jnp.uint32(0x3F800000), jnp.float32)
+        return (ones - 1.0).reshape(slots.shape)

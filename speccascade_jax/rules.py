@@ -32,7 +32,6 @@ class Rule:
         domain: α must satisfy `domain[0] <= α < domain[1]`.
         reads_q: whether `π` depends on the draft's law; if not, no draft pass is spent on the bonus position.
         lossless: whether `π = p̃` for every α.
-        reads_max_q: never defers where the raw `q` is one-hot (n-gram drafters): worth a warning.
         greedy_only: defined at temperature 0 only.
     """
 
@@ -43,7 +42,6 @@ class Rule:
     domain: tuple[float, float] = (-math.inf, math.inf)
     reads_q: bool = True
     lossless: bool = False
-    reads_max_q: bool = False
     greedy_only: bool = False
 
     def __post_init__(self) -> None:
@@ -190,11 +188,11 @@ _ROWS = (
     lossy(),
     Rule(name="lossy_tuned", law=laws.lossy_tuned, grid=(0.0, 0.9), domain=(0.0, 1.0)),
     Rule(name="lossy_greedy", deferral=lossy_greedy, greedy_only=True),
-    Rule(name="chow", deferral=chow, reads_max_q=True),
+    Rule(name="chow", deferral=chow),
     Rule(name="chow_log", deferral=chow_log, grid=(0.0, "lnV")),
-    Rule(name="diff", deferral=diff, grid=(-1.0, 1.0), reads_max_q=True),
+    Rule(name="diff", deferral=diff, grid=(-1.0, 1.0)),
     Rule(name="diff_log", deferral=diff_log, grid=("-lnV", "lnV")),
-    Rule(name="opt", deferral=opt, grid=(-1.0, 1.0), reads_max_q=True),
+    Rule(name="opt", deferral=opt, grid=(-1.0, 1.0)),
     Rule(name="opt_log", deferral=opt_log, grid=(-1.0, 1.0)),
     Rule(name="bild_star", deferral=bild_star, grid=(0.0, 10.0)),
     Rule(name="token_v1", deferral=token_v1, grid=(-1.0, 1.0)),

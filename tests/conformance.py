@@ -176,7 +176,8 @@ def pooled_statistic(observed, expected, least=5.0):
         e[smallest] += e[-1]
         o[smallest] += o[-1]
         o, e = o[:-1], e[:-1]
-    return (((o - e) ** 2) / e)[e > 0].sum(), max(len(e) - 1, 0)
+    o, e = o[e > 0], e[e > 0]
+    return (((o - e) ** 2) / e).sum(), max(len(e) - 1, 0)
 
 
 def pooled_p_value(observed, expected):

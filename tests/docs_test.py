@@ -27,5 +27,7 @@ def test_extending_walkthrough_adds_a_rule_that_conforms(capsys):
 def test_every_page_names_files_that_exist():
     root = DOCS.parent
     for page in [*DOCS.glob("*.md"), root / "README.md"]:
-        for path in re.findall(r"`((?:tests|experiments|configs|docs|gin)/[\w/.]+\.\w+)`", page.read_text(encoding="utf-8")):
+        for path in re.findall(
+            r"`((?:tests|experiments|configs|docs|gin)/[\w/.]+\.\w+)`", page.read_text(encoding="utf-8")
+        ):
             assert (root / path).exists(), f"{page.name} names {path}"

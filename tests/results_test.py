@@ -154,7 +154,9 @@ def test_fill_measures_only_what_is_missing(path):
 
 
 def test_csv_flattens_records(path):
-    text = results.to_csv([_record(0, quality={"value": 1.5, "all": {"bleu": 2}}), _record(1, trials=[1, 2], none=None)])
+    text = results.to_csv(
+        [_record(0, quality={"value": 1.5, "all": {"bleu": 2}}), _record(1, trials=[1, 2], none=None)]
+    )
     head, first, second = text.splitlines()
     assert head == "key,n,quality.value,quality.all.bleu,trials,none"
     assert first.endswith(",0,1.5,2,,") and second.endswith(',1,,,"[1, 2]",')
@@ -180,7 +182,7 @@ def test_writing_atomically_replaces_and_leaves_no_temporary_file(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-# A sweep with a fake runner in a process of its own. It loads the module by its file: importing the package would import
+# A sweep with a fake runner in a process of its own. It loads the module by its file: the package would import
 # JAX. What it has stored it says on its output, so that the parent knows what must not be lost.
 _CHILD = """
 import importlib.util, sys

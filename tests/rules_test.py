@@ -133,7 +133,7 @@ def test_tuned_lossy_solves_its_equation(top_p):
             np.testing.assert_allclose(row.sum(), 1.0, atol=1e-5)
             b = root_b(qt, pt, float(np.float32(alpha)))
             assert 0 <= b <= 1 / (1 - alpha) + 1e-5
-                large += 0 < b < 0.1
+            large += 0 < b < 0.1
             expected = np.maximum(np.minimum(qt, pt / (1 - np.float32(alpha))), b * pt)
             if np.abs(np.cumsum(np.sort(qt)) - top_p).min() > 1e-5 or top_p == 1:
                 np.testing.assert_allclose(row, expected, atol=1e-5)
@@ -202,7 +202,14 @@ def test_lemma_10_opt_and_diff_at_temperature_zero_have_one_law_but_not_one_defe
 
 @pytest.mark.parametrize(
     ("name", "alpha"),
-    [("lossy", 0.0), *[(name, -1.0) for name in TOKEN], ("diff", -1.0), ("chow", -1e-3), ("chow", -1.0), ("chow", -7.0)],
+    [
+        ("lossy", 0.0),
+        *[(name, -1.0) for name in TOKEN],
+        ("diff", -1.0),
+        ("chow", -1e-3),
+        ("chow", -1.0),
+        ("chow", -7.0),
+    ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
 def test_lossless_ends(name, alpha, temperature):

@@ -35,7 +35,9 @@ def bench(monkeypatch):
 def test_every_method_stands_beside_the_baseline_and_the_order_alternates(bench):
     runs = bench.run("target", 1.0), [bench.run("a", 0.5), bench.run("b", 0.25)]
     timing.interleave(*runs, examples=2, trials=2, clock=bench.clock)
-    turns = ["".join(name[0] for t, e, name in bench.log if (t, e) == turn) for turn in ((0, 0), (0, 1), (1, 0), (1, 1))]
+    turns = [
+        "".join(name[0] for t, e, name in bench.log if (t, e) == turn) for turn in ((0, 0), (0, 1), (1, 0), (1, 1))
+    ]
     assert turns == ["atb", "bta", "bta", "atb"]
 
 

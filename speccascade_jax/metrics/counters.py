@@ -17,7 +17,8 @@ class Counters:
     Attributes:
         rounds, target_calls: rounds the row took part in; each is one call of the target.
         drafted: draft tokens handed over; examined: those up to and including the first rejection.
-        kept, rejected: of the examined ones. committed: tokens of the output.
+        kept, rejected: of the examined ones. committed: tokens of the output; discarded: sampled tokens, the
+            target's own included, that were not committed.
         draft_steps: forward passes of the draft this row needed.
         deferred: float32, Σ of `η` over the committed positions the rule decided; decided: how many those are.
         examined_at, kept_at: `[B, G]` by position in the block; deferred_at: float32, `Σ r(x)` over the
@@ -31,6 +32,7 @@ class Counters:
     kept: Array
     rejected: Array
     committed: Array
+    discarded: Array
     draft_steps: Array
     deferred: Array
     decided: Array
@@ -44,7 +46,7 @@ class Counters:
         """Nothing counted yet."""
         zero, at = jnp.zeros((rows,), jnp.int32), jnp.zeros((rows, block), jnp.int32)
         real, real_at = zero.astype(jnp.float32), at.astype(jnp.float32)
-        return cls(zero, zero, zero, zero, zero, zero, zero, zero, real, zero, at, at, real_at, real_at)
+        return cls(*[zero] * 9, real, zero, at, at, real_at, real_at)
 
 
 def count_round(old: Counters, turn: Round, rule: Rule, alpha: Array, bonus: str) -> Counters:
@@ -55,6 +57,7 @@ def count_round(old: Counters, turn: Round, rule: Rule, alpha: Array, bonus: str
     examined = (turn.num_kept + turn.rejected)[:, None] > slots
     kept = turn.num_kept[:, None] > slots
     eta, at_draft, decided = _deferral(turn, rule, alpha, bonus)
+    own = turn.rejected | (bonus != "none") | (turn.draft.length == 0)  # did the target draw a token itself?
     return Counters(
         rounds=old.rounds + active,
         target_calls=old.target_calls + active,
@@ -63,6 +66,7 @@ def count_round(old: Counters, turn: Round, rule: Rule, alpha: Array, bonus: str
         kept=old.kept + active * turn.num_kept,
         rejected=old.rejected + turn.rejected,
         committed=old.committed + turn.num_new,
+        discarded=old.discarded + active * (turn.draft.length + own - turn.num_new),
         draft_steps=old.draft_steps + active * turn.draft.steps,
         deferred=old.deferred + eta,
         decided=old.decided + decided,

@@ -8,7 +8,7 @@ import numpy as np
 
 from speccascade_jax.metrics.counters import Counters
 
-COUNTS = ("rounds", "target_calls", "drafted", "examined", "kept", "rejected", "committed", "draft_steps")
+COUNTS = ("rounds", "target_calls", "drafted", "examined", "kept", "rejected", "committed", "discarded", "draft_steps")
 
 
 def summarise(stats: Counters, lengths: Any = None, *, rows: Any = None) -> dict[str, Any]:
@@ -33,10 +33,8 @@ def summarise(stats: Counters, lengths: Any = None, *, rows: Any = None) -> dict
 def measures(totals: dict[str, Any]) -> dict[str, Any]:
     """The measures of METHODS section 9 from summed counters."""
     counts = {name: int(totals[name]) for name in COUNTS}
-    sampled = counts["drafted"] + counts["target_calls"]
     return {
         **counts,
-        "discarded": max(sampled - counts["committed"], 0),
         "acceptance_rate": _ratio(counts["kept"], counts["examined"]),
         "rejection_rate": _ratio(counts["rejected"], counts["examined"]),
         "draft_utilisation": _ratio(counts["kept"], counts["drafted"]),

@@ -6,7 +6,6 @@ Shape letters: `B` rows, `P` prompt tokens, `N` encoder tokens, `T` tokens fed, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import flax.struct
@@ -125,5 +124,3 @@ def causal_slots_mask(length: Array, new: int, slots: int) -> Array:
     positions = length[:, None] + jnp.arange(new)[None]
     return jnp.arange(slots)[None, None] <= positions[:, :, None]
 
-
-ModelFactory = Callable[..., BoundModel]

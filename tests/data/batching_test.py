@@ -63,6 +63,16 @@ def test_epochs_differ_and_repeat_under_the_same_seed():
     )
 
 
+def test_the_first_epochs_go_from_short_to_long_and_lose_nothing():
+    pairs = _pairs()
+    batches = _corpus(short_first=1).epoch(pairs, seed=0, epoch=0)
+    widths = [batch.source.shape[1] for batch in batches]
+    assert widths == sorted(widths)
+    assert _tokens(batches, "source") == Counter(token for pair in pairs for token in pair.source)
+    later = [batch.source.shape[1] for batch in _corpus(short_first=1).epoch(pairs, seed=0, epoch=1)]
+    assert later != sorted(later)
+
+
 def test_group_sizes_are_spread_over_the_whole_range():
     groups = batching.group(_pairs(400), 4, 10_000, np.random.default_rng(0))
     assert set(map(len, groups)) == {1, 2, 3, 4}

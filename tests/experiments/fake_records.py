@@ -79,7 +79,7 @@ def _kept_share(point: dict[str, Any]) -> float:
     grid = RULES.get(point["method"], (None,))
     if point["alpha"] is None:
         return 0.3 if point["block_size"] else 1.0
-    where = grid.index(point["alpha"]) / (len(grid) - 1)
+    where = sum(alpha < point["alpha"] for alpha in grid) / len(grid)
     return 0.3 + 0.6 * where
 
 

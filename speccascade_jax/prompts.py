@@ -1,0 +1,73 @@
+"""Texts or token ids as a `Prompt`: right-padded to a power of two, checked before anything is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade_jax.models.base import Prompt, bucket, right_pad
+from speccascade_jax.pair import Pair
+
+
+def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1) -> Prompt:
+    """Texts or ids as a right-padded `Prompt`, its width a power of two (one compilation per bucket).
+
+    Texts end in the end-of-sequence id; ids are taken as they are. Encoder-decoder models get them as the
+    encoder's input and start decoding from id 0.
+
+    Args:
+        pair: says which architecture and vocabulary.
+        prompts: texts, `[B, P]` ids, or a list of lists of ids; one flat list of ids is one prompt.
+        min_length: pad at least to this many tokens, so that several calls share a bucket.
+
+    Raises:
+        ValueError: no prompts, texts without a vocabulary, an id outside it, an empty or too long prompt.
+    """
+    ids, lengths = _ids(pair, prompts)
+    if (lengths < 1).any():
+        raise ValueError(f"prompt {int(np.argmax(lengths < 1))} is empty; give at least one token")
+    if (lengths > pair.max_prompt_length).any():
+        row = int(np.argmax(lengths > pair.max_prompt_length))
+        raise ValueError(
+            f"prompt {row} has {lengths[row]} tokens, over the limit of {pair.max_prompt_length}; shorten it, or raise "
+            f"Pair.max_prompt_length"
+        )
+    outside = (ids < 0) | (ids >= pair.target.model.vocab_size)
+    if outside.any():
+        row, at = (int(i) for i in np.argwhere(outside)[0])
+        size = pair.target.model.vocab_size
+        raise ValueError(f"prompt {row} holds id {ids[row, at]}, outside the vocabulary of {size} (0 … {size - 1})")
+    width = bucket(max(min_length, int(lengths.max())))
+    padded = jnp.asarray(np.pad(ids, [(0, 0), (0, width - ids.shape[1])]))
+    if getattr(pair.target.model, "is_encoder_decoder", False):
+        start = jnp.zeros((len(ids), 1), jnp.int32)
+        return Prompt(start, jnp.ones((len(ids),), jnp.int32), padded)
+    return Prompt(padded, jnp.asarray(lengths))
+
+
+def _ids(pair: Pair, prompts: Any) -> tuple[np.ndarray, np.ndarray]:
+    """int32 ids `[B, P]` and lengths `[B]`."""
+    if isinstance(prompts, str):
+        prompts = [prompts]
+    if len(prompts) == 0:
+        raise ValueError("no prompts: give at least one")
+    if isinstance(prompts[0], str):
+        prompts = _encode(pair, prompts)
+    elif hasattr(prompts, "ndim") or np.ndim(prompts[0]) == 0:
+        table = np.atleast_2d(np.asarray(prompts))
+        if table.ndim != 2 or not np.issubdtype(table.dtype, np.integer):
+            raise ValueError(
+                f"prompts of shape {table.shape} and dtype {table.dtype}: give texts, or integer ids [B, P]"
+            )
+        return table.astype(np.int32), np.full((len(table),), table.shape[1], np.int32)
+    rows = [[int(token) for token in row] for row in prompts]
+    lengths = np.array([len(row) for row in rows], np.int32)
+    return right_pad(rows, max(1, int(lengths.max()))), lengths
+
+
+def _encode(pair: Pair, texts: Any) -> list[list[int]]:
+    if pair.vocabulary is None:
+        raise ValueError("this pair has no vocabulary: give token ids, or a Pair with vocabulary=…")
+    return [[*pair.vocabulary.encode(text), pair.vocabulary.eos_id] for text in texts]

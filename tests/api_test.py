@@ -1,0 +1,386 @@
+"""The front door: what it gives back, what it refuses and when, and that its statistics are what happened."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.api import assemble, make_controls, make_prompt
+from speccascade_jax.engine import compilations, generate
+from tests import conformance, reference
+
+VOCAB, LENGTH, STOP = 9, 14, 4
+PROMPTS = [[1], [2, 3], [0, 5, 6], [7, 1]]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return conformance.tabular_pair(*conformance.tables(VOCAB, seed=0))
+
+
+def run(pair, prompts=PROMPTS, **changes):
+    """One bucket and one engine for most tests of this file."""
+    arguments = {"rule": "token_v3", "alpha": 0.3, "block_size": 3, "temperature": 1.0, "max_new_tokens": LENGTH}
+    return sc.decode(pair, prompts, **(arguments | {"stop_ids": [STOP]} | changes))
+
+
+class Words:
+    """A vocabulary of one-letter words, enough of one for the front door."""
+
+    vocab_size, eos_id = VOCAB, 1
+
+    def encode(self, text):
+        return ["abcdefghi".index(letter) for letter in text]
+
+    def decode(self, ids):
+        return "".join("abcdefghi"[i] for i in ids if i != self.eos_id)
+
+
+# --- what comes back
+
+
+def test_front_door_on_tabular_models():
+    q_logits, p_logits = conformance.tables(VOCAB, seed=0)
+    pair = sc.Pair(target=sc.TableLM(p_logits), draft=sc.TableLM(q_logits))
+    out = sc.decode(
+        pair, PROMPTS, rule="token_v3", alpha=0.3, block_size=3, temperature=0.0, top_p=1.0, top_k=0,
+        draft_temperature=None, max_new_tokens=LENGTH, seed=0, bonus="rule", example_ids=None,
+    )  # fmt: skip
+    assert out.tokens.shape == (4, LENGTH) and out.tokens.dtype == np.int32
+    assert out.texts is None and (out.lengths == LENGTH).all()  # no stop id unless one is named
+    law = reference.transitions("token_v3", q_logits, p_logits, 0.3, 0.0)
+    for prompt, row in zip(PROMPTS, out.tokens, strict=True):
+        for before, after in zip([prompt[-1], *row], row, strict=False):
+            assert law[before].argmax() == after
+    found = sc.target_law("opt", q_logits, p_logits, alpha=0.2, temperature=0.7, top_p=0.9, top_k=0)
+    expected = reference.transitions("opt", q_logits, p_logits, 0.2, 0.7, 0.9)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_prompts_as_array_list_and_single_prompt(pair):
+    array = np.array([[1, 2], [3, 0], [5, 5], [6, 7]])
+    np.testing.assert_array_equal(run(pair, array).tokens, run(pair, array.tolist()).tokens)
+    single = run(pair, [3, 0], example_ids=[1])
+    np.testing.assert_array_equal(single.tokens, run(pair, array).tokens[1:2])
+
+
+def test_texts_go_in_and_come_out():
+    pair = sc.Pair(*(sc.TableLM(t) for t in conformance.tables(VOCAB, seed=0)), vocabulary=Words())
+    out = run(pair, ["cd", "f", "iii", "aa"], stop_ids=None)
+    assert np.asarray(make_prompt(pair, ["cd"]).tokens)[0, :3].tolist() == [2, 3, 1]  # ends in the end of sequence
+    for text, row, length in zip(out.texts, out.tokens, out.lengths, strict=True):
+        assert text == Words().decode(row[:length].tolist())
+        assert length == LENGTH or row[length - 1] == Words.eos_id  # the vocabulary's stop id is the default
+
+
+@pytest.mark.parametrize("method", ["speculative", "autoregressive", "autoregressive_draft"])
+def test_stop_ids_end_rows_and_are_committed(pair, method):
+    many = [PROMPTS[i % 4] for i in range(32)]
+    out = run(pair, many, method=method, seed=3)
+    stopped = 0
+    for row, length in zip(out.tokens, out.lengths, strict=True):
+        assert 1 <= length <= LENGTH and (row[length:] == 0).all()
+        assert STOP not in row[: length - 1]
+        assert length == LENGTH or row[length - 1] == STOP
+        stopped += length < LENGTH
+    assert stopped > 4
+    assert out.stats["committed"] == out.lengths.sum()
+
+
+def test_both_ends_are_the_models_alone(pair):
+    tables = {"autoregressive": pair.target.params, "autoregressive_draft": pair.draft.params}
+    for method, table in tables.items():
+        out = run(pair, method=method, temperature=0.0, rule="spec_decode", alpha=None, stop_ids=[])
+        best = np.asarray(table).argmax(-1)
+        for prompt, row in zip(PROMPTS, out.tokens, strict=True):
+            np.testing.assert_array_equal(row, best[[prompt[-1], *row[:-1]]])
+        assert out.stats["inconclusive"] and out.stats["acceptance_rate"] is None
+        assert out.stats["target_calls"] == out.stats["committed"]
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_max_new_tokens_is_respected_inside_a_block(pair, limit):
+    out = run(pair, max_new_tokens=limit, stop_ids=[], temperature=0.0, alpha=1.0)
+    assert out.tokens.shape == (4, limit) and (out.lengths == limit).all()
+    assert (out.stats["rows"]["drafted"] <= limit * out.stats["rows"]["rounds"]).all()
+
+
+# --- one value per row
+
+
+def test_a_value_per_row_is_the_separate_call(pair):
+    alpha, temperature, top_p = [0.0, 0.3, 0.8, 1.0], [0.0, 0.5, 1.0, 1.5], [1.0, 0.9, 0.8, 1.0]
+    together = run(pair, alpha=alpha, temperature=np.array(temperature), top_p=top_p, example_ids=[4, 9, 2, 30])
+    compiled = compilations()
+    for row in range(4):
+        alone = run(pair, alpha=alpha[row], temperature=temperature[row], top_p=top_p[row], example_ids=[4, 9, 2, 30])
+        np.testing.assert_array_equal(together.tokens[row], alone.tokens[row])
+        for name, counts in together.stats["rows"].items():
+            np.testing.assert_array_equal(counts[row], alone.stats["rows"][name][row], err_msg=name)
+    assert compilations() == compiled
+    assert len({tuple(row) for row in together.tokens}) == 4
+
+
+def test_seed_and_example_ids_decide_the_bits(pair):
+    same = [PROMPTS[0]] * 4
+    first = run(pair, same)
+    assert len({tuple(row) for row in first.tokens}) > 1
+    np.testing.assert_array_equal(first.tokens, run(pair, same).tokens)
+    assert (first.tokens != run(pair, same, seed=1).tokens).any()
+    twins = run(pair, same, example_ids=[7, 7, 8, 8]).tokens
+    np.testing.assert_array_equal(twins[0], twins[1])
+    np.testing.assert_array_equal(twins[2], twins[3])
+
+
+# --- what is refused, before anything is compiled
+
+BAD = {
+    "unknown rule": (
+        {"rule": "tokn_v3"},
+        r"unknown rule 'tokn_v3': did you mean token_v3, token_v2, token_v1\? the rules are spec_decode, ",
+    ),
+    "unknown rule, nothing near": ({"rule": "?!"}, r"unknown rule '\?!': the rules are spec_decode, lossy, "),
+    "unknown method": (
+        {"method": "speculativ"},
+        r"unknown method 'speculativ': choose one of speculative, autoregressive, autoregressive_draft",
+    ),
+    "unknown bonus": ({"bonus": "draft"}, r"unknown bonus 'draft': choose one of rule, target, none"),
+    "unknown acceptance": ({"accept": "strict"}, r"unknown acceptance 'strict': choose one of speculative, deferral"),
+    "no deferral rule": ({"rule": "lossy", "accept": "deferral"}, r"rule 'lossy' is no deferral rule"),
+    "alpha missing": ({"alpha": None}, r"rule 'token_v3' needs alpha; worth sweeping is 0\.0 … 1\.0"),
+    "alpha nan": ({"alpha": float("nan")}, r"alpha=nan is not finite; give a finite number"),
+    "alpha nan in a row": ({"alpha": [0.1, np.nan, 0.2, 0.3]}, r"alpha=nan is not finite"),
+    "alpha infinite": ({"alpha": np.inf}, r"alpha=inf is not finite"),
+    "alpha a word": ({"alpha": "high"}, r"alpha='high' is not a number; give a float, or one per row"),
+    "alpha of another length": ({"alpha": [0.1, 0.2]}, r"alpha has shape \(2,\), but the batch has 4 rows"),
+    "alpha above the domain": (
+        {"rule": "lossy", "alpha": 1.0},
+        r"alpha=1 is outside the domain \[0, 1\) of rule 'lossy'",
+    ),
+    "alpha below the domain": (
+        {"rule": "lossy_tuned", "alpha": [0.1, 0.2, -0.5, 0.3]},
+        r"alpha=-0\.5 is outside the domain \[0, 1\) of rule 'lossy_tuned'",
+    ),
+    "block of none": ({"block_size": 0}, r"block_size=0 is not a whole number >= 1"),
+    "half a block": ({"block_size": 1.5}, r"block_size=1\.5 is not a whole number >= 1"),
+    "top_p zero": ({"top_p": 0.0}, r"top_p=0 \(row 0\) is outside \(0, 1\]; 1 switches it off"),
+    "top_p above one": ({"top_p": [1, 1.2, 1, 1]}, r"top_p=1\.2 \(row 1\) is outside \(0, 1\]"),
+    "cold": ({"temperature": -0.5}, r"temperature=-0\.5 \(row 0\) is negative; 0 is greedy decoding"),
+    "cold draft": ({"draft_temperature": -1}, r"temperature=-1 \(row 0\) is negative"),
+    "temperature infinite": ({"temperature": np.inf}, r"temperature=inf is not finite"),
+    "top_k negative": ({"top_k": -1}, r"top_k=-1 \(row 0\) is not a whole number >= 0; 0 switches it off"),
+    "top_k broken": ({"top_k": 1.5}, r"top_k=1\.5 \(row 0\) is not a whole number >= 0"),
+    "ids of another length": (
+        {"example_ids": [1, 2, 3]},
+        r"example_ids have shape \(3,\), but the batch has 4 rows; give one id per row",
+    ),
+    "stop id outside": ({"stop_ids": [2, VOCAB]}, r"stop id 9 is outside the vocabulary of 9"),
+    "stop id negative": ({"stop_ids": [-1]}, r"stop id -1 is outside the vocabulary of 9"),
+    "no tokens": ({"max_new_tokens": 0}, r"max_new_tokens=0 is not a whole number >= 1"),
+    "seed negative": ({"seed": -1}, r"seed=-1 is not a whole number >= 0"),
+    "greedy rule, sampled": (
+        {"rule": "lossy_greedy"},
+        r"rule 'lossy_greedy' is defined at temperature 0 only, got temperature=1\.0; .* use 'token_v3'",
+    ),
+    "greedy rule, sampled draft": (
+        {"rule": "lossy_greedy", "temperature": 0.0, "draft_temperature": 0.5},
+        r"rule 'lossy_greedy' is defined at temperature 0 only",
+    ),
+    "no prompts": ({"prompts": []}, r"no prompts: give at least one"),
+    "empty prompt": ({"prompts": [[1], []]}, r"prompt 1 is empty; give at least one token"),
+    "id outside": ({"prompts": [[1, VOCAB]]}, r"prompt 0 holds id 9, outside the vocabulary of 9"),
+    "id negative": ({"prompts": [[1], [2, -3]]}, r"prompt 1 holds id -3, outside the vocabulary of 9"),
+    "text without vocabulary": ({"prompts": ["abc"]}, r"this pair has no vocabulary: give token ids"),
+    "too long": ({"prompts": [[1], [1] * 33]}, r"prompt 1 has 33 tokens, over the limit of 32; .*max_prompt_length"),
+}
+
+
+@pytest.mark.parametrize("name", list(BAD))
+def test_bad_input_is_refused_before_anything_is_compiled(name):
+    changes, message = BAD[name]
+    q, p = conformance.tables(VOCAB, seed=0)
+    pair = sc.Pair(target=sc.TableLM(p), draft=sc.TableLM(q), max_prompt_length=32)
+    compiled = compilations()
+    with pytest.raises(ValueError, match=message):
+        run(pair, **changes)
+    assert compilations() == compiled
+
+
+def test_vocabularies_must_match():
+    (q, _), (_, p) = conformance.tables(5, seed=0), conformance.tables(6, seed=0)
+    with pytest.raises(ValueError, match=r"the draft's vocabulary has 5 entries and the target's 6: .*one vocabulary"):
+        sc.Pair(target=sc.TableLM(p), draft=sc.TableLM(q))
+    with pytest.raises(ValueError, match=r"the text vocabulary has 9 pieces, the models only 6 entries"):
+        sc.Pair(target=sc.TableLM(p), draft=sc.TableLM(p), vocabulary=Words())
+    with pytest.raises(ValueError, match=r"TableLM needs logits of shape \[V, V\], got \(5, 6\)"):
+        sc.TableLM(np.zeros((5, 6)))
+
+
+def test_unknown_pair_names_the_remedy():
+    with pytest.raises(ValueError, match=r"no pair 'tatoeba': .*or give a directory with vocabulary.model"):
+        sc.load_pair("tatoeba")
+
+
+def test_a_damaged_pair_names_what_it_lacks(tmp_path):
+    (tmp_path / "target").mkdir()
+    with pytest.raises(ValueError, match=r"lacks 'vocabulary.model'; it needs vocabulary.model, target/ and draft/"):
+        sc.load_pair(tmp_path)
+
+
+def test_target_law_refuses_what_decode_refuses():
+    q, p = conformance.tables(5, seed=0)
+    for arguments, message in (
+        ({"rule": "chow"}, "rule 'chow' needs alpha"),
+        ({"rule": "lossy", "alpha": 1.0}, "outside the domain"),
+        ({"rule": "chow", "alpha": np.nan}, "alpha=nan is not finite"),
+        ({"rule": "chow", "alpha": 0.1, "top_p": 0}, "top_p=0 "),
+        ({"rule": "lossy_greedy", "alpha": 0.1}, "temperature 0 only"),
+        ({"rule": "chaw", "alpha": 0.1}, "did you mean chow"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sc.target_law(q_logits=q, p_logits=p, **arguments)
+    with pytest.raises(ValueError, match=r"q_logits have shape \(4, 5\) and p_logits \(5, 5\); they must agree"):
+        sc.target_law("chow", q[:4], p, alpha=0.1)
+
+
+# --- logits that are no numbers
+
+
+def chain(broken_after, value=np.nan):
+    """Each token is followed by the next one, 0 by itself; the row after `broken_after` is damaged."""
+    table = np.zeros((VOCAB, VOCAB), np.float32)
+    table[np.arange(VOCAB), (np.arange(VOCAB) + 1) % VOCAB] = 20.0
+    table[0] = np.eye(VOCAB)[0] * 20
+    if broken_after is not None:
+        table[broken_after, 3] = value
+    return table
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("broken", ["target", "draft"])
+def test_nan_logits_name_model_row_and_position(broken, value):
+    healthy, damaged = sc.TableLM(chain(None)), sc.TableLM(chain(8, value))
+    models = {"target": healthy, "draft": healthy} | {broken: damaged}
+    # row 1: 2, 5 | 6, 7, 8, then the damaged row: positions 0 and 1 are the prompt's, 5 is the first without a law
+    message = f"the {broken} model gave NaN or infinite logits in row 1 at position 5 of its decoder sequence"
+    with pytest.raises(FloatingPointError, match=message):
+        run(sc.Pair(**models), [[0], [2, 5], [0, 0], [0]], temperature=0.0)
+
+
+def test_nan_logits_that_no_row_meets_are_harmless():
+    damaged = sc.TableLM(chain(6))
+    out = run(sc.Pair(target=damaged, draft=damaged), [[0], [7, 0], [0], [0]], temperature=0.0)
+    assert (out.tokens == 0).all() and (out.lengths == LENGTH).all()
+
+
+def test_masked_entries_are_no_failure():
+    table = chain(None)
+    table[:, 8] = -np.inf
+    out = run(sc.Pair(target=sc.TableLM(table), draft=sc.TableLM(table)), temperature=1.0)
+    assert (out.tokens != 8).all()
+
+
+# --- statistics
+
+
+def trace(turn):
+    """Everything about a round that a recount needs."""
+    return {
+        "active": turn.active,
+        "drafts": turn.draft.tokens,
+        "drafted": turn.draft.length,
+        "steps": turn.draft.steps,
+        "kept": turn.num_kept,
+        "rejected": turn.rejected,
+        "tokens": turn.tokens,
+        "new": turn.num_new,
+        "source": turn.source,
+        "start": turn.start,
+    }
+
+
+def recount(record, rounds, row, bonus):
+    """The counters of one row, one token at a time."""
+    counts = dict.fromkeys(("rounds", "drafted", "examined", "kept", "rejected", "committed", "discarded", "bonus"), 0)
+    counts["steps"], output = 0, []
+    for r in range(rounds):
+        turn = {name: values[r, row] for name, values in record.items()}
+        if not turn["active"]:
+            assert turn["new"] == 0
+            continue
+        drafts, new = turn["drafts"][: turn["drafted"]].tolist(), turn["tokens"][: turn["new"]].tolist()
+        from_draft = [t for t, s in zip(new, turn["source"], strict=False) if s == 0]
+        assert from_draft == drafts[: len(from_draft)] == new[: len(from_draft)]
+        assert len(new) - len(from_draft) <= 1
+        counts["rounds"] += 1
+        counts["drafted"] += len(drafts)
+        counts["kept"] += len(from_draft)
+        counts["rejected"] += bool(turn["rejected"])
+        counts["examined"] += len(from_draft) + bool(turn["rejected"])
+        counts["bonus"] += len(new) - len(from_draft) - bool(turn["rejected"])
+        counts["committed"] += len(new)
+        # drafts that did not make it, and the target's own token where it drew one that did not
+        own = bonus != "none" or bool(turn["rejected"])
+        counts["discarded"] += len(drafts) - len(from_draft) + (own and len(new) == len(from_draft))
+        counts["steps"] += int(turn["steps"])
+        assert turn["start"] - len(output) == record["start"][0, row]
+        output += new
+    return counts, output
+
+
+@pytest.mark.parametrize(
+    ("rule", "bonus"), [("token_v3", "rule"), ("spec_decode", "rule"), ("token_v2", "target"), ("token_v3", "none")]
+)
+def test_statistics_are_a_recount_of_the_rounds(pair, rule, bonus):
+    rows = 16
+    prompts = [PROMPTS[i % 4] for i in range(rows)]
+    engine, params = assemble(pair, rule=rule, block_size=3, bonus=bonus, stop_ids=[STOP])
+    controls = make_controls(rows, alpha=np.linspace(0, 1, rows), temperature=[0.0, 0.7, 1.0, 1.3] * 4)
+    out = generate(
+        engine, params, make_prompt(pair, prompts), 5, controls=controls, max_new_tokens=LENGTH, record=trace
+    )
+    record, stats = {k: np.asarray(v) for k, v in out.record.items()}, out.stats
+    for row in range(rows):
+        counts, output = recount(record, int(out.num_rounds), row, bonus)
+        assert output == np.asarray(out.tokens)[row, : int(out.lengths[row])].tolist()
+        for name in ("rounds", "drafted", "examined", "kept", "rejected", "committed"):
+            assert counts[name] == int(getattr(stats, name)[row]), name
+        assert counts["rounds"] == int(stats.target_calls[row])
+        assert counts["steps"] == int(stats.draft_steps[row])
+        assert counts["examined"] == counts["kept"] + counts["rejected"]
+        assert int(stats.examined_at[row].sum()) == counts["examined"]
+        assert int(stats.kept_at[row].sum()) == counts["kept"]
+        if bonus != "none":
+            assert counts["drafted"] + counts["rounds"] == counts["committed"] + counts["discarded"]
+        else:
+            assert counts["bonus"] == 0 and counts["discarded"] == counts["drafted"] - counts["kept"]
+        assert counts["discarded"] == int(stats.discarded[row])
+    measured = sc.api.collect(pair, out).stats
+    assert measured["acceptance_rate"] + measured["rejection_rate"] == pytest.approx(1.0)
+    assert 0 < measured["rejected"] < measured["examined"]
+
+
+def test_draft_steps_count_every_forward_pass():
+    """A lossless rule needs no law at the bonus position, but the pass it saves is made up for after a full block."""
+    same = sc.TableLM(chain(None))
+    pair = sc.Pair(target=same, draft=same)
+    lossless = run(pair, [[2]] * 4, rule="spec_decode", alpha=None, temperature=0.0, stop_ids=[], max_new_tokens=12)
+    # every block of 3 is kept, with its bonus: 3 rounds; the 2nd and 3rd feed one missed token first
+    assert lossless.stats["rows"]["rounds"].tolist() == [3] * 4
+    assert lossless.stats["rows"]["draft_steps"].tolist() == [3 + 4 + 4] * 4
+    reads_q = run(pair, [[2]] * 4, temperature=0.0, stop_ids=[], max_new_tokens=12)
+    assert reads_q.stats["rows"]["draft_steps"].tolist() == [4 + 4 + 4] * 4
+
+
+def test_deferral_rate_is_the_mean_over_committed_positions(pair):
+    """Against `η` computed in NumPy from the output alone."""
+    q, p = (np.asarray(x.params) for x in (pair.draft, pair.target))
+    out = run(pair, stop_ids=[], seed=8)
+    eta = []
+    for prompt, row in zip(PROMPTS, out.tokens, strict=True):
+        for before in [prompt[-1], *row[:-1]]:
+            r = reference.decision("token_v3", q[before], p[before], 0.3, 1.0)
+            eta.append((r * reference.scale(q[before], 1.0)).sum())
+    assert out.stats["deferral_rate"] == pytest.approx(np.mean(eta), abs=1e-5)
+    assert jnp.asarray(out.stats["rows"]["decided"]).sum() == 4 * LENGTH

@@ -1,0 +1,181 @@
+"""Measuring points with tabular models over a real vocabulary: batches, keys, resuming, and what a record holds."""
+
+import json
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax import evaluation, experiment, results, summary
+from speccascade_jax.data import vocabularies
+from speccascade_jax.data.tasks import TASKS
+from speccascade_jax.engine import compilations
+from speccascade_jax.points import DRAFT, TARGET, Evaluation, Method, ModelPair, Point, Sampling, enumerate_points
+
+SMALL = Evaluation(
+    task="tiny_translation", max_new_tokens=6, quality_examples=7, quality_batch=5, latency_examples=2, resamples=20
+)
+SOURCE = ModelPair(name="tabular")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> sc.Pair:
+    texts = [text for e in TASKS["tiny_translation"].load(limit=40) for text in (e.source, e.reference)]
+    path = tmp_path_factory.mktemp("pair") / "vocabulary.model"
+    path.write_bytes(vocabularies.train(texts, 320))
+    draws = np.random.default_rng(0)
+    target = draws.normal(size=(320, 320))
+    draft = target + 0.7 * draws.normal(size=(320, 320))
+    return sc.Pair(target=sc.TableLM(2 * target), draft=sc.TableLM(2 * draft), vocabulary=vocabularies.Vocabulary(path))
+
+
+@pytest.fixture(scope="module")
+def evaluator(pair) -> evaluation.Evaluator:
+    return evaluation.Evaluator(SOURCE, SMALL, pair)
+
+
+def _point(name="opt", alpha=None, temperature=1.0, seed=0, block=2) -> Point:
+    method = Method(name=name, alpha=alpha, block_size=block)
+    sampling = Sampling(temperature=temperature)
+    return Point(pair=SOURCE, evaluation=SMALL.resolved(), method=method, sampling=sampling, seed=seed)
+
+
+def test_all_alphas_share_two_compilations(evaluator):
+    list(evaluator.evaluate([_point(alpha=0.0)]))
+    before = compilations()
+    records = list(evaluator.evaluate([_point(alpha=alpha) for alpha in (0.1, 0.4, 0.9)]))
+    list(evaluator.evaluate([_point(alpha=0.2, temperature=0.5, seed=3)]))
+    assert compilations() == before
+    assert [record["point"]["alpha"] for record in records] == [0.1, 0.4, 0.9]
+
+
+def test_an_alpha_alone_and_among_others_gives_the_same_outputs(evaluator):
+    alone = evaluator.judge([_point(alpha=0.4)])[0]
+    among = evaluator.judge([_point(alpha=alpha) for alpha in (-0.3, 0.4)])[1]
+    assert alone["counts"] == among["counts"] and alone["quality"] == among["quality"]
+
+
+def test_counts_are_those_of_decode(evaluator, pair):
+    task = TASKS["tiny_translation"]
+    examples = task.load(limit=7)
+    counts = ("rounds", "drafted", "kept", "rejected", "committed")
+    rows = {}
+    for some in (examples[:5], examples[2:]):  # five rows each time: the program of the evaluator's batches
+        ids = [pair.vocabulary.encode(e.source)[: task.max_input_length - 1] for e in some]
+        out = sc.decode(
+            pair,
+            [[*tokens, pair.vocabulary.eos_id] for tokens in ids],
+            rule="opt",
+            alpha=0.4,
+            block_size=2,
+            temperature=1.0,
+            max_new_tokens=6,
+            example_ids=[e.id for e in some],
+        )
+        for n, example in enumerate(some):
+            rows[example.id] = [out.stats["rows"][name][n] for name in counts]
+    record = evaluator.judge([_point(alpha=0.4)])[0]
+    assert [record["counts"][name] for name in counts] == np.sum(list(rows.values()), axis=0).tolist()
+
+
+def test_a_record_says_everything(evaluator):
+    (record,) = evaluator.evaluate([_point(alpha=0.6)])
+    record = json.loads(json.dumps(results.plain(record), allow_nan=False))
+    assert record["key"] == evaluator.key(_point(alpha=0.6))
+    assert record["point"]["method"] == "opt" and "points.Method:" in record["configuration"]
+    assert set(record["versions"]) >= {"python", "jax", "flax", "speccascade_jax"}
+    assert record["device"]["platform"] == jax.default_backend() and record["device"]["count"] >= 1
+    assert record["quality"]["low"] <= record["quality"]["high"] and record["quality"]["examples"] == 7
+    assert record["latency"]["examples"] == 2 and record["latency"]["trials"] == 2
+    assert record["relative_latency"]["value"] > 0 and len(record["relative_latency"]["trials"]) == 2
+    assert record["counts"]["drafted"] > 0 and not record["inconclusive"]
+    measures = record["measures"]
+    assert measures["acceptance_rate"] + measures["rejection_rate"] == pytest.approx(1.0)
+    assert record["wall_seconds"] > 0 and record["started"].endswith("+00:00")
+
+
+def test_ends_are_measured_through_the_same_loop(evaluator):
+    for name in (TARGET, DRAFT):
+        (record,) = evaluator.evaluate([_point(name)])
+        assert record["counts"]["drafted"] == 0 and record["measures"]["rejection_rate"] is None
+        assert record["counts"]["target_calls"] == record["counts"]["committed"]
+
+
+def test_latency_can_be_left_out(pair):
+    quick = replace(SMALL, latency_examples=0)
+    point = replace(_point(alpha=0.5), evaluation=quick.resolved())
+    (record,) = evaluation.Evaluator(SOURCE, quick, pair).evaluate([point])
+    assert "latency" not in record and record["quality"]["value"] >= 0
+
+
+def test_keys_tell_apart_all_that_matters(evaluator, pair):
+    keys = {
+        evaluator.key(p) for p in (_point(alpha=0.1), _point(alpha=0.2), _point(alpha=0.1, seed=1), _point("diff", 0.1))
+    }
+    changed = replace(pair, draft=sc.TableLM(np.asarray(pair.draft.params) + 1e-3))
+    keys.add(evaluation.Evaluator(SOURCE, SMALL, changed).key(_point(alpha=0.1)))
+    assert len(keys) == 5
+    assert evaluation.Evaluator(SOURCE, SMALL, pair).key(_point(alpha=0.1)) in keys
+
+
+def test_too_few_examples_are_announced(pair):
+    with pytest.warns(UserWarning, match="has 200 examples, fewer than the 500 asked for"):
+        evaluation.Evaluator(SOURCE, replace(SMALL, quality_examples=500), pair)
+
+
+def test_a_sweep_stopped_half_way_goes_on_and_repeats_nothing(pair, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(evaluation, "load_pair", lambda name: pair)
+    given = {
+        "pair": SOURCE, "evaluation": SMALL, "rules": ["opt"], "alphas": {"opt": [0.0, 0.4, 0.8]},
+        "block_sizes": [2], "temperatures": [1.0], "output": str(tmp_path / "sweep.jsonl"),
+    }  # fmt: skip
+    append, count = results.ResultStore.append, []
+
+    def stop_after_three(store, record):
+        append(store, record)
+        count.append(record["key"])
+        if len(count) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(results.ResultStore, "append", stop_after_three)
+    with pytest.raises(KeyboardInterrupt):
+        experiment.sweep(**given)
+    assert experiment.sweep(**given) == tmp_path / "sweep.jsonl"
+    assert len(count) == len(set(count)) == 5
+    said = capsys.readouterr().out
+    assert "5 points, 3 of them already in" in said and "[5/5]" in said and "left)" in said
+    assert "SpecCascade [OPT]" in said and f"plot: {tmp_path / 'sweep.png'}" in said
+    (panel,) = summary.panels(results.read_records(tmp_path / "sweep.jsonl"))
+    assert panel.target and panel.draft and [spot.alpha for spot in panel.curves["opt"]] == [0.0, 0.4, 0.8]
+
+
+def test_run_adds_one_record_and_prints_it(pair, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(evaluation, "load_pair", lambda name: pair)
+    given = {
+        "pair": SOURCE, "evaluation": SMALL, "method": Method(name="opt", alpha=0.4, block_size=2),
+        "sampling": Sampling(temperature=1.0), "output": str(tmp_path / "runs.jsonl"),
+    }  # fmt: skip
+    first = experiment.run(**given)
+    assert experiment.run(**given) == first
+    assert len(results.read_records(tmp_path / "runs.jsonl")) == 1
+    said = capsys.readouterr().out
+    assert "bleu" in said and "latency / target's" in said and first["key"] in said
+
+
+def test_nothing_is_loaded_for_a_sweep_with_a_bad_point(tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluation, "load_pair", lambda name: pytest.fail("loaded"))
+    with pytest.raises(ValueError, match=r"outside the domain \[0, 1\) of rule 'lossy'"):
+        experiment.sweep(pair=SOURCE, evaluation=SMALL, rules=["lossy"], alphas={"lossy": [0.5, 2]})
+
+
+def test_a_dry_run_lists_the_points_only(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(evaluation, "load_pair", lambda name: pytest.fail("loaded"))
+    assert experiment.sweep(pair=SOURCE, evaluation=SMALL, rules=["spec_decode"], dry_run=True) is None
+    assert capsys.readouterr().out.count("\n") == 3
+
+
+def test_groups_hold_the_alphas_of_one_engine():
+    groups = enumerate_points(pair=SOURCE, evaluation=SMALL, rule_names=("opt",), alphas={"opt": (0.0, 0.4)})
+    assert [len(group) for group in groups] == [1, 1, 2]

@@ -1,0 +1,46 @@
+"""--help and the errors of the entry points, as a user sees them."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from speccascade_jax.data.directory import repository_root
+
+ROOT = repository_root()
+
+
+def _call(*command: str, folder=ROOT) -> subprocess.CompletedProcess:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    return subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize("name", ["run", "sweep", "tables", "plots"])
+def test_help_explains_itself_with_an_example(name):
+    said = _call(f"experiments/{name}.py", "--help").stdout
+    assert f"python experiments/{name}.py" in said
+    assert ("--gin_file" if name in ("run", "sweep") else "--format") in said
+
+
+def test_a_sweep_without_a_gin_file_shows_what_to_type(tmp_path):
+    done = _call(str(ROOT / "experiments/sweep.py"), folder=tmp_path)
+    assert done.returncode != 0
+    assert "name at least one --gin_file; for example: python experiments/sweep.py --gin_file=configs" in done.stderr
+
+
+def test_gin_files_are_found_from_any_folder_and_settings_apply(tmp_path):
+    arguments = ["--gin_file=configs/quickstart.gin", "--gin.sweep.dry_run=True", "--gin.sweep.rules=('opt',)"]
+    done = _call(str(ROOT / "experiments/sweep.py"), *arguments, "--gin.sweep.alphas={'opt': (0.25,)}", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "opt alpha=0.25 block=5 T=1" in done.stdout and len(done.stdout.splitlines()) == 3
+
+
+def test_a_bad_setting_is_one_line_without_a_trace():
+    files = [f"--gin_file={name}" for name in ("gin/run.gin", "gin/models/directory.gin", "gin/methods/lossy.gin")]
+    files += ["--gin_file=gin/tasks/tiny_translation.gin", "--gin.PAIR='no/such/pair'"]
+    done = _call("-m", "experiments.run", *files, "--gin.Method.alpha=1.5")
+    assert done.returncode != 0 and "Traceback" not in done.stderr
+    assert "error: alpha=1.5 is outside the domain [0, 1) of rule 'lossy'" in done.stderr

@@ -1,0 +1,36 @@
+"""Progress with the time left."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from speccascade_jax import report
+
+_spec = importlib.util.spec_from_file_location(
+    "fake_records", Path(__file__).parent / "experiments" / "fake_records.py"
+)
+fake = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(fake)
+
+
+def test_progress_estimates_from_what_this_process_measured(capsys):
+    now = iter([0.0, 10.0, 20.0, 20.0])
+    with report.Progress(10, present=4, where="store.jsonl", clock=lambda: next(now)) as progress:
+        for point in fake.coordinates()[2:4]:
+            progress.advance(fake.run(point))
+    said = capsys.readouterr().out
+    assert "10 points, 4 of them already in store.jsonl" in said
+    assert "[ 5/10] spec_decode" in said and "(0:10 elapsed, 0:50 left)" in said
+    assert "[ 6/10] lossy α=0" in said and "(0:20 elapsed, 0:40 left)" in said
+    assert "2 points measured in 0:20" in said
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3661, "1:01:01")])
+def test_clock_times(seconds, shown):
+    assert report.clock_time(seconds) == shown
+
+
+def test_markdown_marks_winners_and_keeps_brackets():
+    grid = report.Grid(title="T", header=["a", "b"], rows=[["x [y]", "1|2"]], notes=["n"], bold={(0, 1)})
+    assert grid.markdown() == "**T**\n\n| a | b |\n| --- | ---: |\n| x [y] | **1\\|2** |\n\n- n\n"

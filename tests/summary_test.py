@@ -1,0 +1,118 @@
+"""Table 2's two summaries and the sorting of records into panels, on records made by hand."""
+
+import copy
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from speccascade_jax import report, summary
+from speccascade_jax.summary import panels, table2
+
+_spec = importlib.util.spec_from_file_location(
+    "fake_records", Path(__file__).parent / "experiments" / "fake_records.py"
+)
+fake = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(fake)
+
+
+def _record(method, alpha=None, quality=20.0, latency=1.0, seed=0, inconclusive=False, **point):
+    block = None if method in (summary.TARGET, summary.DRAFT) else 5
+    given = {**fake.coordinates()[0], "method": method, "alpha": alpha, "seed": seed, "block_size": block, **point}
+    given["bonus"] = None if given["block_size"] is None else given.get("bonus") or "rule"
+    record = copy.deepcopy(fake.run(given))
+    record["quality"] |= {"value": quality, "low": quality - 1, "high": quality + 1}
+    record["relative_latency"] |= {"value": latency, "low": latency - 0.1, "high": latency + 0.1}
+    return record | {"inconclusive": inconclusive}
+
+
+_ENDS = [_record(summary.TARGET), _record(summary.DRAFT, quality=12.0, latency=0.1)]
+
+
+def _rows(*records, **how):
+    (panel,) = panels([*_ENDS, *records])
+    return {row.method: row for row in table2(panel, **how)}
+
+
+def test_the_two_summaries():
+    row = _rows(
+        _record("opt", 0.1, quality=21.0, latency=0.9),
+        _record("opt", 0.2, quality=20.0, latency=0.7),
+        _record("opt", 0.3, quality=19.9, latency=0.5),
+        _record("opt", 0.0, quality=25.0, latency=1.1),
+    )["opt"]
+    assert row.fastest.alpha == 0.2  # exactly the target's quality is enough
+    assert row.best.alpha == 0.1  # the better point is slower than the target
+
+
+def test_tolerance_and_margin():
+    records = [_record("opt", 0.3, quality=19.9, latency=0.5), _record("opt", 0.0, quality=25.0, latency=1.1)]
+    strict, loose = _rows(*records)["opt"], _rows(*records, tolerance=0.2, margin=0.1)["opt"]
+    assert (strict.fastest.alpha, strict.best.alpha) == (0.0, 0.3)
+    assert (loose.fastest.alpha, loose.best.alpha) == (0.3, 0.0)
+
+
+def test_a_method_without_a_qualifying_point_has_a_dash():
+    row = _rows(_record("opt", 0.3, quality=10.0, latency=1.5))["opt"]
+    assert row.fastest is None and row.best is None
+    (grid,) = report.table2_grids(panels([*_ENDS, _record("opt", 0.3, quality=10.0, latency=1.5)]))
+    assert grid.rows[0] == ["SpecCascade [OPT]", "–", "–"]
+
+
+def test_inconclusive_points_do_not_count_and_are_named():
+    records = [*_ENDS, _record("opt", 0.3, quality=30.0, latency=0.2, inconclusive=True)]
+    assert _rows(*records[2:])["opt"].fastest is None
+    (grid,) = report.table2_grids(panels(records))
+    assert any("Inconclusive (nothing was drafted), left out: opt (α 0.3)" in note for note in grid.notes)
+    (points,) = [report.points_grid(panel) for panel in panels(records)]
+    assert points.rows[-1][0] == "SpecCascade [OPT] (inconclusive)"
+
+
+def test_seeds_are_averaged_and_spread():
+    records = [_record("opt", 0.1, quality=q, latency=r, seed=n) for n, (q, r) in enumerate([(20, 0.5), (22, 0.7)])]
+    (panel,) = panels([*_ENDS, *records])
+    (spot,) = panel.curves["opt"]
+    assert (spot.seeds, spot.quality.value, spot.latency.value) == (2, 21, pytest.approx(0.6))
+    assert spot.quality.high - spot.quality.value == pytest.approx(2**0.5)
+    assert "1–2 seeds" in panel.sizes()
+
+
+def test_panels_keep_apart_what_cannot_be_compared():
+    records = [
+        *_ENDS,
+        _record("opt", 0.1),
+        _record("opt", 0.1, block_size=3),
+        _record("opt", 0.1, bonus="none"),
+        _record("opt", 0.1, temperature=0.0),
+        _record("opt", 0.1, task="multi30k"),
+        _record("opt", 0.1, quality_examples=500),
+    ]
+    assert len(panels(records)) == 6
+    other = copy.deepcopy(_record("opt", 0.1))
+    other["device"]["kind"] = "another"
+    assert len(panels([*records, other])) == 7
+    assert sum(panel.target is not None for panel in panels(records)) == 3  # one per block size and bonus
+
+
+def test_a_panel_without_the_target_is_refused_by_name():
+    (panel,) = panels([_record("opt", 0.1)])
+    with pytest.raises(ValueError, match=r"no record of the target alone \(autoregressive\) for tiny_translation"):
+        table2(panel)
+
+
+def test_methods_come_in_the_papers_order_and_alphas_rise():
+    (panel,) = panels([fake.run(point) for point in reversed(fake.coordinates())])
+    assert list(panel.curves) == ["spec_decode", "lossy", "chow", "diff", "opt", "token_v3"]
+    for curve in panel.curves.values():
+        assert [spot.alpha for spot in curve] == sorted(spot.alpha for spot in curve) or len(curve) == 1
+
+
+def test_records_without_latency_still_make_curves():
+    records = [_record(summary.TARGET), _record("opt", 0.1)]
+    for record in records:
+        del record["latency"], record["relative_latency"], record["target_latency"]
+    (panel,) = panels(records)
+    assert panel.curves["opt"][0].latency is None
+    (row,) = table2(panel)
+    assert row.fastest is None and row.best is None
+    assert report.points_grid(panel).rows[1][4] == "–"
