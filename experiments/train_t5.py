@@ -19,10 +19,10 @@ import json
 import sys
 from pathlib import Path
 
+import gin
 import jax
 from absl import app, flags, logging
 
-import gin
 from speccascade_jax import gin_flags
 from speccascade_jax.training import configuration, export, loop, memory
 

@@ -80,7 +80,7 @@ def decode(
         max_new_tokens: the most tokens to generate.
         seed: of all randomness; a row's bits depend on the seed and its example id only.
         bonus: what follows a fully kept block: "rule", "target" or "none" (METHODS section 2).
-        example_ids: `[B]` distinct ids, default `0 … B − 1`.
+        example_ids: `[B]`, default `0 … B − 1`; rows with one id draw the same bits.
         stop_ids: ids that end a row; default: the vocabulary's end of sequence, or none without a vocabulary.
         method: "speculative", or the two ends of every plot: "autoregressive" (the target alone) and
             "autoregressive_draft".
@@ -262,7 +262,10 @@ def _example_ids(example_ids: Any, rows: int) -> np.ndarray:
 
 
 def _seed(seed: Any) -> int:
-    return whole("seed", seed, 0)
+    number = whole("seed", seed, 0)
+    if number >= 2**32:
+        raise ValueError(f"seed={seed} does not fit into 32 bits; choose one below {2**32}")
+    return number
 
 
 __all__ = [

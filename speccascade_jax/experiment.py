@@ -129,7 +129,7 @@ def keep_compilations(folder: Path) -> None:
 
     Another folder that the user has named (`JAX_COMPILATION_CACHE_DIR`) stays.
     """
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.values["jax_compilation_cache_dir"] is None:
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import gin
 from absl import app, flags, logging
 
-import gin
 from speccascade_jax.data.directory import repository_root
 from speccascade_jax.training.configuration import rewrite_arguments
 

@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
+import gin
 import pytest
 
-import gin
 from speccascade_jax import experiment, gin_flags, points
 from speccascade_jax.data.directory import repository_root
 from speccascade_jax.data.tasks import TASKS

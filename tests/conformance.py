@@ -94,6 +94,11 @@ def check_identity(accept, pair, alpha, tolerance=1e-5):
     assert (kept <= np.asarray(pair.q_tilde) + 1e-7).all()
 
 
+def target_law(rule, q, p, alpha=0.0, temperature=1.0, top_p=1.0, **more):
+    """`π` of the front door as a NumPy array."""
+    return np.asarray(sc.target_law(rule, q, p, alpha=alpha, temperature=temperature, top_p=top_p, **more))
+
+
 def tables(vocab_size, seed):
     """Logits `[V, V]` of a tabular draft and target that disagree, neither of them one-hot."""
     rng = np.random.default_rng(seed)

@@ -8,14 +8,13 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.api import assemble, make_controls
 from speccascade_jax.engine import generate
+from speccascade_jax.metrics.efficiency import COUNTS
 from speccascade_jax.models.base import Prompt, right_pad
 from tests import conformance
 
 # the sizes, the block and the stop id of api_test.py: both files then share their compiled programs
 ROWS, LENGTH, VOCAB, STOP, BLOCK = 16, 14, 9, 4, 3
-INTEGERS = (
-    "rounds target_calls drafted examined kept rejected committed discarded draft_steps decided examined_at kept_at"
-).split()
+INTEGERS = [*COUNTS, "decided", "examined_at", "kept_at"]
 
 
 def pairs(name):
@@ -48,7 +47,9 @@ def run(built, tokens, chosen, ids, values):
     rows = [tokens[i] for i in chosen]
     prompt = Prompt(jnp.asarray(right_pad(rows, 8)), jnp.asarray([len(r) for r in rows], jnp.int32))
     controls = make_controls(len(rows), **{name: column[list(chosen)] for name, column in values.items()})
-    out = generate(*built, prompt, 7, controls=controls, max_new_tokens=LENGTH, example_ids=np.asarray(ids)[list(chosen)])
+    out = generate(
+        *built, prompt, 7, controls=controls, max_new_tokens=LENGTH, example_ids=np.asarray(ids)[list(chosen)]
+    )
     return jax.tree.map(np.asarray, out)
 
 
@@ -111,9 +112,7 @@ def greedy_fakes():
     return pair, tokens, zero, run(alone, tokens, range(ROWS), np.arange(ROWS), zero)
 
 
-@pytest.mark.parametrize(
-    ("block", "bonus"), [(1, "none"), (2, "target"), (3, "rule"), (4, "none"), (5, "rule")]
-)
+@pytest.mark.parametrize(("block", "bonus"), [(1, "none"), (2, "target"), (3, "rule"), (4, "none"), (5, "rule")])
 def test_greedy_speculation_is_the_target_alone(greedy_fakes, block, bonus):
     """A fake's cache is a hash of all it was fed: any slip of a cache changes everything after it."""
     pair, tokens, zero, expected = greedy_fakes

@@ -1,8 +1,8 @@
 """Points: which ones a sweep has, what is refused before anything is loaded, and their configuration as gin."""
 
+import gin
 import pytest
 
-import gin
 from speccascade_jax import experiment, gin_flags, points
 from speccascade_jax.points import Evaluation, Method, ModelPair, Point, Sampling, enumerate_points
 from speccascade_jax.rules import RULES

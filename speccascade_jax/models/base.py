@@ -123,4 +123,3 @@ def causal_slots_mask(length: Array, new: int, slots: int) -> Array:
     """bool `[B, new, S]`: token `t` fed at row length `n` sees slots `0 … n + t`."""
     positions = length[:, None] + jnp.arange(new)[None]
     return jnp.arange(slots)[None, None] <= positions[:, :, None]
-

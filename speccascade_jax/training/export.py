@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 
 from speccascade_jax import checkpoints
+from speccascade_jax.data import tasks
 from speccascade_jax.data.vocabularies import Vocabulary
 from speccascade_jax.models.base import BoundModel
 from speccascade_jax.models.t5 import T5
@@ -44,4 +45,4 @@ def evaluate(trainer: loop.Trainer, checkpoint: str, examples: int) -> dict[str,
     else:
         bound, _ = trained(trainer)
     score = greedy.bleu(bound, Vocabulary(trainer.vocabulary), trainer.bleu_task, examples)
-    return {"bleu": round(score, 2), "examples": examples}
+    return {"bleu": round(score, 2), "examples": len(tasks.get_task(trainer.bleu_task).load(limit=examples))}

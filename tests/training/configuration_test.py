@@ -1,8 +1,8 @@
 """Command-line settings, and the shipped gin files."""
 
+import gin
 import pytest
 
-import gin
 from speccascade_jax import gin_flags
 from speccascade_jax.data import directory
 from speccascade_jax.training import configuration, loop
