@@ -44,9 +44,13 @@ class Counters:
     @classmethod
     def zeros(cls, rows: int, block: int) -> Counters:
         """Nothing counted yet."""
-        zero, at = jnp.zeros((rows,), jnp.int32), jnp.zeros((rows, block), jnp.int32)
-        real, real_at = zero.astype(jnp.float32), at.astype(jnp.float32)
-        return cls(*[zero] * 9, real, zero, at, at, real_at, real_at)
+        real = {"deferred", "deferred_at", "kept_although_deferred_at"}
+
+        def zeros(name: str) -> Array:
+            shape = (rows, block) if name.endswith("_at") else (rows,)
+            return jnp.zeros(shape, jnp.float32 if name in real else jnp.int32)
+
+        return cls(**{name: zeros(name) for name in cls.__dataclass_fields__})
 
 
 def count_round(old: Counters, turn: Round, rule: Rule, alpha: Array, bonus: str) -> Counters:
