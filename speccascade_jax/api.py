@@ -14,18 +14,19 @@ import numpy as np
 
 from speccascade_jax import rules
 from speccascade_jax.accept import ACCEPT_FNS, Speculative
-from speccascade_jax.controls import make_controls, make_sampling, per_row, whole
+from speccascade_jax.controls import check_seed, make_controls, make_sampling, own_temperature, per_row, whole
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.none import NoDrafter
-from speccascade_jax.engine import Engine, Generation, generate, raise_on_failure
+from speccascade_jax.engine import Engine
+from speccascade_jax.generation import Generation, generate, raise_on_failure
 from speccascade_jax.metrics.efficiency import summarise
 from speccascade_jax.models.base import Params
 from speccascade_jax.pair import Pair
 from speccascade_jax.prompts import make_prompt
 from speccascade_jax.rules import Rule
-from speccascade_jax.sampling import softmax, transform
+from speccascade_jax.sampling import make_law_pair, softmax, transform
 from speccascade_jax.stopping import Fixed, StopPolicy
-from speccascade_jax.types import Array, Controls, LawPair
+from speccascade_jax.types import Array, Controls
 
 METHODS = ("speculative", "autoregressive", "autoregressive_draft")
 
@@ -98,37 +99,40 @@ def decode(
     )
     prompt = make_prompt(pair, prompts)
     rows = prompt.tokens.shape[0]
-    chosen = rules.get(rule)
+    if method == "speculative":
+        chosen = rules.get(rule)
+        alpha = check_alpha(chosen, alpha, rows)
+        rules.check_greedy(chosen, temperature, draft_temperature)
     controls = make_controls(
         rows,
-        alpha=check_alpha(chosen, alpha, rows) if method == "speculative" else 0.0,
-        temperature=temperature,
+        alpha=alpha if method == "speculative" else 0.0,
+        temperature=own_temperature(method, temperature, draft_temperature),
         top_p=top_p,
         top_k=top_k,
         draft_temperature=draft_temperature,
     )
-    _refuse_sampled_greedy_rule(chosen, temperature, draft_temperature)
     generation = generate(
         engine,
         params,
         prompt,
-        _seed(seed),
+        check_seed(seed),
         controls=controls,
         max_new_tokens=whole("max_new_tokens", max_new_tokens, 1),
         example_ids=_example_ids(example_ids, rows),
     )
-    return collect(pair, generation)
+    return collect(pair, generation, method)
 
 
-def collect(pair: Pair, generation: Generation) -> DecodeOutput:
+def collect(pair: Pair, generation: Generation, method: str = "speculative") -> DecodeOutput:
     """A generation on the host, as text where the pair has a vocabulary; raises on NaN logits."""
-    raise_on_failure(generation)
+    generation = jax.device_get(generation)  # one transfer
+    raise_on_failure(generation, ("draft", "draft") if method == "autoregressive_draft" else ("target", "draft"))
     tokens, lengths = np.asarray(generation.tokens), np.asarray(generation.lengths)
     texts = None
     if pair.vocabulary is not None:
         texts = [pair.vocabulary.decode(row[:n].tolist()) for row, n in zip(tokens, lengths, strict=True)]
     fields = type(generation.stats).__dataclass_fields__
-    per_row_stats = {name: np.asarray(getattr(generation.stats, name)) for name in fields}
+    per_row_stats = {name: getattr(generation.stats, name) for name in fields}
     return DecodeOutput(
         texts, tokens, lengths, {**summarise(generation.stats, lengths), "rows": per_row_stats}, generation
     )
@@ -201,9 +205,9 @@ def target_law(
         raise ValueError(f"q_logits have shape {q_logits.shape} and p_logits {p_logits.shape}; they must agree")
     lead = p_logits.shape[:-1]
     rows = math.prod(lead)
-    _refuse_sampled_greedy_rule(chosen, temperature, draft_temperature)
-    flat_alpha = np.broadcast_to(np.asarray(0.0 if alpha is None else alpha, np.float32), lead).reshape(-1)
-    values = check_alpha(chosen, None if alpha is None else flat_alpha, rows)
+    rules.check_greedy(chosen, temperature, draft_temperature)
+    alpha = np.reshape(alpha, -1) if np.ndim(alpha) and np.shape(alpha) == lead else alpha
+    values = check_alpha(chosen, alpha, rows)
     controls = make_controls(
         rows, alpha=values, temperature=temperature, top_p=top_p, top_k=top_k, draft_temperature=draft_temperature
     )
@@ -213,13 +217,9 @@ def target_law(
 
 @partial(jax.jit, static_argnames="rule")
 def _target_law(rule: Rule, q_logits: Array, p_logits: Array, controls: Controls) -> Array:
-    pair = LawPair(
-        q=softmax(q_logits),
-        p=softmax(p_logits),
-        q_tilde=transform(q_logits, controls.draft),
-        p_tilde=transform(p_logits, controls.target),
-        greedy=(controls.draft.temperature <= 0)[:, None],
-    )
+    greedy = controls.draft.temperature <= 0
+    q, q_tilde = softmax(q_logits), transform(q_logits, controls.draft)
+    pair = make_law_pair(q, q_tilde, greedy, p_logits, controls.target)
     return rule.target_law(pair, controls.alpha[:, None])
 
 
@@ -238,34 +238,23 @@ def check_alpha(rule: Rule, alpha: Any, rows: int) -> np.ndarray:
     return values
 
 
-def _refuse_sampled_greedy_rule(rule: Rule, temperature: Any, draft_temperature: Any) -> None:
-    hot = np.max(np.asarray(temperature)) > 0 or (draft_temperature is not None and np.max(draft_temperature) > 0)
-    if rule.greedy_only and hot:
-        raise ValueError(f"rule {rule.name!r} is defined at temperature 0 only, got temperature={temperature}; "
-                         f"at other temperatures use 'token_v3'")  # fmt: skip
-
-
 def _stop_ids(pair: Pair, stop_ids: Sequence[int] | None) -> tuple[int, ...]:
     if stop_ids is None:
         return () if pair.vocabulary is None else (int(pair.vocabulary.eos_id),)
-    for stop in stop_ids:
-        if not 0 <= int(stop) < pair.target.model.vocab_size:
-            raise ValueError(f"stop id {stop} is outside the vocabulary of {pair.target.model.vocab_size}")
-    return tuple(int(s) for s in stop_ids)
+    size = pair.target.model.vocab_size
+    for stop in np.atleast_1d(np.asarray(stop_ids)).tolist():
+        if stop != int(stop) or not 0 <= stop < size:
+            raise ValueError(f"stop id {stop} is outside the vocabulary of {size}; ids are whole numbers below {size}")
+    return tuple(int(s) for s in np.atleast_1d(np.asarray(stop_ids)))
 
 
 def _example_ids(example_ids: Any, rows: int) -> np.ndarray:
     ids = np.arange(rows) if example_ids is None else np.asarray(example_ids)
     if ids.shape != (rows,):
         raise ValueError(f"example_ids have shape {ids.shape}, but the batch has {rows} rows; give one id per row")
+    if not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0 or ids.max() >= 2**31:
+        raise ValueError(f"example_ids={ids.tolist()[:3]}… must be whole numbers from 0 to {2**31 - 1}")
     return ids
-
-
-def _seed(seed: Any) -> int:
-    number = whole("seed", seed, 0)
-    if number >= 2**32:
-        raise ValueError(f"seed={seed} does not fit into 32 bits; choose one below {2**32}")
-    return number
 
 
 __all__ = [

@@ -33,14 +33,16 @@ def per_row(name: str, value: Any, batch: int) -> np.ndarray:
     return np.broadcast_to(array, (batch,))
 
 
-def make_sampling(batch: int, temperature: Any = 0.0, top_p: Any = 1.0, top_k: Any = 0) -> Sampling:
-    """A `Sampling` of `[batch]` values.
+def make_sampling(
+    batch: int, temperature: Any = 0.0, top_p: Any = 1.0, top_k: Any = 0, *, name: str = "temperature"
+) -> Sampling:
+    """A `Sampling` of `[batch]` values; `name` is what an error calls the temperature.
 
     Raises:
         ValueError: temperature < 0, top_p outside (0, 1], top_k negative or not whole.
     """
-    t, p, k = (per_row(n, v, batch) for n, v in (("temperature", temperature), ("top_p", top_p), ("top_k", top_k)))
-    _refuse(t < 0, "temperature", t, "is negative; 0 is greedy decoding, 1 the model's own law")
+    t, p, k = (per_row(n, v, batch) for n, v in ((name, temperature), ("top_p", top_p), ("top_k", top_k)))
+    _refuse(t < 0, name, t, "is negative; 0 is greedy decoding, 1 the model's own law")
     _refuse((p <= 0) | (p > 1), "top_p", p, "is outside (0, 1]; 1 switches it off")
     _refuse((k < 0) | (k != np.floor(k)), "top_k", k, "is not a whole number >= 0; 0 switches it off")
     return Sampling(temperature=jnp.asarray(t), top_p=jnp.asarray(p), top_k=jnp.asarray(k))
@@ -61,11 +63,14 @@ def make_controls(
 
     `draft_temperature=None` gives the draft the target's temperature. Errors as in `make_sampling`.
     """
-    drafting = temperature if draft_temperature is None else draft_temperature
+    if draft_temperature is None:
+        draft = make_sampling(batch, temperature, top_p, top_k)
+    else:
+        draft = make_sampling(batch, draft_temperature, top_p, top_k, name="draft_temperature")
     return Controls(
         alpha=jnp.asarray(per_row("alpha", alpha, batch)),
         stop_threshold=jnp.asarray(per_row("stop_threshold", stop_threshold, batch)),
-        draft=make_sampling(batch, drafting, top_p, top_k),
+        draft=draft,
         target=make_sampling(batch, temperature, top_p, top_k),
         inner=inner,
     )
@@ -77,6 +82,20 @@ def whole(name: str, value: Any, low: int) -> int:
     if isinstance(value, bool) or not (math.isfinite(number) and number == int(number) and number >= low):
         raise ValueError(f"{name}={value!r} is not a whole number >= {low}")
     return int(number)
+
+
+def check_seed(seed: Any) -> int:
+    """A seed: a whole number that fits into 32 bits, or a ValueError."""
+    number = whole("seed", seed, 0)
+    if number >= 2**32:
+        raise ValueError(f"seed={seed} does not fit into 32 bits; choose one below {2**32}")
+    return number
+
+
+def own_temperature(method: str, temperature: Any, draft_temperature: Any) -> Any:
+    """The temperature of a method's last word: the draft's where the draft writes alone, else the target's."""
+    alone = method == "autoregressive_draft" and draft_temperature is not None
+    return draft_temperature if alone else temperature
 
 
 def _refuse(bad: np.ndarray, name: str, values: np.ndarray, why: str) -> None:

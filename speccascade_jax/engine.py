@@ -7,20 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from speccascade_jax import rngs
 from speccascade_jax.accept import AcceptFn, Verdict, verify
-from speccascade_jax.drafters.base import Drafter, DraftRequest, catch_up, is_stop
+from speccascade_jax.drafters.base import Drafter, DraftRequest, is_stop
 from speccascade_jax.metrics.counters import Counters, count_round
 from speccascade_jax.models.base import Cache, LanguageModel, Params, Prompt, write_slots
-from speccascade_jax.sampling import softmax, transform
+from speccascade_jax.sampling import make_law_pair
 from speccascade_jax.types import Array, Controls, Draft, LawPair, PyTree, Round
 
 BONUSES = ("rule", "target", "none")
@@ -89,6 +87,10 @@ class Engine:
     def __post_init__(self) -> None:
         if self.bonus not in BONUSES:
             raise ValueError(f"unknown bonus {self.bonus!r}: choose one of {', '.join(BONUSES)}")
+        if self.block == 0 and self.accept.rule.reads_q:
+            raise ValueError(
+                f"rule {self.accept.rule.name!r} reads the draft's law, but nothing drafts: use spec_decode"
+            )
         object.__setattr__(self, "stop_ids", tuple(int(i) for i in self.stop_ids))
 
     @property
@@ -141,13 +143,7 @@ class Engine:
         pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
         out, cache = self.target.extend(params["target"], cache, jnp.concatenate([pending, draft.tokens], axis=1))
         logits = out.logits[..., : self.target.vocab_size]
-        pair = LawPair(
-            q=draft.q,
-            p=softmax(logits),
-            q_tilde=draft.q_tilde,
-            p_tilde=transform(logits, controls.target),
-            greedy=draft.greedy[:, None, None],
-        )
+        pair = make_law_pair(draft.q, draft.q_tilde, draft.greedy, logits, controls.target)
         return Assessment(draft, drafter, cache, pair, ~jnp.isfinite(logits.max(-1)), keys)
 
     def round_keys(self, state: DecodeState) -> rngs.RoundKeys:
@@ -158,47 +154,50 @@ class Engine:
         """One round of speculation (METHODS section 2; paper 1, Algorithm 4). Jittable alone."""
         seen = self.assess(params, state, controls, state.limit - state.length, self.complete)
         verdict = verify(self.accept, seen.pair, controls.alpha, seen.draft, seen.keys, self.bonus)
-        failed_at = self._failures(state, seen)
-        alive = ~state.done & (failed_at < 0).all(-1)
-        done_round = self._cut(state, seen, verdict, alive)
-        return self._commit(state, seen, done_round, failed_at, controls), done_round
+        turn = self._cut(state, seen, verdict)
+        failed_at = self._failures(state, seen, turn.num_new)
+        turn = _without(turn, (failed_at >= 0).any(-1))
+        return self._commit(state, seen, turn, failed_at, controls), turn
 
-    def _failures(self, state: DecodeState, seen: Assessment) -> Array:
-        """Where logits that this row needed were not finite: int32 `[B, 2]`, first position or -1."""
-        slots = jnp.arange(seen.bad.shape[1])[None]
-
-        def first(bad: Array) -> Array:
-            at = jnp.where(bad, slots[:, : bad.shape[1]], seen.bad.shape[1]).min(-1)
-            return jnp.where(at < seen.bad.shape[1], state.length + at, -1)
-
-        needed = (slots <= seen.draft.length[:, None]) & ~state.done[:, None]
-        new = jnp.stack([first(seen.bad & needed), first(seen.draft.bad)], axis=-1)
-        return jnp.where(state.failed_at >= 0, state.failed_at, new)
-
-    def _cut(self, state: DecodeState, seen: Assessment, verdict: Verdict, alive: Array) -> Round:
+    def _cut(self, state: DecodeState, seen: Assessment, verdict: Verdict) -> Round:
         """Which of the kept tokens and the final one are committed: up to a stop id and the row's limit."""
         draft, kept = seen.draft, verdict.num_kept
         slots = jnp.arange(self.block + 1, dtype=jnp.int32)[None]
         padded = jnp.pad(draft.tokens, [(0, 0), (0, 1)])
         tokens = jnp.where(slots == kept[:, None], verdict.final[:, None], padded)
+        # a block of length 0 must give a token under any bonus, or the row would stand still
         has_final = verdict.rejected | (self.bonus != "none") | (draft.length == 0)
         num_new = jnp.minimum(kept + has_final, state.limit - state.length)
         stops = is_stop(tokens, self.stop_ids) & (slots < num_new[:, None])
         num_new = jnp.minimum(num_new, jnp.where(stops, slots, self.block + 1).min(-1) + 1)
-        num_new = jnp.where(alive, num_new, 0)
+        num_new = jnp.where(state.done, 0, num_new)
         final = jnp.where(verdict.rejected, 1, jnp.where(draft.length > 0, 2, 3))
         return Round(
             start=state.length,
-            active=alive,
+            active=~state.done,
             draft=draft,
             num_kept=jnp.minimum(kept, num_new),
-            rejected=verdict.rejected & alive,
+            rejected=verdict.rejected & (kept < num_new),
             tokens=tokens,
             num_new=num_new,
             source=jnp.where(slots < kept[:, None], 0, final[:, None]),
             pair=seen.pair,
             law=verdict.law,
         )
+
+    def _failures(self, state: DecodeState, seen: Assessment, num_new: Array) -> Array:
+        """Where logits behind a committed token were not finite: int32 `[B, 2]`, first position or -1.
+
+        A NaN law keeps no draft, so that one that matters always stands at a position about to be committed.
+        """
+        slots = jnp.arange(self.block + 1)[None]
+
+        def first(bad: Array) -> Array:
+            at = jnp.where(bad & (slots < num_new[:, None]), slots, self.block + 1).min(-1)
+            return jnp.where(at <= self.block, state.length + at, -1)
+
+        new = jnp.stack([first(seen.bad), first(seen.draft.bad)], axis=-1)
+        return jnp.where(state.failed_at >= 0, state.failed_at, new)
 
     def _commit(
         self, state: DecodeState, seen: Assessment, turn: Round, failed_at: Array, controls: Controls
@@ -222,6 +221,17 @@ class Engine:
         )
 
 
+def _without(turn: Round, failed: Array) -> Round:
+    """The round without the rows whose logits failed: they commit nothing and are not counted."""
+    return replace(
+        turn,
+        active=turn.active & ~failed,
+        num_kept=jnp.where(failed, 0, turn.num_kept),
+        rejected=turn.rejected & ~failed,
+        num_new=jnp.where(failed, 0, turn.num_new),
+    )
+
+
 def run_rounds(
     engine: Engine,
     params: Params,
@@ -243,146 +253,3 @@ def run_rounds(
         return replace(after, done=after.done & ~waits), on_round(carry, turn)
 
     return jax.lax.while_loop(lambda both: jnp.any(unfinished(both[0])), body, (state, carry))
-
-
-@flax.struct.dataclass
-class Generation:
-    """The result of `generate`, on the device.
-
-    Attributes:
-        tokens: int32 `[B, max_new_tokens]`, 0 after the end; lengths: int32 `[B]`, the stop id included.
-        stats: `Counters` per row.
-        inner: statistics of engines inside the drafter, or `None`.
-        failed_at: int32 `[B, 2]`, see `DecodeState`.
-        record: what `record` returned per round, `[max_new_tokens, …]`, or `None`; `num_rounds` int32 scalar.
-    """
-
-    tokens: Array
-    lengths: Array
-    stats: Counters
-    inner: Any
-    failed_at: Array
-    record: Any
-    num_rounds: Array
-
-
-def generate(
-    engine: Engine,
-    params: Params,
-    prompt: Prompt,
-    seed: int | Array = 0,
-    *,
-    controls: Controls,
-    max_new_tokens: int,
-    record: Callable[[Round], PyTree] | None = None,
-    example_ids: Any = None,
-) -> Generation:
-    """Generate for a batch: one jitted program, nothing leaves the device before the end.
-
-    Compiled once per engine, shapes of prompt and batch, `max_new_tokens` and `record`; never again for other
-    controls, seeds, prompts or ids.
-
-    Args:
-        engine: what is plugged together.
-        params: `{"target", "drafter"}`.
-        prompt: right-padded `[B, P]`.
-        seed: an integer.
-        controls: numbers per row.
-        max_new_tokens: static.
-        record: a module-level function from a `Round` to a pytree of reductions.
-        example_ids: `[B]`, default `0 … B − 1`.
-
-    Returns:
-        A `Generation`. Non-finite logits don't raise here: see `raise_on_failure`.
-    """
-    rows = prompt.tokens.shape[0]
-    ids = np.arange(rows) if example_ids is None else example_ids
-    ids = jnp.asarray(ids, jnp.int32)
-    seed = jnp.asarray(seed, jnp.uint32)
-    return _generate(engine, params, prompt, seed, controls, ids, max_new_tokens=max_new_tokens, record=record)
-
-
-@partial(jax.jit, static_argnames=("engine", "max_new_tokens", "record"))
-def _generate(
-    engine: Engine,
-    params: Params,
-    prompt: Prompt,
-    seed: Array,
-    controls: Controls,
-    example_ids: Array,
-    *,
-    max_new_tokens: int,
-    record: Callable[[Round], PyTree] | None,
-) -> Generation:
-    state = engine.init(params, prompt, jax.random.key(seed), example_ids, max_new_tokens)
-    buffers = _record_buffers(engine, params, state, controls, max_new_tokens, record)
-
-    def on_round(carry: tuple[Array, PyTree], turn: Round) -> tuple[Array, PyTree]:
-        index, buffers = carry
-        if record is not None:
-            buffers = jax.tree.map(lambda b, x: b.at[index].set(x), buffers, record(turn))
-        return index + 1, buffers
-
-    start = (jnp.zeros((), jnp.int32), buffers)
-    state, (rounds, buffers) = run_rounds(engine, params, state, controls, lambda s: ~s.done, start, on_round)
-    lengths = state.length - state.start
-    at = state.start[:, None] + jnp.arange(max_new_tokens)[None]
-    tokens = jnp.take_along_axis(state.tokens, at, axis=1)
-    return Generation(
-        tokens=jnp.where(jnp.arange(max_new_tokens)[None] < lengths[:, None], tokens, 0),
-        lengths=lengths,
-        stats=state.counters,
-        inner=engine.drafter.stats(state.drafter),
-        failed_at=state.failed_at,
-        record=buffers,
-        num_rounds=rounds,
-    )
-
-
-def _record_buffers(
-    engine: Engine,
-    params: Params,
-    state: DecodeState,
-    controls: Controls,
-    rounds: int,
-    record: Callable[[Round], PyTree] | None,
-) -> PyTree:
-    if record is None:
-        return None
-    shapes = jax.eval_shape(lambda: record(engine.step(params, state, controls)[1]))
-    return jax.tree.map(lambda x: jnp.zeros((rounds, *x.shape), x.dtype), shapes)
-
-
-def compilations() -> int:
-    """How many programs `generate` has compiled in this process: one per bucket, whatever is swept."""
-    return _generate._cache_size()  # type: ignore[attr-defined]
-
-
-def raise_on_failure(generation: Generation) -> None:
-    """Refuse a generation that met NaN or infinite logits.
-
-    Raises:
-        FloatingPointError: names the model, the row and the position.
-    """
-    failed = np.asarray(generation.failed_at)
-    if (failed < 0).all():
-        return
-    row = int(np.argmax((failed >= 0).any(-1)))
-    name, at = [(n, int(p)) for n, p in zip(("target", "draft"), failed[row], strict=True) if p >= 0][0]
-    raise FloatingPointError(
-        f"the {name} model gave NaN or infinite logits in row {row} at position {at} of its decoder sequence; "
-        f"check its weights (a checkpoint of another configuration?) and the row's prompt"
-    )
-
-
-__all__ = [
-    "BONUSES",
-    "DecodeState",
-    "Engine",
-    "Generation",
-    "catch_up",
-    "compilations",
-    "generate",
-    "raise_on_failure",
-    "run_rounds",
-]

@@ -23,9 +23,11 @@ import numpy as np
 
 from speccascade_jax import timing
 from speccascade_jax.api import assemble, make_controls, make_prompt
+from speccascade_jax.controls import own_temperature
 from speccascade_jax.data.tasks import Example, get_task
 from speccascade_jax.data.vocabularies import Vocabulary
-from speccascade_jax.engine import Engine, Generation, generate, raise_on_failure
+from speccascade_jax.engine import Engine
+from speccascade_jax.generation import Generation, generate, raise_on_failure
 from speccascade_jax.metrics import quality
 from speccascade_jax.metrics.efficiency import summarise
 from speccascade_jax.models.base import Params, Prompt
@@ -185,7 +187,7 @@ class Evaluator:
         controls = make_controls(
             len(rows),
             alpha=np.asarray(alphas, np.float32),
-            temperature=sampling.temperature,
+            temperature=own_temperature(point.method.name, sampling.temperature, sampling.draft_temperature),
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             draft_temperature=sampling.draft_temperature,

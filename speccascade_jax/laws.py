@@ -5,6 +5,7 @@ Each is a function `(pair, alpha) -> float32 [..., V]`, where `alpha` has shape 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -43,6 +44,7 @@ def spec_decode(pair: LawPair, alpha: Array) -> Array:
     return pair.p_tilde
 
 
+@functools.cache  # one function per β: a new one each time would be a new program each time
 def lossy_with(beta: float) -> TargetLaw:
     """Lossy speculative decoding's law for a fixed `β`.
 

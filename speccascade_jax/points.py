@@ -222,7 +222,7 @@ def validate(point: Point) -> None:
     sampling, method = point.sampling, point.method
     for temperature in (sampling.temperature, sampling.draft_temperature):
         controls.make_sampling(1, temperature or 0.0, sampling.top_p, sampling.top_k)
-    controls.whole("seed", point.seed, 0)
+    controls.check_seed(point.seed)
     if method.autoregressive:
         if method.alpha is not None:
             raise ValueError(f"{method.name} has no alpha, got {method.alpha:g}")
@@ -236,10 +236,7 @@ def validate(point: Point) -> None:
         raise ValueError(f"rule {rule.name!r} {need} (alpha={method.alpha})")
     if method.alpha is not None:
         rules.check_alpha(rule, np.asarray(controls.per_row("alpha", method.alpha, 1)))
-    if rule.greedy_only and sampling.temperature > 0:
-        raise ValueError(
-            f"rule {rule.name!r} is defined at temperature 0 only, got temperature={sampling.temperature:g}"
-        )
+    rules.check_greedy(rule, sampling.temperature, sampling.draft_temperature)
 
 
 def _validate_evaluation(evaluation: Evaluation) -> None:

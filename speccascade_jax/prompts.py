@@ -40,7 +40,7 @@ def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1) -> Prompt:
         size = pair.target.model.vocab_size
         raise ValueError(f"prompt {row} holds id {ids[row, at]}, outside the vocabulary of {size} (0 … {size - 1})")
     width = bucket(max(min_length, int(lengths.max())))
-    padded = jnp.asarray(np.pad(ids, [(0, 0), (0, width - ids.shape[1])]))
+    padded = jnp.asarray(np.pad(ids, [(0, 0), (0, width - ids.shape[1])]), jnp.int32)
     if getattr(pair.target.model, "is_encoder_decoder", False):
         start = jnp.zeros((len(ids), 1), jnp.int32)
         return Prompt(start, jnp.ones((len(ids),), jnp.int32), padded)
@@ -48,7 +48,7 @@ def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1) -> Prompt:
 
 
 def _ids(pair: Pair, prompts: Any) -> tuple[np.ndarray, np.ndarray]:
-    """int32 ids `[B, P]` and lengths `[B]`."""
+    """Integer ids `[B, P]` and lengths int32 `[B]`."""
     if isinstance(prompts, str):
         prompts = [prompts]
     if len(prompts) == 0:
@@ -61,10 +61,12 @@ def _ids(pair: Pair, prompts: Any) -> tuple[np.ndarray, np.ndarray]:
             raise ValueError(
                 f"prompts of shape {table.shape} and dtype {table.dtype}: give texts, or integer ids [B, P]"
             )
-        return table.astype(np.int32), np.full((len(table),), table.shape[1], np.int32)
-    rows = [[int(token) for token in row] for row in prompts]
-    lengths = np.array([len(row) for row in rows], np.int32)
-    return right_pad(rows, max(1, int(lengths.max()))), lengths
+        return table, np.full((len(table),), table.shape[1], np.int32)
+    for number, row in enumerate(prompts):
+        if any(token != int(token) for token in row):
+            raise ValueError(f"prompt {number} holds {next(t for t in row if t != int(t))}, which is no token id")
+    lengths = np.array([len(row) for row in prompts], np.int32)
+    return right_pad(prompts, max(1, int(lengths.max()))), lengths
 
 
 def _encode(pair: Pair, texts: Any) -> list[list[int]]:

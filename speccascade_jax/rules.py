@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -172,6 +173,20 @@ def check_alpha(rule: Rule, alpha: np.ndarray) -> None:
     if bad.any():
         value = float(np.asarray(alpha)[bad].ravel()[0])
         raise ValueError(f"alpha={value:g} is outside the domain [{low:g}, {high:g}) of rule {rule.name!r}")
+
+
+def check_greedy(rule: Rule, temperature: Any, draft_temperature: Any = None) -> None:
+    """Refuse a temperature above 0 under a rule that is defined at 0 only.
+
+    Raises:
+        ValueError: names the temperature.
+    """
+    for name, value in (("temperature", temperature), ("draft_temperature", draft_temperature)):
+        if rule.greedy_only and value is not None and np.max(np.asarray(value)) > 0:
+            raise ValueError(
+                f"rule {rule.name!r} is defined at temperature 0 only, got {name}={value}; "
+                f"at other temperatures use 'token_v3'"
+            )
 
 
 def grid_bounds(rule: Rule, vocab_size: int) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from speccascade_jax.types import Array, Sampling
+from speccascade_jax.types import Array, LawPair, Sampling
 
 
 def argmax(values: Array) -> Array:
@@ -58,6 +58,24 @@ def transform(logits: Array, sampling: Sampling) -> Array:
 def expand(values: Array, ndim: int) -> Array:
     """`[B]` as `[B, 1, …]` with `ndim` axes, so that it broadcasts against laws."""
     return values.reshape(values.shape + (1,) * (ndim - values.ndim))
+
+
+def make_law_pair(q: Array, q_tilde: Array, greedy: Array, p_logits: Array, sampling: Sampling) -> LawPair:
+    """What a rule may read at every position.
+
+    Args:
+        q, q_tilde: `[B, ..., V]`, the draft's raw law and the one its tokens were drawn from.
+        greedy: bool `[B]`, whether the draft is greedy.
+        p_logits: `[B, ..., V]`, the target's; sampling: its transform.
+    """
+    return LawPair(
+        q=q,
+        p=softmax(p_logits),
+        q_tilde=q_tilde,
+        p_tilde=transform(p_logits, sampling),
+        # the full leading shape: positions are gathered from every field alike
+        greedy=jnp.broadcast_to(expand(greedy, q.ndim), (*q.shape[:-1], 1)),
+    )
 
 
 def _truncate(laws: Array, top_k: Array, top_p: Array) -> Array:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 
+from speccascade_jax.controls import whole
 from speccascade_jax.types import Array, Controls, PyTree
 
 
@@ -49,6 +50,9 @@ class Fixed:
 
     block: int
 
+    def __post_init__(self) -> None:
+        whole("block_size", self.block, 1)
+
     def init(self, batch_size: int) -> PyTree:
         """No state."""
         return ()
@@ -67,6 +71,9 @@ class Confidence:
     """
 
     block: int
+
+    def __post_init__(self) -> None:
+        whole("block_size", self.block, 1)
 
     def init(self, batch_size: int) -> PyTree:
         """No state."""

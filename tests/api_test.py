@@ -6,7 +6,7 @@ import pytest
 
 import speccascade_jax as sc
 from speccascade_jax.api import assemble, make_controls, make_prompt
-from speccascade_jax.engine import compilations, generate
+from speccascade_jax.generation import compilations, generate
 from tests import conformance, reference
 
 # the sizes, the block and the stop id of engine_rows_test.py: both files then share their compiled programs

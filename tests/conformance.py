@@ -12,9 +12,9 @@ from scipy import stats
 import speccascade_jax as sc
 from speccascade_jax.accept import Deferral, Speculative, implied_law
 from speccascade_jax.api import assemble, make_controls, make_prompt
-from speccascade_jax.engine import compilations, generate
+from speccascade_jax.generation import compilations, generate
 from speccascade_jax.models.base import Prompt
-from speccascade_jax.sampling import softmax, transform
+from speccascade_jax.sampling import make_law_pair, softmax, transform
 from speccascade_jax.types import LawPair
 from tests import reference
 
@@ -29,10 +29,22 @@ def alphas(rule, vocab_size):
     return [low + (high - low) * f for f in (0.15, 0.5, 0.85)]
 
 
-def middle_alpha(rule, vocab_size):
-    """The middle one of `alphas`."""
-    found = alphas(rule, vocab_size)
-    return found[len(found) // 2]
+def telling_alpha(rule, q_table, p_table, temperature=1.0):
+    """The α != 0 of a fine grid at which `π` is farthest from both `q̃` and `p̃`: a test at an α where a rule always or
+    never defers says nothing about it."""
+    if rule.grid is None:
+        return 0.0
+    low, high = sc.rules.grid_bounds(rule, len(q_table))
+    ends = [np.stack([reference.scale(row, temperature) for row in table]) for table in (q_table, p_table)]
+
+    def distance(alpha):
+        law = law_by_rule(rule, q_table, p_table, alpha, temperature, 1.0)
+        return min(np.abs(law - end).sum(-1).mean() for end in ends)
+
+    grid = [a for a in np.linspace(low, high, 41)[1:-1] if abs(a) > 1e-6]
+    best = max(grid, key=distance)
+    assert distance(best) > 0.01, f"no alpha tells {rule.name} from its two models on these tables"
+    return float(best)
 
 
 def accept_fns(rule):
@@ -61,13 +73,8 @@ def logit_pairs(seed=0, count=40, vocab_size=11):
 
 @jax.jit
 def _law_pair(q_logits, p_logits, controls):
-    return LawPair(
-        q=softmax(q_logits),
-        p=softmax(p_logits),
-        q_tilde=transform(q_logits, controls.draft),
-        p_tilde=transform(p_logits, controls.target),
-        greedy=(controls.draft.temperature <= 0)[:, None],
-    )
+    q, q_tilde = softmax(q_logits), transform(q_logits, controls.draft)
+    return make_law_pair(q, q_tilde, controls.draft.temperature <= 0, p_logits, controls.target)
 
 
 def law_pair(q_logits, p_logits, temperature, top_p=1.0, draft_temperature=None):
@@ -125,12 +132,18 @@ def law_by_rule(rule, q_table, p_table, alpha, temperature, top_p):
         p_tilde=jnp.asarray(pt, jnp.float32),
         greedy=jnp.full((len(qt), 1), temperature == 0),
     )
-    r = np.broadcast_to(np.asarray(rule.deferral(pair, jnp.full((len(qt), 1), alpha)), np.float64), qt.shape)
+    column = jnp.full((len(qt), 1), alpha)
+    if rule.deferral is None:
+        return np.asarray(rule.law(pair, column), np.float64)
+    r = np.broadcast_to(np.asarray(rule.deferral(pair, column), np.float64), qt.shape)
     return (1 - r) * qt + pt * (r * qt).sum(-1, keepdims=True)
 
 
-def run_rows(engine, params, rows, alpha, samplings, *, length, start=0, seed=0, **more):
-    """Tokens `[len(samplings), rows, length]`: all sampling settings in one call, one row each."""
+def run_rows(engine, params, rows, alpha, samplings, *, length, start=0, seed=0, conclusive=False, **more):
+    """Tokens `[len(samplings), rows, length]`: all sampling settings in one call, one row each.
+
+    A `conclusive` run kept some drafts and rejected some: otherwise it says nothing about either.
+    """
     total = rows * len(samplings)
     temperature, top_p = (np.repeat(np.array(x, np.float32), rows) for x in zip(*samplings, strict=True))
     controls = make_controls(total, alpha=alpha, temperature=temperature, top_p=top_p, **more)
@@ -138,6 +151,7 @@ def run_rows(engine, params, rows, alpha, samplings, *, length, start=0, seed=0,
     out = generate(engine, params, prompt, seed, controls=controls, max_new_tokens=length)
     tokens, lengths = np.asarray(out.tokens), np.asarray(out.lengths)
     assert (lengths == length).all()
+    assert not conclusive or (out.stats.kept.sum() > 0 and out.stats.rejected.sum() > 0)
     return tokens.reshape(len(samplings), rows, length)
 
 
@@ -201,9 +215,9 @@ def holm(p_values):
 def check_sequence_law(rule, block, *, rows=20_000, length=7, seed=1, **engine):
     """Whole sequences of 7 tokens over V = 3, every sampling setting in one call, Holm-corrected p > 1e-3."""
     q_table, p_table = tables(3, seed=seed)
-    alpha = middle_alpha(rule, 3)
+    alpha = telling_alpha(rule, q_table, p_table)
     built, params = assemble(tabular_pair(q_table, p_table), rule=rule, block_size=block, **engine)
-    tokens = run_rows(built, params, rows, alpha, SAMPLINGS, length=length, seed=seed)
+    tokens = run_rows(built, params, rows, alpha, SAMPLINGS, length=length, seed=seed, conclusive=True)
     found = [
         sequence_p_value(t, law_by_rule(rule, q_table, p_table, alpha, *s))
         for t, s in zip(tokens, SAMPLINGS, strict=True)
@@ -214,13 +228,27 @@ def check_sequence_law(rule, block, *, rows=20_000, length=7, seed=1, **engine):
 def check_transition_law(rule, *, block=5, rows=20_000, length=16, vocab_size=4, seed=2, **engine):
     """Transition counts at every one of 16 positions, every sampling setting in one call."""
     q_table, p_table = tables(vocab_size, seed=seed)
-    alpha = middle_alpha(rule, vocab_size)
+    alpha = telling_alpha(rule, q_table, p_table)
     built, params = assemble(tabular_pair(q_table, p_table), rule=rule, block_size=block, **engine)
-    tokens = run_rows(built, params, rows, alpha, SAMPLINGS, length=length, seed=seed)
+    tokens = run_rows(built, params, rows, alpha, SAMPLINGS, length=length, seed=seed, conclusive=True)
     found = []
     for t, s in zip(tokens, SAMPLINGS, strict=True):
         found += transition_p_values(t, law_by_rule(rule, q_table, p_table, alpha, *s))
     assert holm(found) > 1e-3, sorted(found)[:5]
+
+
+def check_greedy(rule, *, vocab_size=12, length=16, block=4):
+    """At temperature 0 the output is the NumPy chain's, token by token."""
+    q_table, p_table = tables(vocab_size, seed=6)
+    engine, params = assemble(tabular_pair(q_table, p_table), rule=rule, block_size=block)
+    for alpha in alphas(rule, vocab_size):
+        law = law_by_rule(rule, q_table, p_table, alpha, 0.0, 1.0)
+        assert (law.max(-1) == 1).all()
+        expected, last = np.zeros(length, int), 0
+        for i in range(length):
+            last = expected[i] = law[last].argmax()
+        tokens = run_rows(engine, params, 2, alpha, [(0.0, 1.0), (0.0, 0.8)], length=length)
+        assert (tokens == expected).all(), alpha
 
 
 def check_one_compilation(rule, block=3):
@@ -243,13 +271,14 @@ def check_one_compilation(rule, block=3):
 
 
 def check_rule(rule):
-    """All of it for one rule: the identity, the law at γ 1, 3 and 5, one compilation."""
+    """All of it for one rule: the identity, greedy tokens, the law at γ 1, 3 and 5, one compilation."""
     q, p = logit_pairs()
     for temperature, top_p in [(0.0, 1.0), *SAMPLINGS]:
         pair = law_pair(q, p, temperature, top_p)
         for alpha in alphas(rule, q.shape[-1]):
             for accept in accept_fns(rule):
                 check_identity(accept, pair, alpha)
+    check_greedy(rule)
     check_sequence_law(rule, 1)
     check_sequence_law(rule, 3)
     check_transition_law(rule)

@@ -10,7 +10,8 @@ from speccascade_jax.accept import Speculative
 from speccascade_jax.api import make_controls
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
-from speccascade_jax.engine import Engine, generate
+from speccascade_jax.engine import Engine
+from speccascade_jax.generation import generate
 from speccascade_jax.models.base import Prompt
 from speccascade_jax.models.fake import Fake
 from speccascade_jax.rules import RULES

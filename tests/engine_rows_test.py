@@ -7,7 +7,7 @@ import pytest
 
 import speccascade_jax as sc
 from speccascade_jax.api import assemble, make_controls
-from speccascade_jax.engine import generate
+from speccascade_jax.generation import generate
 from speccascade_jax.metrics.efficiency import COUNTS
 from speccascade_jax.models.base import Prompt, right_pad
 from tests import conformance

@@ -17,7 +17,7 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.api import assemble, make_controls, make_prompt
 from speccascade_jax.data.tasks import TASKS
-from speccascade_jax.engine import generate
+from speccascade_jax.generation import generate
 from speccascade_jax.models.base import bucket
 from speccascade_jax.models.t5 import T5, T5Config, T5Module, teacher_forced_logits
 

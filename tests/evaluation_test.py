@@ -11,7 +11,7 @@ import speccascade_jax as sc
 from speccascade_jax import evaluation, experiment, results, summary
 from speccascade_jax.data import vocabularies
 from speccascade_jax.data.tasks import TASKS
-from speccascade_jax.engine import compilations
+from speccascade_jax.generation import compilations
 from speccascade_jax.points import DRAFT, TARGET, Evaluation, Method, ModelPair, Point, Sampling, enumerate_points
 
 SMALL = Evaluation(

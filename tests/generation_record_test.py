@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax.api import assemble, make_controls
-from speccascade_jax.engine import generate
+from speccascade_jax.generation import generate
 from speccascade_jax.models.base import Prompt
 from speccascade_jax.types import SOURCES
 from tests import conformance

@@ -1,6 +1,5 @@
 """The law, by sampling: every rule's output is distributed as `π`, and planted bugs are found (METHODS section 2)."""
 
-import numpy as np
 import pytest
 
 from speccascade_jax.api import assemble
@@ -33,17 +32,7 @@ def test_deferral_acceptance_has_the_same_law(name):
 
 @pytest.mark.parametrize("name", list(RULES))
 def test_greedy_decoding_is_the_reference_token_by_token(name):
-    rule, vocab, length = RULES[name], 12, 16
-    q_table, p_table = conformance.tables(vocab, seed=6)
-    engine, params = assemble(conformance.tabular_pair(q_table, p_table), rule=rule, block_size=4)
-    for alpha in conformance.alphas(rule, vocab):
-        law = reference.transitions(name, q_table, p_table, alpha, 0.0)
-        assert (law.max(-1) == 1).all()
-        expected, last = np.zeros(length, int), 0
-        for i in range(length):
-            last = expected[i] = law[last].argmax()
-        tokens = conformance.run_rows(engine, params, 2, alpha, [(0.0, 1.0), (0.0, 0.8)], length=length)
-        assert (tokens == expected).all(), alpha
+    conformance.check_greedy(RULES[name])
 
 
 def test_greedy_draft_under_a_sampled_target():
@@ -51,7 +40,7 @@ def test_greedy_draft_under_a_sampled_target():
     q_table, p_table = conformance.tables(3, seed=7)
     for name in ("spec_decode", "token_v3", "bild_star"):
         rule = RULES[name]
-        alpha = conformance.middle_alpha(rule, 3)
+        alpha = conformance.telling_alpha(rule, q_table, p_table)
         engine, params = assemble(conformance.tabular_pair(q_table, p_table), rule=rule, block_size=3)
         tokens = conformance.run_rows(engine, params, 20_000, alpha, [(1.0, 1.0)], length=6, draft_temperature=0.0)
         law = reference.transitions(name, q_table, p_table, alpha, 1.0, draft_temperature=0.0)

@@ -19,7 +19,7 @@ from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.engine import Engine
 from speccascade_jax.models.base import LMOutput, write_slots
 from speccascade_jax.rules import RULES
-from speccascade_jax.stopping import Decision
+from speccascade_jax.stopping import Decision, Fixed
 from tests import conformance, reference
 
 ROWS = 40_000
@@ -79,7 +79,7 @@ def no_rollback(*, mutated):
     q = (p + rng.normal(size=p.shape)).astype(np.float32)
     engine = Engine(
         target=SecondOrder(3, rolls_back=not mutated),
-        drafter=ModelDrafter(SecondOrder(3), assemble_stop(2)),
+        drafter=ModelDrafter(SecondOrder(3), Fixed(2)),
         accept=Speculative(RULES["spec_decode"]),
     )
     params = {"target": jnp.asarray(p), "drafter": {"model": jnp.asarray(q)}}
@@ -93,13 +93,6 @@ def no_rollback(*, mutated):
         older, last = np.repeat(last, 3), np.tile(np.arange(3), len(last))
     index = (tokens * 3 ** np.arange(length - 1, -1, -1)).sum(-1)
     return conformance.pooled_p_value(np.bincount(index, minlength=3**length), probability * ROWS)
-
-
-def assemble_stop(block):
-    """`Fixed(block)`."""
-    from speccascade_jax.stopping import Fixed
-
-    return Fixed(block)
 
 
 # --- wrong replacement, bonus, divisor

@@ -103,7 +103,7 @@ def test_lemma_6_lossy_at_temperature_zero_is_the_target(name):
     q, p = conformance.logit_pairs(6)
     expected = scaled(p, 0.0)
     for alpha in (0.0, 0.3, 0.8):
-        np.testing.assert_allclose(law("lossy", q, p, alpha, 0.0), expected, atol=1e-6)
+        np.testing.assert_allclose(law(name, q, p, alpha, 0.0), expected, atol=1e-6)
 
 
 def test_lemma_7_token_v3_at_temperature_zero_is_lossy_greedy():

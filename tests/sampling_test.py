@@ -64,7 +64,7 @@ def test_transform_is_the_reference(temperature):
 def test_transform_of_any_logits(row, temperature, top_p, top_k):
     law = scaled(row[None], temperature, top_p, top_k)[0]
     np.testing.assert_allclose(law.sum(), 1.0, atol=1e-5)
-    assert law.min() >= 0 and law[int(np.argmax(row))] > 0
+    assert law.min() >= 0 and row[law > 0].max() >= row.max() - 1e-4  # nearer logits are ties after the softmax
     if top_k > 0:
         assert (law > 0).sum() <= top_k
     # logits nearer than float32 resolves after the softmax may trade places: only laws are compared then

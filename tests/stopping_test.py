@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from speccascade_jax.api import assemble, make_controls
-from speccascade_jax.engine import generate
+from speccascade_jax.generation import generate
 from speccascade_jax.models.base import Prompt
 from speccascade_jax.rules import RULES
 from speccascade_jax.stopping import STOP_POLICIES, Confidence, Decision, DraftStep, Fixed
@@ -54,7 +54,7 @@ class Erratic:
 @pytest.mark.parametrize("policy", [Confidence(4), Erratic()])
 def test_no_policy_changes_the_law(rule, policy):
     q_table, p_table = conformance.tables(3, seed=31)
-    alpha = conformance.middle_alpha(RULES[rule], 3)
+    alpha = conformance.telling_alpha(RULES[rule], q_table, p_table)
     engine, params = assemble(conformance.tabular_pair(q_table, p_table), rule=rule, stop_policy=policy)
     tokens = conformance.run_rows(engine, params, 30_000, alpha, [(1.0, 1.0)], length=6, stop_threshold=0.4)
     law = reference.transitions(rule, q_table, p_table, alpha, 1.0)

@@ -142,8 +142,8 @@ class JoinedCorpus:
         widths: bucket widths in tokens, EOS included; pairs that do not fit the last one are left out.
         tokens_per_batch: rows times width of a batch.
         limit: use the first `limit` pairs only; 0 for all.
-        short_first: how many epochs, from the first on, go from narrow to wide batches. A new model finds out which
-            source word a target word belongs to much sooner on short examples.
+        short_first: how many epochs, from the first on, go from narrow to wide batches. Which source word a
+            target word belongs to is easier to find out in short examples.
     """
 
     path: str

@@ -38,7 +38,7 @@ class _Drafting(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelDrafter:
-    """Drafts with `model` under `stop`; `vocab_size` trims padded logits to what draft and target share."""
+    """Drafts with `model` under `stop`; parameters are `{"model": …}` and, where the policy has some, `{"stop": …}`."""
 
     model: LanguageModel
     stop: StopPolicy

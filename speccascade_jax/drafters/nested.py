@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from speccascade_jax.controls import whole
 from speccascade_jax.drafters.base import DraftRequest, catch_up
 from speccascade_jax.engine import DecodeState, Engine, run_rounds
 from speccascade_jax.models.base import Cache, Params, Prompt, write_slots
@@ -20,15 +21,14 @@ class NestedDrafter:
 
     Every token, replaced or bonus too, counts as drawn from the inner engine's law, which is what the level above
     divides by. A lossless inner engine hands up its target's raw law as `q`; another one its own law `π`.
-    The inner engine reads `controls.inner`.
+    The inner engine reads `controls.inner` and stops where the outer one does.
     """
 
     engine: Engine
     budget: int
 
     def __post_init__(self) -> None:
-        if self.budget < 1:
-            raise ValueError(f"budget={self.budget} is not a whole number >= 1")
+        whole("budget", self.budget, 1)
 
     @property
     def block(self) -> int:
@@ -56,11 +56,12 @@ class NestedDrafter:
     ) -> tuple[Draft, DecodeState, Cache]:
         """Run inner rounds until every row holds its budget, a stop id or its room is reached."""
         assert controls.inner is not None, "a nested drafter needs Controls.inner"
-        inner = controls.inner
+        inner, engine = controls.inner, replace(self.engine, stop_ids=stop_ids)
+        behind = jnp.maximum(request.length - 1 - engine.target.consumed(state.target_cache), 0)
         state = self._at(params, state, request)
         begin, goal = state.length, jnp.minimum(self.budget, request.room)
-        rows, vocab = begin.shape[0], self.engine.target.vocab_size
-        steps = state.counters.target_calls
+        rows, vocab = begin.shape[0], engine.target.vocab_size
+        calls = state.counters.target_calls - behind
         # room for a whole inner block behind the last law: a row that waits writes there, harmlessly
         laws = jnp.zeros((rows, self.block + self.engine.block + 2, vocab), jnp.float32)
 
@@ -72,18 +73,20 @@ class NestedDrafter:
         def unfinished(s: DecodeState) -> Array:
             return ~s.done & (s.length - begin < goal)
 
-        state, laws_pair = run_rounds(self.engine, params, state, inner, unfinished, (laws, laws), collect)
-        length = state.length - begin
+        state, laws_pair = run_rounds(engine, params, state, inner, unfinished, (laws, laws), collect)
+        length, bad = state.length - begin, self._bad(state, begin)
         if complete:
-            state, laws_pair = self._peek(params, state, inner, laws_pair, length)
+            calls -= ~state.done
+            state, laws_pair, unseen = self._peek(params, state, inner, laws_pair, length)
+            bad |= unseen[:, None] & (jnp.arange(self.block + 1)[None] == length[:, None])
         draft = Draft(
             tokens=_window(state.tokens, begin, self.block),
             length=length,
             q=laws_pair[0][:, : self.block + 1],
             q_tilde=laws_pair[1][:, : self.block + 1],
-            greedy=inner.target.temperature <= 0,
-            steps=state.counters.target_calls - steps,
-            bad=self._bad(state, begin),
+            greedy=self._greedy(inner),
+            steps=state.counters.target_calls - calls,
+            bad=bad,
         )
         return draft, state, target_cache
 
@@ -99,12 +102,13 @@ class NestedDrafter:
             limit=request.length + request.room,
             done=~request.active,
             target_cache=cache,
+            failed_at=jnp.full_like(state.failed_at, -1),
         )
 
     def _peek(
         self, params: Params, state: DecodeState, inner: Controls, collected: tuple[Array, Array], length: Array
-    ) -> tuple[DecodeState, tuple[Array, Array]]:
-        """The inner law at the bonus position: a round without drafts whose token nobody draws."""
+    ) -> tuple[DecodeState, tuple[Array, Array], Array]:
+        """The inner law at the bonus position (and whether it is unusable): a round whose token nobody draws."""
         no_room = jnp.zeros_like(length)
         reads_q = self.engine.accept.rule.reads_q
         seen = self.engine.assess(params, state, inner, no_room, complete=reads_q)
@@ -113,7 +117,13 @@ class NestedDrafter:
         raw = pair.p if self.engine.accept.rule.lossless else law
         collected = (write_slots(collected[0], raw, length, axis=1), write_slots(collected[1], law, length, axis=1))
         cache = self.engine.target.rollback(seen.target_cache, state.length)
-        return replace(state, drafter=seen.drafter, target_cache=cache), collected
+        unusable = (seen.bad[:, 0] | (seen.draft.bad[:, 0] & reads_q)) & ~state.done
+        return replace(state, drafter=seen.drafter, target_cache=cache), collected, unusable
+
+    def _greedy(self, inner: Controls) -> Array:
+        """Whether what is handed up is a one-hot everywhere: under a lossy rule a sampled draft shows through."""
+        greedy = inner.target.temperature <= 0
+        return greedy if self.engine.accept.rule.lossless else greedy & (inner.draft.temperature <= 0)
 
     def _bad(self, state: DecodeState, begin: Array) -> Array:
         """Non-finite logits inside, at the position they stood."""

@@ -44,7 +44,7 @@ class Fake:
         rows = prompt.tokens.shape[0]
         base = jnp.full((rows,), 0x9E3779B9, jnp.uint32)
         if prompt.encoder_tokens is not None:
-            base = _fold_along(base, prompt.encoder_tokens)[:, -1]
+            base = _fold_along(base, prompt.encoder_tokens, skip=prompt.encoder_tokens == 0)[:, -1]
         keys = jnp.zeros((rows, max_len + 1), jnp.uint32).at[:, 0].set(base)
         cache = FakeCache(keys=keys, length=jnp.zeros((rows,), jnp.int32))
         if prompt.tokens.shape[1] > 1:
@@ -91,11 +91,12 @@ def _unit(keys: Array) -> Array:
     return (keys >> 8).astype(jnp.float32) * 2.0**-23 - 1.0
 
 
-def _fold_along(start: Array, tokens: Array) -> Array:
-    """uint32 `[B, T]`: the keys after each of `tokens` `[B, T]`, from `start` `[B]`."""
+def _fold_along(start: Array, tokens: Array, skip: Array | None = None) -> Array:
+    """uint32 `[B, T]`: the keys after each of `tokens` `[B, T]`, from `start` `[B]`; `skip` leaves the key as it is."""
+    skip = jnp.zeros(tokens.shape, bool) if skip is None else skip
 
-    def fold(keys: Array, column: Array) -> tuple[Array, Array]:
-        keys = _fold(keys, column)
+    def fold(keys: Array, column: tuple[Array, Array]) -> tuple[Array, Array]:
+        keys = jnp.where(column[1], keys, _fold(keys, column[0]))
         return keys, keys
 
-    return jax.lax.scan(fold, start, tokens.T)[1].T
+    return jax.lax.scan(fold, start, (tokens.T, skip.T))[1].T

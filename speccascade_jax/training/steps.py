@@ -32,9 +32,8 @@ class Optimizer:
     """Adam whose update of each array is scaled by that array's root mean square, as Adafactor's is.
 
     T5's initial kernels differ widely in size (queries hold the attention's scale, embeddings have unit
-    variance), so one absolute step size does not fit them: plain Adam stalls before attention forms. The learning
-    rate comes with each step and is relative: 0.01 changes an array by about a hundredth per step
-    (Shazeer and Stern, 2018, section 8).
+    variance), so one absolute step size does not fit them all. The learning rate comes with each step and is
+    relative: 0.01 changes an array by about a hundredth per step (Shazeer and Stern, 2018, section 8).
 
     Attributes:
         b1, b2, eps: as in `optax.adam`.
