@@ -9,7 +9,8 @@ import pytest
 from speccascade_jax.models.base import Prompt
 from speccascade_jax.models.t5 import T5, T5Config, teacher_forced_logits
 
-torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.parity
+torch = pytest.importorskip("torch", reason="needs the parity extra: make parity")
 transformers = pytest.importorskip("transformers")
 
 CONFIGS = {
