@@ -11,7 +11,7 @@ from scipy import stats
 
 import speccascade_jax as sc
 from speccascade_jax.accept import Deferral, Speculative, implied_law
-from speccascade_jax.api import assemble, make_controls, make_prompt
+from speccascade_jax.api import assemble, make_controls
 from speccascade_jax.generation import compilations, generate
 from speccascade_jax.models.base import Prompt
 from speccascade_jax.sampling import make_law_pair, softmax, transform
@@ -251,23 +251,27 @@ def check_greedy(rule, *, vocab_size=12, length=16, block=4):
         assert (tokens == expected).all(), alpha
 
 
-def check_one_compilation(rule, block=3):
-    """A whole α × temperature × top-p × seed sweep, Python numbers and arrays mixed, compiles once."""
-    pair = tabular_pair(*tables(5, seed=3))
-    engine, params = assemble(pair, rule=rule, block_size=block)
-    before = compilations()
-    settings = [(0.25, 0, 1, 0), (np.float64(0.5), 1.0, np.float32(0.9), 1), (jnp.float32(0.5), 0.3, 0.5, np.int64(7))]
-    for alpha, temperature, top_p, seed in settings:
-        if rule.greedy_only:
-            temperature = 0
-        prompt = make_prompt(pair, [[1], [2, 3]])
-        controls = make_controls(2, alpha=alpha, temperature=temperature, top_p=top_p)
-        generate(engine, params, prompt, seed, controls=controls, max_new_tokens=6)
-    controls = make_controls(2, alpha=np.array([0.1, 0.2]), temperature=0, top_p=[1, 0.5])
-    generate(
-        engine, params, make_prompt(pair, [[4, 1], [0]]), 3, controls=controls, max_new_tokens=6, example_ids=[5, 9]
-    )
-    assert compilations() - before == 1
+def check_one_compilation(rule):
+    """A whole α × temperature × top-p × top-k × seed sweep, Python numbers and arrays mixed, compiles once.
+
+    The shapes are `check_greedy`'s, so that the two share a program.
+    """
+    engine, params = assemble(tabular_pair(*tables(12, seed=6)), rule=rule, block_size=4)
+    settings = [
+        (0.25, 0, 1, 0, 0, None),
+        (np.float64(0.5), 1.0, np.float32(0.9), 3, 1, 0.5),
+        (jnp.float32(0.5), 0.3, 0.5, np.int64(2), np.int64(7), np.float32(1)),
+        (np.array([0.1, 0.2, 0.3, 0.4]), 0, [1, 0.5, 1, 0.9], [0, 1, 2, 3], 2**31, None),
+    ]
+    compiled = None
+    for turn, (alpha, temperature, top_p, top_k, seed, cold) in enumerate(settings):
+        more = {"temperature": 0} if rule.greedy_only else {"temperature": temperature, "draft_temperature": cold}
+        controls = make_controls(4, alpha=alpha, top_p=top_p, top_k=top_k, **more)
+        prompt = Prompt(jnp.full((4, 1), turn, jnp.int32), jnp.ones((4,), jnp.int32))
+        ids = [turn, 5, 9, 11]
+        generate(engine, params, prompt, seed, controls=controls, max_new_tokens=16, example_ids=ids)
+        compiled = compilations() if compiled is None else compiled
+    assert compilations() == compiled
 
 
 def check_rule(rule):

@@ -35,6 +35,11 @@ def test_greedy_decoding_is_the_reference_token_by_token(name):
     conformance.check_greedy(RULES[name])
 
 
+@pytest.mark.parametrize("name", list(RULES))
+def test_a_sweep_is_one_compilation(name):
+    conformance.check_one_compilation(RULES[name])
+
+
 def test_greedy_draft_under_a_sampled_target():
     """Fuzzy decoding's setting: what a greedy draft was drawn from is a one-hot, and the law is exact."""
     q_table, p_table = conformance.tables(3, seed=7)
