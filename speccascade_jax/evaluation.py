@@ -33,6 +33,7 @@ from speccascade_jax.metrics.efficiency import summarise
 from speccascade_jax.models.base import Params, Prompt
 from speccascade_jax.pair import Pair, load_pair
 from speccascade_jax.points import Evaluation, Method, ModelPair, Point
+from speccascade_jax.programs import release_when_crowded
 from speccascade_jax.results import Record, point_key
 from speccascade_jax.summary import TARGET
 
@@ -88,6 +89,7 @@ class Evaluator:
 
     def evaluate(self, points: Sequence[Point]) -> Iterator[Record]:
         """Measure points that differ in α only; yields one record each, as soon as it is there."""
+        release_when_crowded()  # a long sweep compiles more programs than a process has room for
         begin = time.perf_counter()
         judged = self.judge(points)
         share = (time.perf_counter() - begin) / len(points)
