@@ -31,7 +31,7 @@ test: $(BIN)/.ready-test  ## set up, lint, and run the whole suite but the parit
 	$(BIN)/python -m pytest -m "not parity"
 
 parity: $(BIN)/.ready-parity  ## compare with transformers and seqio (3 GB of extras)
-	$(BIN)/python -m pytest -m parity
+	$(BIN)/python -m pytest -rs -m parity
 
 lint: $(BIN)/.ready-test  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -24,7 +24,7 @@ import jax
 from absl import app, flags, logging
 
 from speccascade_jax import gin_flags
-from speccascade_jax.training import configuration, export, loop, memory
+from speccascade_jax.training import export, loop, memory
 
 gin_flags.define_flags()
 MODE = flags.DEFINE_enum(
@@ -47,20 +47,21 @@ def main(argv: list[str]) -> None:
         jax.config.update("jax_compilation_cache_dir", COMPILATION_CACHE.value)
     if not flags.FLAGS.gin_file:
         raise app.UsageError("name a --gin_file, for example --gin_file=gin/train_target.gin")
-    gin_flags.parse_gin(flags.FLAGS.gin_file, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths)
-    trainer = gin.get_configurable(loop.Trainer)()
-    if MODE.value == "train":
-        logging.info("%s", gin.config_str())
-        print(json.dumps(trainer.run()))
-    elif MODE.value == "export":
-        if not OUTPUT.value:
-            raise app.UsageError("--mode=export needs --output=FOLDER")
-        print(json.dumps(export.export(trainer, Path(OUTPUT.value), DTYPE.value)))
-    else:
-        print(json.dumps(export.evaluate(trainer, CHECKPOINT.value, EXAMPLES.value)))
+    with gin_flags.one_line_errors():
+        gin_flags.parse_gin(flags.FLAGS.gin_file, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths)
+        trainer = gin.get_configurable(loop.Trainer)()
+        if MODE.value == "train":
+            logging.info("%s", gin.config_str())
+            print(json.dumps(trainer.run()))
+        elif MODE.value == "export":
+            if not OUTPUT.value:
+                raise app.UsageError("--mode=export needs --output=FOLDER")
+            print(json.dumps(export.export(trainer, Path(OUTPUT.value), DTYPE.value)))
+        else:
+            print(json.dumps(export.evaluate(trainer, CHECKPOINT.value, EXAMPLES.value)))
 
 
 if __name__ == "__main__":
     memory.keep_freed_memory()
     logging.set_verbosity(logging.INFO)
-    app.run(main, argv=configuration.rewrite_arguments(sys.argv))
+    app.run(main, argv=gin_flags.rewrite_arguments(sys.argv))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from absl import app, flags, logging
 
+from speccascade_jax import gin_flags
 from speccascade_jax.data import batching, vocabularies
 
 INPUT = flags.DEFINE_string(
@@ -30,15 +31,16 @@ VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 8000, "Number of pieces, special
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown argument {argv[1]!r}; flags look like --output=PATH")
-    pairs = batching.read_pairs(INPUT.value)
-    logging.info("training %d pieces on %d pairs", VOCAB_SIZE.value, len(pairs))
-    content = vocabularies.train((side for pair in pairs for side in pair), VOCAB_SIZE.value)
-    output = Path(OUTPUT.value)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    temporary = output.with_name(output.name + ".tmp")
-    temporary.write_bytes(content)
-    os.replace(temporary, output)
-    logging.info("wrote %r", vocabularies.Vocabulary(output))
+    with gin_flags.one_line_errors():
+        pairs = batching.read_pairs(INPUT.value)
+        logging.info("training %d pieces on %d pairs", VOCAB_SIZE.value, len(pairs))
+        content = vocabularies.train((side for pair in pairs for side in pair), VOCAB_SIZE.value)
+        output = Path(OUTPUT.value)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        temporary = output.with_name(output.name + ".tmp")
+        temporary.write_bytes(content)
+        os.replace(temporary, output)
+        logging.info("wrote %r", vocabularies.Vocabulary(output))
 
 
 if __name__ == "__main__":

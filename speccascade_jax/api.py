@@ -133,9 +133,8 @@ def collect(pair: Pair, generation: Generation, method: str = "speculative") -> 
         texts = [pair.vocabulary.decode(row[:n].tolist()) for row, n in zip(tokens, lengths, strict=True)]
     fields = type(generation.stats).__dataclass_fields__
     per_row_stats = {name: getattr(generation.stats, name) for name in fields}
-    return DecodeOutput(
-        texts, tokens, lengths, {**summarise(generation.stats, lengths), "rows": per_row_stats}, generation
-    )
+    measured = summarise(generation.stats, lengths, draft_alone=method == "autoregressive_draft")
+    return DecodeOutput(texts, tokens, lengths, {**measured, "rows": per_row_stats}, generation)
 
 
 def assemble(

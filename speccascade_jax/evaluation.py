@@ -11,10 +11,10 @@ import hashlib
 import os
 import platform
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -35,7 +35,7 @@ from speccascade_jax.pair import Pair, load_pair
 from speccascade_jax.points import Evaluation, Method, ModelPair, Point
 from speccascade_jax.programs import release_when_crowded
 from speccascade_jax.results import Record, point_key
-from speccascade_jax.summary import TARGET
+from speccascade_jax.summary import DRAFT, TARGET
 
 FORMAT = 1
 _VERSIONED = ("speccascade_jax", "jax", "jaxlib", "flax", "sacrebleu")
@@ -58,8 +58,9 @@ class Evaluator:
         wanted = max(evaluation.quality_examples, evaluation.latency_examples)
         self.examples = self.task.load(self.evaluation.split, wanted)
         if len(self.examples) < wanted:
-            warnings.warn(
-                f"{self.task.name} has {len(self.examples)} examples, fewer than the {wanted} asked for", stacklevel=2
+            raise ValueError(
+                f"{self.task.name} has {len(self.examples)} examples in split {self.evaluation.split!r}, fewer than "
+                f"the {wanted} asked for: lower quality_examples or latency_examples"
             )
         # One bucket for all examples, or every length would be a compilation of its own.
         self._prompts = make_prompt(self.pair, [self._prompt_ids(example) for example in self.examples])
@@ -83,9 +84,7 @@ class Evaluator:
 
     def key(self, point: Point) -> str:
         """The key of the point's record: hash of its configuration, the weights, the examples and the device."""
-        return point_key(
-            configuration=point.configuration(), device=jax.devices()[0].device_kind, format=FORMAT, **self.fingerprints
-        )
+        return point_key(configuration=point.configuration(), device=_hardware(), format=FORMAT, **self.fingerprints)
 
     def evaluate(self, points: Sequence[Point]) -> Iterator[Record]:
         """Measure points that differ in α only; yields one record each, as soon as it is there."""
@@ -123,10 +122,11 @@ class Evaluator:
         for n in range(len(points)):
             mine = np.flatnonzero(which == n)
             measured = jax.tree.map(lambda x, mine=mine: x[mine], (tokens, lengths, stats))
-            results.append(self._score(measured, rows[mine]))
+            alone = points[0].method.name == DRAFT
+            results.append(self._score(measured, rows[mine], alone))
         return results
 
-    def _score(self, measured: tuple[np.ndarray, np.ndarray, Any], rows: np.ndarray) -> Record:
+    def _score(self, measured: tuple[np.ndarray, np.ndarray, Any], rows: np.ndarray, draft_alone: bool) -> Record:
         tokens, lengths, stats = measured
         decode = self._vocabulary().decode
         texts = [decode([int(t) for t in row[:length]]) for row, length in zip(tokens, lengths, strict=True)]
@@ -135,7 +135,7 @@ class Evaluator:
         metric, samples = self.task.main_metric, self.evaluation.resamples
         scores = quality.score(self.task.metrics, predictions, references)
         low, high = quality.bootstrap_interval(metric, predictions, references, seed=0, samples=samples)
-        return split_measures(summarise(stats, lengths)) | {
+        return split_measures(summarise(stats, lengths, draft_alone=draft_alone)) | {
             "quality": {
                 "metric": metric,
                 "value": scores[metric],
@@ -174,7 +174,7 @@ class Evaluator:
         prepared = [self._prepare(point, np.asarray([row]), [point.method.alpha or 0.0]) for row in rows]
 
         def run(example: int, trial: int) -> Generation:
-            return prepared[example](point.seed * trials + trial)
+            return prepared[example]((point.seed * trials + trial) % 2**32)
 
         return run
 
@@ -264,13 +264,21 @@ def versions() -> dict[str, str]:
 def device() -> dict[str, Any]:
     """What the computation ran on."""
     devices = jax.devices()
-    return {
-        "platform": devices[0].platform,
-        "kind": devices[0].device_kind,
-        "count": len(devices),
-        "cpus": os.cpu_count(),
-        "system": platform.platform(),
-    }
+    return _hardware() | {"count": len(devices), "system": platform.platform()}
+
+
+def _hardware() -> dict[str, Any]:
+    """What makes two latencies comparable: part of every key."""
+    first = jax.devices()[0]
+    return {"platform": first.platform, "kind": first.device_kind, "cpus": os.cpu_count(), "processor": _processor()}
+
+
+def _processor() -> str:
+    """The processor's model name; JAX calls every one of them "cpu"."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _per_row(generation: Generation) -> tuple[Any, Any, Any]:

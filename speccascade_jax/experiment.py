@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -38,8 +38,8 @@ def run(
     point = Point(pair=pair, evaluation=evaluation.resolved(), method=method, sampling=sampling, seed=seed)
     validate(point)
     keep_compilations(Path(output).parent / ".jax_cache")
-    evaluator = _evaluator(point)
     with ResultStore(output) as store:
+        evaluator = _evaluator(point)
         fill(store, [[point]], evaluator.key, evaluator.evaluate)
         record = next(record for record in store.records if record["key"] == evaluator.key(point))
     report.print_record(record)
@@ -80,6 +80,9 @@ def sweep(
     Returns:
         The store's path; `None` after a dry run.
     """
+    swept = {"rules": rules, "block_sizes": block_sizes, "temperatures": temperatures, "top_ps": top_ps, "seeds": seeds}
+    for name, values in (swept | {f"alphas[{rule!r}]": grid for rule, grid in (alphas or {}).items()}).items():
+        _refuse_scalar(name, values)
     samplings = [
         Sampling(temperature=temperature, top_p=top_p, top_k=top_k, draft_temperature=draft_temperature)
         for temperature, top_p in itertools.product(temperatures, top_ps)
@@ -98,9 +101,8 @@ def sweep(
         report.print_points([point.label() for group in groups for point in group])
         return None
     keep_compilations(Path(output).parent / ".jax_cache")
-    evaluator = _evaluator(groups[0][0])
     with ResultStore(output) as store:
-        measure(groups, store, evaluator)
+        measure(groups, store, _evaluator(groups[0][0]))
         present(store)
     return Path(output)
 
@@ -132,6 +134,11 @@ def keep_compilations(folder: Path) -> None:
     if jax.config.values["jax_compilation_cache_dir"] is None:
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+def _refuse_scalar(name: str, values: Any) -> None:
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise ValueError(f"{name}={values!r} is one value where a tuple is meant; write ({values!r},)")
 
 
 def _evaluator(point: Point) -> Evaluator:

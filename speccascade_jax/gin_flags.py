@@ -5,8 +5,9 @@ A script calls `main(function, required)` with the function of its gin file; gin
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,39 @@ import gin
 from absl import app, flags, logging
 
 from speccascade_jax.data.directory import repository_root
-from speccascade_jax.training.configuration import rewrite_arguments
+
+PREFIX = "--gin."
+
+
+def rewrite_arguments(argv: Sequence[str]) -> list[str]:
+    """`--gin.NAME=VALUE` as `--gin_bindings=NAME = VALUE`; everything else as it is.
+
+    Raises:
+        ValueError: a setting without a value.
+    """
+    return [argv[0], *(_rewrite(argument) for argument in argv[1:])] if argv else []
+
+
+def _rewrite(argument: str) -> str:
+    if not argument.startswith(PREFIX):
+        return argument
+    name, equals, value = argument.removeprefix(PREFIX).partition("=")
+    if not equals:
+        raise ValueError(f"{argument} has no value; write {PREFIX}{name}=VALUE (strings in quotes: '\"text\"')")
+    return f"--gin_bindings={name} = {value}"
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """A bad value ends the program in one line that says what to do; `--debug` shows the trace."""
+    try:
+        yield
+    except (ValueError, TypeError, ArithmeticError, OSError, RuntimeError) as error:
+        if "debug" in flags.FLAGS and flags.FLAGS.debug:
+            raise
+        message = str(error).partition("\n  In call to configurable")[0]
+        hint = "\n(--debug shows where)" if "debug" in flags.FLAGS else ""
+        sys.exit(f"error: {message}{hint}")
 
 
 def define_flags() -> None:
@@ -76,14 +109,9 @@ def main(function: Callable[..., Any], example: str) -> None:
         if len(argv) > 1 or not flags.FLAGS.gin_file:
             wrong = f"unexpected argument {argv[1]!r}" if len(argv) > 1 else "name at least one --gin_file"
             sys.exit(f"error: {wrong}; for example: {example}; --help explains")
-        try:
+        with one_line_errors():
             parse_gin(flags.FLAGS.gin_file, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths)
             gin.get_configurable(function)()
-        except (ValueError, OSError, RuntimeError) as error:
-            if flags.FLAGS.debug:
-                raise
-            message = str(error).partition("\n  In call to configurable")[0]
-            sys.exit(f"error: {message}\n(--debug shows where)")
 
     app.run(run, flags_parser=_parse_flags)
 

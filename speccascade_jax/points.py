@@ -16,9 +16,8 @@ import numpy as np
 
 from speccascade_jax import controls, rules
 from speccascade_jax.data.tasks import get_task
+from speccascade_jax.engine import BONUSES
 from speccascade_jax.summary import DRAFT, TARGET
-
-BONUSES = ("rule", "target", "none")
 
 # Most of token_v3's range lies where hardly anything is deferred (METHODS section 3).
 DENSE_GRIDS: dict[str, tuple[float, ...]] = {"token_v3": (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)}
@@ -55,7 +54,8 @@ class Evaluation:
     def resolved(self) -> Evaluation:
         """The same with the task's own split and output length where none is named; ValueError on an unknown task."""
         task = get_task(self.task)
-        split, longest = self.split or task.splits[0], self.max_new_tokens or task.max_output_length
+        split = task.splits[0] if self.split is None else self.split
+        longest = task.max_output_length if self.max_new_tokens is None else self.max_new_tokens
         return dataclasses.replace(self, split=split, max_new_tokens=longest)
 
 

@@ -125,7 +125,8 @@ def panels(records: Iterable[Record]) -> list[Panel]:
         values = (
             *(record["point"][name] for name in _SHARED),
             record["fingerprints"]["weights"],
-            record["device"]["kind"],
+            record["fingerprints"]["examples"],
+            (record["device"]["kind"], record["device"]["processor"]),
         )
         shared[values].append(record)
     out = []
@@ -134,7 +135,7 @@ def panels(records: Iterable[Record]) -> list[Panel]:
         blocks = sorted({_block(r) for r in members if r["point"]["method"] not in ends}, key=str) or [(None, None)]
         for block_size, bonus in blocks:
             mine = [r for r in members if r["point"]["method"] in ends or _block(r) == (block_size, bonus)]
-            setting = dict(zip((*_SHARED, "weights", "device"), values, strict=True))
+            setting = dict(zip((*_SHARED, "weights", "examples", "device"), values, strict=True))
             out.append(_panel(setting | {"block_size": block_size, "bonus": bonus}, mine))
     return out
 
@@ -144,12 +145,13 @@ def _block(record: Record) -> tuple[int | None, str | None]:
 
 
 def _panel(setting: dict[str, Any], records: Sequence[Record]) -> Panel:
-    by_point: dict[tuple[str, float | None], list[Record]] = defaultdict(list)
+    by_point: dict[tuple[str, float | None], dict[int, Record]] = defaultdict(dict)
     for record in records:
-        by_point[record["point"]["method"], record["point"]["alpha"]].append(record)
+        # a point measured again (with larger batches, say) is no further seed: the latest record counts
+        by_point[record["point"]["method"], record["point"]["alpha"]][record["point"]["seed"]] = record
     curves: dict[str, list[Spot]] = defaultdict(list)
     for (method, alpha), members in by_point.items():
-        curves[method].append(_spot(method, alpha, members))
+        curves[method].append(_spot(method, alpha, list(members.values())))
     target, draft = (next(iter(curves.pop(end, ())), None) for end in (TARGET, DRAFT))
     order = list(LABELS)
     names = sorted(curves, key=lambda name: (order.index(name) if name in order else len(order), name))

@@ -100,7 +100,9 @@ def test_ends_are_measured_through_the_same_loop(evaluator):
     for name in (TARGET, DRAFT):
         (record,) = evaluator.evaluate([_point(name)])
         assert record["counts"]["drafted"] == 0 and record["measures"]["rejection_rate"] is None
-        assert record["counts"]["target_calls"] == record["counts"]["committed"]
+        calls, steps = (record["counts"][count] for count in ("target_calls", "draft_steps"))
+        assert (calls, steps)[name == DRAFT] == record["counts"]["committed"] and 0 in (calls, steps)
+        assert record["measures"]["draft_share"] == (name == DRAFT)
 
 
 def test_latency_can_be_left_out(pair):
@@ -120,8 +122,8 @@ def test_keys_tell_apart_all_that_matters(evaluator, pair):
     assert evaluation.Evaluator(SOURCE, SMALL, pair).key(_point(alpha=0.1)) in keys
 
 
-def test_too_few_examples_are_announced(pair):
-    with pytest.warns(UserWarning, match="has 200 examples, fewer than the 500 asked for"):
+def test_too_few_examples_are_refused(pair):
+    with pytest.raises(ValueError, match="has 200 examples in split 'test', fewer than the 500 asked for: lower"):
         evaluation.Evaluator(SOURCE, replace(SMALL, quality_examples=500), pair)
 
 

@@ -116,3 +116,17 @@ def test_records_without_latency_still_make_curves():
     (row,) = table2(panel)
     assert row.fastest is None and row.best is None
     assert report.points_grid(panel).rows[1][4] == "–"
+
+
+def test_a_point_measured_again_is_no_further_seed():
+    first, again = _record("opt", 0.1), _record("opt", 0.1)
+    again["key"], again["quality"] = "again", again["quality"] | {"value": first["quality"]["value"] + 1}
+    (panel,) = summary.panels([_record("autoregressive", None), first, again])
+    (spot,) = panel.curves["opt"]
+    assert spot.seeds == 1 and spot.quality.value == first["quality"]["value"] + 1
+
+
+def test_other_examples_are_another_panel():
+    other = _record("opt", 0.1)
+    other["fingerprints"] = other["fingerprints"] | {"examples": "others"}
+    assert len(summary.panels([_record("opt", 0.1), other])) == 2

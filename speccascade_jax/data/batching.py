@@ -168,7 +168,10 @@ class JoinedCorpus:
     def tokens(self, vocabulary: Vocabulary) -> list[TokenPair]:
         """The encoded pairs that fit the widest bucket."""
         encoded = encode_pairs(vocabulary, self.texts())
-        return [pair for pair in encoded if max(map(len, pair)) < self.widths[-1]]
+        fitting = [pair for pair in encoded if max(map(len, pair)) < self.widths[-1]]
+        if not fitting:
+            raise ValueError(f"no pair of {self.path} fits into {self.widths[-1]} tokens: check it, or raise widths")
+        return fitting
 
     def epoch(self, pairs: Sequence[TokenPair], seed: int, epoch: int) -> list[Batch]:
         """The batches of one epoch over `pairs` (from `tokens`), shuffled (by width first: `short_first`)."""

@@ -11,13 +11,15 @@ from speccascade_jax.metrics.counters import Counters
 COUNTS = ("rounds", "target_calls", "drafted", "examined", "kept", "rejected", "committed", "discarded", "draft_steps")
 
 
-def summarise(stats: Counters, lengths: Any = None, *, rows: Any = None) -> dict[str, Any]:
+def summarise(stats: Counters, lengths: Any = None, *, rows: Any = None, draft_alone: bool = False) -> dict[str, Any]:
     """The measures over a batch.
 
     Args:
         stats: counters per row, from a `Generation`.
-        lengths: unused by the measures; checked against `committed` when given.
+        lengths: checked against `committed` when given.
         rows: bool or index array choosing rows (padding rows of a last batch, one α of several).
+
+        draft_alone: the draft wrote alone, in the target's place in the engine: its passes are draft steps.
 
     Returns:
         counts, ratios (`None` where the denominator is 0), `by_position` lists, and `inconclusive`: nothing was
@@ -27,7 +29,9 @@ def summarise(stats: Counters, lengths: Any = None, *, rows: Any = None) -> dict
     totals = {name: np.asarray(getattr(stats, name))[chosen].sum(0) for name in Counters.__dataclass_fields__}
     if lengths is not None and int(np.asarray(lengths)[chosen].sum()) != int(totals["committed"]):
         raise ValueError("the counters belong to another generation: committed tokens and lengths disagree")
-    return measures(totals)
+    if draft_alone:
+        totals |= {"draft_steps": totals["target_calls"], "target_calls": np.int64(0)}
+    return measures(totals) | ({"draft_share": 1.0} if draft_alone else {})
 
 
 def measures(totals: dict[str, Any]) -> dict[str, Any]:

@@ -44,3 +44,17 @@ def test_a_bad_setting_is_one_line_without_a_trace():
     done = _call("-m", "experiments.run", *files, "--gin.Method.alpha=1.5")
     assert done.returncode != 0 and "Traceback" not in done.stderr
     assert "error: alpha=1.5 is outside the domain [0, 1) of rule 'lossy'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("--gin.sweep.temperatures=1.0", "temperatures=1.0 is one value where a tuple is meant; write (1.0,)"),
+        ("--gin.sweep.rules='token_v3'", "rules='token_v3' is one value where a tuple is meant"),
+        ("--gin.Evaluation.max_new_tokens=0", "max_new_tokens=0 is not a whole number >= 1"),
+    ],
+)
+def test_plausible_slips_are_named(setting, said):
+    done = _call("-m", "experiments.sweep", "--gin_file=configs/quickstart.gin", "--gin.sweep.dry_run=True", setting)
+    assert done.returncode != 0 and "Traceback" not in done.stderr
+    assert said in done.stderr

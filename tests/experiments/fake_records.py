@@ -53,7 +53,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         "key": key_of(point), "format": 1, "point": point, "configuration": "", "started": "2026-01-01T00:00:00+00:00",
         "wall_seconds": 1.0, "fingerprints": {"weights": "fake", "examples": "fake"},
         "versions": {"python": "3"},
-        "device": {"platform": "cpu", "kind": "cpu", "count": 1, "cpus": 2, "system": "fake"},
+        "device": {"platform": "cpu", "kind": "cpu", "count": 1, "cpus": 2, "processor": "fake", "system": "fake"},
         "counts": {"drafted": 1000 if speculative else 0}, "inconclusive": not speculative, "by_position": {},
         "measures": {
             "rejection_rate": 1 - kept if speculative else None,

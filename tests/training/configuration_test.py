@@ -5,19 +5,19 @@ import pytest
 
 from speccascade_jax import gin_flags
 from speccascade_jax.data import directory
-from speccascade_jax.training import configuration, loop
+from speccascade_jax.training import loop
 from speccascade_jax.training.steps import Objective
 
 
 def test_settings_become_bindings():
     argv = ["train", "--gin_file=a.gin", "--gin.MINUTES=5", "--gin.loop.Trainer.seed=3"]
     wanted = ["train", "--gin_file=a.gin", "--gin_bindings=MINUTES = 5", "--gin_bindings=loop.Trainer.seed = 3"]
-    assert configuration.rewrite_arguments(argv) == wanted
+    assert gin_flags.rewrite_arguments(argv) == wanted
 
 
 def test_a_setting_without_a_value_is_refused():
     with pytest.raises(ValueError, match="--gin.MINUTES has no value"):
-        configuration.rewrite_arguments(["train", "--gin.MINUTES"])
+        gin_flags.rewrite_arguments(["train", "--gin.MINUTES"])
 
 
 @pytest.mark.parametrize(("name", "layers"), [("train_target", 3), ("train_draft", 1)])
