@@ -126,7 +126,7 @@ def panels(records: Iterable[Record]) -> list[Panel]:
             *(record["point"][name] for name in _SHARED),
             record["fingerprints"]["weights"],
             record["fingerprints"]["examples"],
-            (record["device"]["kind"], record["device"]["processor"]),
+            f"{record['device']['kind']} ({record['device']['processor']})",
         )
         shared[values].append(record)
     out = []
