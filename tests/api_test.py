@@ -96,7 +96,11 @@ def test_both_ends_are_the_models_alone(pair):
         for prompt, row, length in zip(PROMPTS, out.tokens, out.lengths, strict=True):
             np.testing.assert_array_equal(row[:length], best[[prompt[-1], *row[: length - 1]]])
         assert out.stats["inconclusive"] and out.stats["acceptance_rate"] is None
-        assert out.stats["target_calls"] == out.stats["committed"]
+        calls = {"autoregressive": "target_calls", "autoregressive_draft": "draft_steps"}
+        assert {name: out.stats[name] for name in calls.values()} == {
+            name: out.stats["committed"] if name == calls[method] else 0 for name in calls.values()
+        }
+        assert out.stats["draft_share"] == (method == "autoregressive_draft")
 
 
 def test_max_new_tokens_is_respected_inside_a_block(pair):
