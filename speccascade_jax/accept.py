@@ -126,15 +126,19 @@ def verify(accept: AcceptFn, pair: LawPair, alpha: Array, draft: Draft, keys: rn
     num_kept = _count_kept(accept, pair, alpha, draft, keys)
     rejected = num_kept < draft.length
     last = jax.tree.map(lambda x: jnp.take_along_axis(x, num_kept[:, None, None], axis=1)[:, 0], pair)
-    after = accept(last, alpha[:, None])
-    bonus_law = last.p_tilde if bonus == "target" else accept.law(last, alpha[:, None])
+    with jax.named_scope("rule"):
+        after = accept(last, alpha[:, None])
+        bonus_law = last.p_tilde if bonus == "target" else accept.law(last, alpha[:, None])
     final_law = jnp.where(rejected[:, None], after.replacement, bonus_law)
     uniform = jnp.where(rejected, keys.uniform(num_kept, rngs.REPLACE), keys.uniform(num_kept, rngs.BONUS))
-    law = accept.law(pair, alpha[:, None, None])
+    with jax.named_scope("rule"):
+        law = accept.law(pair, alpha[:, None, None])
     if bonus == "target":
         at_bonus = jnp.arange(law.shape[1])[None] == draft.length[:, None]
         law = jnp.where(at_bonus[..., None], pair.p_tilde, law)
-    return Verdict(num_kept, rejected, sample(final_law, uniform), law)
+    with jax.named_scope("sampling"):
+        final = sample(final_law, uniform)
+    return Verdict(num_kept, rejected, final, law)
 
 
 def _count_kept(accept: AcceptFn, pair: LawPair, alpha: Array, draft: Draft, keys: rngs.RoundKeys) -> Array:
@@ -142,7 +146,8 @@ def _count_kept(accept: AcceptFn, pair: LawPair, alpha: Array, draft: Draft, key
     batch, block = draft.tokens.shape
     if block == 0:
         return jnp.zeros((batch,), jnp.int32)
-    kept = accept(pair, alpha[:, None, None]).kept
+    with jax.named_scope("rule"):
+        kept = accept(pair, alpha[:, None, None]).kept
     chosen = draft.tokens[..., None]
     kept_at = jnp.take_along_axis(kept[:, :block], chosen, -1)[..., 0]
     drawn_at = jnp.take_along_axis(pair.q_tilde[:, :block], chosen, -1)[..., 0]

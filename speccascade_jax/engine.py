@@ -136,14 +136,17 @@ class Engine:
         """Draft a block of at most `room` `[B]` tokens and score it with one call of the target."""
         keys = self.round_keys(state)
         request = DraftRequest(state.tokens, state.length, room, ~state.done, keys)
-        draft, drafter, cache = self.drafter.propose(
-            params["drafter"], state.drafter, request, state.target_cache, controls,
-            complete=complete, stop_ids=self.stop_ids,
-        )  # fmt: skip
+        with jax.named_scope("draft"):
+            draft, drafter, cache = self.drafter.propose(
+                params["drafter"], state.drafter, request, state.target_cache, controls,
+                complete=complete, stop_ids=self.stop_ids,
+            )  # fmt: skip
         pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
-        out, cache = self.target.extend(params["target"], cache, jnp.concatenate([pending, draft.tokens], axis=1))
-        logits = out.logits[..., : self.target.vocab_size]
-        pair = make_law_pair(draft.q, draft.q_tilde, draft.greedy, logits, controls.target)
+        with jax.named_scope("score"):
+            out, cache = self.target.extend(params["target"], cache, jnp.concatenate([pending, draft.tokens], axis=1))
+            logits = out.logits[..., : self.target.vocab_size]
+        with jax.named_scope("sampling"):
+            pair = make_law_pair(draft.q, draft.q_tilde, draft.greedy, logits, controls.target)
         return Assessment(draft, drafter, cache, pair, ~jnp.isfinite(logits.max(-1)), keys)
 
     def round_keys(self, state: DecodeState) -> rngs.RoundKeys:
@@ -153,11 +156,13 @@ class Engine:
     def step(self, params: Params, state: DecodeState, controls: Controls) -> tuple[DecodeState, Round]:
         """One round of speculation (METHODS section 2; paper 1, Algorithm 4). Jittable alone."""
         seen = self.assess(params, state, controls, state.limit - state.length, self.complete)
-        verdict = verify(self.accept, seen.pair, controls.alpha, seen.draft, seen.keys, self.bonus)
-        turn = self._cut(state, seen, verdict)
-        failed_at = self._failures(state, seen, turn.num_new)
-        turn = _without(turn, (failed_at >= 0).any(-1))
-        return self._commit(state, seen, turn, failed_at, controls), turn
+        with jax.named_scope("verify"):
+            verdict = verify(self.accept, seen.pair, controls.alpha, seen.draft, seen.keys, self.bonus)
+        with jax.named_scope("commit"):
+            turn = self._cut(state, seen, verdict)
+            failed_at = self._failures(state, seen, turn.num_new)
+            turn = _without(turn, (failed_at >= 0).any(-1))
+            return self._commit(state, seen, turn, failed_at, controls), turn
 
     def _cut(self, state: DecodeState, seen: Assessment, verdict: Verdict) -> Round:
         """Which of the kept tokens and the final one are committed: up to a stop id and the row's limit."""

@@ -72,7 +72,8 @@ class ModelDrafter:
         position and brings the cache up to date; without it the missing token is caught up next round.
         """
         behind = jnp.maximum(request.length - 1 - self.model.consumed(state.cache), 0)
-        cache = catch_up(self.model, params["model"], state.cache, request.tokens, request.length)
+        with jax.named_scope("catch_up"):
+            cache = catch_up(self.model, params["model"], state.cache, request.tokens, request.length)
         pending = jnp.take_along_axis(request.tokens, request.length[:, None] - 1, axis=1)[:, 0]
         start = _Drafting(
             slot=jnp.zeros((), jnp.int32),
@@ -122,13 +123,15 @@ class ModelDrafter:
     ) -> _Drafting:
         """One forward pass and, where the policy says so, one drawn token."""
         logits, hidden, cache = self._forward(params, carry)
-        q, q_tilde = softmax(logits), transform(logits, controls.draft)
+        with jax.named_scope("sampling"):
+            q, q_tilde = softmax(logits), transform(logits, controls.draft)
         seen = DraftStep(q=q, hidden=hidden, slot=carry.slot)
         decision, policy = self.stop(params.get("stop"), carry.state.policy, seen, controls)
         policy = jax.tree.map(lambda new, old: _where_rows(carry.drawing, new, old), policy, carry.state.policy)
         draws = carry.drawing & decision.draw & (carry.slot < self.block)
         slots = jnp.broadcast_to(carry.slot, draws.shape)
-        token = sample(q_tilde, request.keys.uniform(slots, rngs.DRAFT))
+        with jax.named_scope("sampling"):
+            token = sample(q_tilde, request.keys.uniform(slots, rngs.DRAFT))
         ends = is_stop(token, stop_ids) | (carry.slot + 1 >= request.room)
         draft = self._record(carry, q, q_tilde, token, draws, ~jnp.isfinite(logits.max(-1)))
         return _Drafting(

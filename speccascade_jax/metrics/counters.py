@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import flax.struct
+import jax
 import jax.numpy as jnp
 
 from speccascade_jax.laws import deferral_mass
@@ -86,8 +87,9 @@ def _deferral(turn: Round, rule: Rule, alpha: Array, bonus: str) -> tuple[Array,
     rows, block = turn.draft.tokens.shape
     if rule.deferral is None:
         return jnp.zeros((rows,)), jnp.zeros((rows, block)), jnp.zeros((rows,), jnp.int32)
-    deferred = rule.deferral(turn.pair, alpha[:, None, None]).astype(jnp.float32)
-    eta = deferral_mass(deferred, turn.pair)[..., 0]
+    with jax.named_scope("rule"):
+        deferred = rule.deferral(turn.pair, alpha[:, None, None]).astype(jnp.float32)
+        eta = deferral_mass(deferred, turn.pair)[..., 0]
     slots = jnp.arange(block + 1)[None]
     # a bonus from the target is not the rule's decision
     counts = (slots < turn.num_new[:, None]) & ((bonus != "target") | (slots < turn.draft.length[:, None]))
