@@ -183,8 +183,16 @@ class Evaluator:
 
     def _prepare(self, point: Point, rows: np.ndarray, alphas: Sequence[float]) -> Callable[[int], Generation]:
         """`seed -> generation` of some examples, with everything but the generation itself done beforehand."""
+        given = self.arguments(point, rows, alphas)
+
+        def run(seed: int) -> Generation:
+            return generate(**given, seed=seed)
+
+        return run
+
+    def arguments(self, point: Point, rows: np.ndarray, alphas: Sequence[float]) -> dict[str, Any]:
+        """What `generate` takes, but the seed, for the examples `rows` with one α each."""
         engine, params = self._engine(point.method)
-        prompt = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[rows]), self._prompts)
         sampling = point.sampling
         controls = make_controls(
             len(rows),
@@ -194,13 +202,14 @@ class Evaluator:
             top_k=sampling.top_k,
             draft_temperature=sampling.draft_temperature,
         )
-        ids, longest = jnp.asarray(self._ids[rows]), self.evaluation.max_new_tokens
-        assert longest is not None
-
-        def run(seed: int) -> Generation:
-            return generate(engine, params, prompt, seed, controls=controls, max_new_tokens=longest, example_ids=ids)
-
-        return run
+        return {
+            "engine": engine,
+            "params": params,
+            "prompt": jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[rows]), self._prompts),
+            "controls": controls,
+            "max_new_tokens": self.evaluation.max_new_tokens,
+            "example_ids": jnp.asarray(self._ids[rows]),
+        }
 
     def _engine(self, method: Method) -> tuple[Engine, Params]:
         method = replace(method, alpha=None)

@@ -108,7 +108,7 @@ def _bindings(pattern, file) -> set[str]:
 
 
 def test_every_gin_file_is_one_that_these_tests_know():
-    known = {"gin/run.gin", *MODELS, *TASK_FILES, *METHODS, *CONFIGS, *TRAINING}
+    known = {"gin/run.gin", "gin/profile.gin", *MODELS, *TASK_FILES, *METHODS, *CONFIGS, *TRAINING}
     found = {str(path.relative_to(ROOT)) for folder in ("gin", "configs") for path in (ROOT / folder).rglob("*.gin")}
     assert found == known
 
