@@ -1,0 +1,157 @@
+r"""Speed against the limits of the machine: memory, the models' calls, and what acceptance predicts.
+
+    python -m benchmarks                                              everything, about five minutes on 2 cores
+    python -m benchmarks --sections=bandwidth,steps
+    python -m benchmarks --sections=acceptance --pair=runs/my_pair    for a model card
+    python -m benchmarks --markdown results/bench.json                the tables of a run, for a page
+
+Tables are printed as they are measured and kept in a JSON file, written anew after every section. Nothing else should
+run meanwhile. Sections:
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from benchmarks import bandwidth, report, rounds, scoring, steps, verification
+from benchmarks.setting import Bench, Settings, quick
+from speccascade_jax import compilation_cache
+from speccascade_jax.evaluation import device, versions
+from speccascade_jax.pair import load_pair
+from speccascade_jax.results import Record, plain, write_atomically
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Section:
+    """A module whose `run(bench)` gives rows; `seconds` is a guess, for the time left."""
+
+    module: Any
+    seconds: float
+
+    @property
+    def summary(self) -> str:
+        """What it measures, in one line."""
+        return (self.module.__doc__ or "").partition(": ")[2].partition("\n")[0]
+
+
+SECTIONS = {
+    "bandwidth": Section(bandwidth, 5),
+    "steps": Section(steps, 15),
+    "scoring": Section(scoring, 20),
+    "rounds": Section(rounds, 60),
+    "verification": Section(verification, 60),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, or print what was measured; returns the exit status."""
+    args = _parser().parse_args(argv)
+    try:
+        if args.markdown:
+            sys.stdout.write(report.markdown(json.loads(Path(args.markdown).read_text(encoding="utf-8"))))
+            return 0
+        names = _chosen(args.sections)
+        settings = Settings(pair=args.pair, task=args.task, acceptance_examples=args.examples)
+        output = Path(args.output or default_output(names, args.quick))
+        measure_all(names, quick(settings) if args.quick else settings, output)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def measure_all(names: Sequence[str], settings: Settings, output: Path) -> Record:
+    """Run sections one after the other; prints each one's tables and rewrites `output` after each."""
+    compilation_cache.switch_on()
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    pair = load_pair(settings.pair)
+    record: Record = describe(settings, pair.name) | {"sections": {}}
+    total = sum(SECTIONS[name].seconds for name in names)
+    with _progress(console) as progress:
+        bar = progress.add_task("", total=total)
+
+        def track(items: Sequence[Any]) -> Iterator[Any]:
+            for item in items:
+                yield item
+                progress.advance(bar, SECTIONS[name].seconds / len(items))
+
+        bench = Bench(settings, pair, track)
+        for name in names:
+            progress.update(bar, description=name)
+            begin = time.perf_counter()
+            tables = SECTIONS[name].module.run(bench)
+            record["sections"][name] = plain({"seconds": time.perf_counter() - begin, "tables": tables})
+            write_atomically(output, json.dumps(record, indent=1, allow_nan=False) + "\n")
+            for table, rows in tables.items():
+                console.print(report.grid(table, rows).rich())
+    console.print(f"results: {output}")
+    return record
+
+
+def describe(settings: Settings, pair: str) -> Record:
+    """What a run was and where: everything but the numbers."""
+    return {
+        "format": FORMAT,
+        "pair": pair,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "device": device(),
+        "versions": versions(),
+        "load_at_start": os.getloadavg()[0],
+        "settings": plain(dataclasses.asdict(settings)),
+    }
+
+
+def default_output(names: Sequence[str], fast: bool) -> str:
+    """Where results go: a part of the sections, or a quick look, does not overwrite a whole run."""
+    parts = [] if list(names) == list(SECTIONS) else list(names)
+    return "results/" + "_".join(["bench", *(["quick"] if fast else []), *parts]) + ".json"
+
+
+def _chosen(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()] if text else list(SECTIONS)
+    for name in names:
+        if name not in SECTIONS:
+            raise ValueError(f"no section {name!r}; the sections are {', '.join(SECTIONS)}")
+    return [name for name in SECTIONS if name in names]
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left:"))
+    return Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    listed = "\n".join(f"    {name:<14}{section.summary}" for name, section in SECTIONS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=f"{__doc__}\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    defaults = Settings()
+    parser.add_argument("--sections", default="", help="comma-separated; default: all")
+    parser.add_argument("--pair", default=defaults.pair, help="a shipped pair, or a folder (default %(default)s)")
+    parser.add_argument("--task", default=defaults.task, help="where prompts come from (default %(default)s)")
+    parser.add_argument(
+        "--examples", type=int, default=defaults.acceptance_examples, help="of `acceptance` (default %(default)s)"
+    )
+    parser.add_argument("--quick", action="store_true", help="everything once, in small: only to see that it works")
+    parser.add_argument("--output", help="JSON file (default results/bench.json, or a name with the sections)")
+    parser.add_argument(
+        "--markdown", metavar="JSON", help="print the tables of a stored run as Markdown, measure nothing"
+    )
+    return parser

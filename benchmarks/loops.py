@@ -1,0 +1,68 @@
+"""What is timed in jitted loops: calls of a model without an engine around them, and a matrix-vector product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from speccascade_jax.models.base import BoundModel, Cache, LanguageModel, Params, Prompt
+
+
+@partial(jax.jit, static_argnames=("model", "slots"))
+def prefill(model: LanguageModel, params: Params, prompt: Prompt, slots: int) -> Cache:
+    """A cache of `slots` slots behind `prompt`."""
+    return model.prefill(params, prompt, slots)
+
+
+def extend_loop(bound: BoundModel, prompt: Prompt, width: int, slots: int) -> Callable[[int], Any]:
+    """`count -> result` of a loop that feeds `width` tokens and rolls them back, `count` times.
+
+    Weights and caches are arguments, as in the engine: constants would be folded. The cache is half full.
+    """
+    cache = prefill(bound.model, bound.params, prompt, slots)
+    filled = jnp.full((prompt.tokens.shape[0],), (slots - width) // 2, jnp.int32)
+
+    def run(count: int) -> Any:
+        return _extend(bound.model, bound.params, cache, filled, jnp.asarray(count, jnp.int32), width)
+
+    return run
+
+
+@partial(jax.jit, static_argnames=("model", "width"))
+def _extend(model: LanguageModel, params: Params, cache: Cache, filled: Any, count: Any, width: int) -> Any:
+    tokens = jnp.zeros((filled.shape[0], width), jnp.int32)
+
+    def body(_: Any, carry: tuple[Cache, Any]) -> tuple[Cache, Any]:
+        cache, tokens = carry
+        out, cache = model.extend(params, model.rollback(cache, filled), tokens)
+        # Tokens that depend on every logit keep the whole product alive, at the price of one maximum.
+        bits = jax.lax.bitcast_convert_type(out.logits.max(-1).astype(jnp.float32), jnp.int32)
+        return cache, jnp.abs(bits >> 8) % model.vocab_size
+
+    return jax.lax.fori_loop(0, count, body, (model.rollback(cache, filled), tokens))[1]
+
+
+ORDERS = ("W x", "x W")
+
+
+def stream_loop(size: int, order: str) -> Callable[[int], Any]:
+    """`count -> result` of a loop of products of a square float32 matrix of about `size` bytes with a vector."""
+    width = max(8, round((size / 4) ** 0.5))
+    matrix = jnp.full((width, width), 1.0 / width, jnp.float32)
+
+    def run(count: int) -> Any:
+        return _stream(matrix, jnp.ones((width,), jnp.float32), jnp.asarray(count, jnp.int32), order)
+
+    return run
+
+
+@partial(jax.jit, static_argnames="order")
+def _stream(matrix: Any, vector: Any, count: Any, order: str) -> Any:
+    def body(_: Any, x: Any) -> Any:
+        return matrix @ x if order == "W x" else x @ matrix
+
+    return jax.lax.fori_loop(0, count, body, vector)

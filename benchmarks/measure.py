@@ -1,0 +1,109 @@
+"""How everything here is timed: in turns, repeated, as ratios inside one repetition, against a floor in bytes.
+
+On a shared machine a time means little and a ratio of two neighbours in time means a lot: whatever is compared runs in
+turns, forwards and backwards alternately, and ratios are taken within each turn before the median is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+Call = Callable[[], Any]
+Spread = dict[str, float]
+"""`value` (the median), `low` and `high`."""
+
+
+def interleave(
+    calls: Mapping[str, Call], repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, np.ndarray]:
+    """Seconds of every call in every turn.
+
+    Args:
+        calls: compiled and warmed-up calls; what they return is waited for.
+        repeats: turns; the order is reversed every other turn.
+        clock: seconds; a fake one in tests.
+
+    Returns:
+        Name -> `[repeats]`.
+    """
+    names = list(calls)
+    seconds = {name: np.zeros(repeats) for name in names}
+    for turn in range(repeats):
+        for name in names if turn % 2 == 0 else reversed(names):
+            begin = clock()
+            jax.block_until_ready(calls[name]())
+            seconds[name][turn] = clock() - begin
+    return seconds
+
+
+def spread(values: np.ndarray) -> Spread:
+    """Median, lowest and highest."""
+    return {"value": float(np.median(values)), "low": float(np.min(values)), "high": float(np.max(values))}
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A jitted loop over something too short to be timed alone.
+
+    Attributes:
+        run: runs the loop the given number of times; the number is traced, so that changing it does not compile.
+        count: how often it is run when called.
+    """
+
+    run: Callable[[int], Any]
+    count: int
+
+    def __call__(self) -> Any:
+        return self.run(self.count)
+
+
+def long_enough(run: Callable[[int], Any], seconds: float, clock: Callable[[], float] = time.perf_counter) -> Loop:
+    """A `Loop` of `run` whose call takes about `seconds`; compiles and warms up on the way."""
+    jax.block_until_ready(run(1))
+    count = 1
+    while True:
+        begin = clock()
+        jax.block_until_ready(run(count))
+        spent = clock() - begin
+        if spent >= seconds / 4 or count >= 1 << 20:
+            return Loop(run, max(1, round(count * seconds / max(spent, 1e-9))))
+        count *= 4
+
+
+def floor_seconds(size: float, bandwidth: float) -> float:
+    """The least time in which `size` bytes pass at `bandwidth` bytes per second.
+
+    Raises:
+        ValueError: a bandwidth that is not positive.
+    """
+    if not bandwidth > 0:
+        raise ValueError(f"bandwidth={bandwidth} bytes per second must be positive")
+    return size / bandwidth
+
+
+def times(factor: float, values: Spread) -> Spread:
+    """All three numbers times a factor: for other units."""
+    return {name: factor * value for name, value in values.items()}
+
+
+def size_of(tree: Any) -> int:
+    """Bytes of all arrays in a pytree."""
+    return sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def memory(compiled: jax.stages.Compiled) -> Any:
+    """The compiler's account of a program's memory: bytes of arguments, outputs, temporaries and code.
+
+    Raises:
+        ValueError: this backend gives none.
+    """
+    found = compiled.memory_analysis()
+    if found is None:
+        raise ValueError(f"the backend {jax.default_backend()!r} gives no account of a program's memory")
+    return found

@@ -1,0 +1,200 @@
+"""From rows to tables: what the numbers are called, how they are printed, and what must be said below them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from speccascade_jax.report import NONE, Grid
+from speccascade_jax.results import Record
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its header, the row's entry it shows, and how."""
+
+    header: str
+    key: str
+    form: Callable[[Any], str] = str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the rows of one table are laid out.
+
+    Attributes:
+        title: above it; notes: below it.
+        columns: from left to right.
+        across: an entry whose values become groups of columns, one per value; the first `fixed` columns name a line.
+        fixed: see `across`.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    notes: tuple[str, ...] = ()
+    across: str | None = None
+    fixed: int = 1
+
+
+def number(digits: int) -> Callable[[Any], str]:
+    """A number, or the median of a spread."""
+    return lambda x: NONE if x is None else f"{x['value'] if isinstance(x, dict) else x:,.{digits}f}"
+
+
+def spread(digits: int) -> Callable[[Any], str]:
+    """Median, lowest and highest."""
+    return lambda x: f"{x['value']:,.{digits}f} ({x['low']:,.{digits}f} to {x['high']:,.{digits}f})"
+
+
+def percent(x: float | None) -> str:
+    """A share."""
+    return NONE if x is None else f"{x:.1%}"
+
+
+def optional(x: Any) -> str:
+    """A number as short as it goes, or a dash."""
+    return NONE if x is None else f"{x:g}" if isinstance(x, float) else str(x)
+
+
+def grid(name: str, rows: Sequence[Row]) -> Grid:
+    """The table `name` of a section's rows."""
+    layout = LAYOUTS[name]
+    if layout.across is not None:
+        return _across(layout, rows, layout.across)
+    return Grid(
+        title=layout.title,
+        header=[column.header for column in layout.columns],
+        rows=[[_cell(column, row) for column in layout.columns] for row in rows],
+        notes=list(layout.notes),
+    )
+
+
+def _cell(column: Column, row: Row) -> str:
+    return column.form(row[column.key]) if column.key in row else NONE
+
+
+def _across(layout: Layout, rows: Sequence[Row], key: str) -> Grid:
+    names, values = layout.columns[: layout.fixed], layout.columns[layout.fixed :]
+    groups = list(dict.fromkeys(row[key] for row in rows))
+    lines: dict[tuple[str, ...], dict[Any, Row]] = {}
+    for row in rows:
+        lines.setdefault(tuple(_cell(column, row) for column in names), {})[row[key]] = row
+    return Grid(
+        title=layout.title,
+        header=[column.header for column in names] + [f"{c.header}, {_short(g)}" for g in groups for c in values],
+        rows=[[*line, *(_cell(c, found.get(g, {})) for g in groups for c in values)] for line, found in lines.items()],
+        notes=list(layout.notes),
+    )
+
+
+def _short(size: int) -> str:
+    return f"{size // 1024}k" if size >= 1024 and size % 1024 == 0 else str(size)
+
+
+def grids(record: Record) -> list[Grid]:
+    """All tables of a run, in the order they were measured."""
+    return [grid(name, rows) for section in record["sections"].values() for name, rows in section["tables"].items()]
+
+
+def header(record: Record) -> str:
+    """What was measured, where and when, in one paragraph."""
+    machine, settings = record["device"], record["settings"]
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    return (
+        f"Pair {record['pair']}, task {settings['task']}, {record['date']}; {machine['processor']}, {machine['cpus']} "
+        f"CPUs, {machine['kind']} × {machine['count']}, {machine['system']}; {versions}. Every number is the median of "
+        f"{settings['repeats']} or more turns, in brackets the lowest and the highest."
+    )
+
+
+def markdown(record: Record) -> str:
+    """The tables of a run for a page."""
+    return "\n".join([header(record) + "\n", *(each.markdown() for each in grids(record))])
+
+
+_POINT = (
+    Column("rule", "rule"),
+    Column("α", "alpha", optional),
+    Column("γ", "block_size", optional),
+    Column("T", "temperature", optional),
+)
+_AGAINST_FLOOR = (
+    Column("µs", "microseconds", number(0)),
+    Column("/ floor", "ratio", number(2)),
+    Column("memory / floor", "temporary_ratio", number(2)),
+)
+
+LAYOUTS = {
+    "bandwidth": Layout(
+        "Bandwidth of a float32 matrix-vector product",
+        (
+            Column("working set", "working_set"),
+            Column("MB", "megabytes", number(1)),
+            Column("GB/s", "gigabytes_per_second", spread(1)),
+            Column("floor of", "floor_of"),
+        ),
+        (
+            "The faster of W x and x W.",
+            "Some ten MB may live in a cache: a model's floor is taken at the bandwidth of a working set of its size.",
+        ),
+    ),
+    "steps": Layout(
+        "Greedy decoding of one model, batch 1, against its floor",
+        (
+            Column("model", "model"),
+            Column("parameters", "parameters", number(0)),
+            Column("MB read / step", "megabytes_read", number(2)),
+            Column("floor, ms", "floor_ms", number(3)),
+            Column("ms / token", "ms_per_token", spread(3)),
+            Column("/ floor", "ratio", spread(2)),
+            Column("/ floor from memory", "memory_ratio", number(2)),
+            Column("prefill, ms", "prefill_ms", number(2)),
+            Column("ms / token, all in all", "whole_ms_per_token", number(3)),
+        ),
+        (
+            "ms / token: between a short and a long generation, so that prefill is left out.",
+            "Floor: weights and caches that a step reads, once, at the bandwidth of a working set of that size.",
+        ),
+    ),
+    "scoring": Layout(
+        "A call over T tokens, batch 1",
+        (
+            Column("model", "model"),
+            Column("T", "width"),
+            Column("ms", "ms", spread(3)),
+            Column("/ T = 1", "ratio", spread(2)),
+        ),
+    ),
+    "rounds": Layout(
+        "The engine against the calls it makes, per example",
+        (
+            *_POINT,
+            Column("draft steps", "draft_steps", number(1)),
+            Column("target calls", "target_calls", number(1)),
+            Column("draft step, ms", "draft_step_ms", number(3)),
+            Column("target call, ms", "target_call_ms", number(3)),
+            Column("calls, ms", "calls_ms", number(2)),
+            Column("engine, ms", "engine_ms", number(2)),
+            Column("engine / calls", "ratio", spread(2)),
+        ),
+        ("Engine: a generation without prefill. Calls: draft steps · t_draft + target calls · t_target(T = γ + 1).",),
+    ),
+    "verification": Layout(
+        "Verification of a block of 6 (γ = 5), batch 1, against reading q̃ and p̃ once",
+        (Column("rule", "rule"), *_AGAINST_FLOOR),
+        (
+            "Floor of the time: at the bandwidth far beyond the caches. At 8k the laws lie in a cache and the floor is "
+            "a few µs: the ratio then shows fixed costs, not traffic.",
+            "Floor of the memory: the bytes of q̃ and p̃; the arguments themselves are not counted as temporary.",
+        ),
+        across="vocab_size",
+    ),
+    "sampling": Layout(
+        "The sampling transform of 6 positions, batch 1, against reading logits and writing laws once",
+        (Column("sampling", "sampling"), *_AGAINST_FLOOR),
+        across="vocab_size",
+    ),
+}

@@ -1,0 +1,87 @@
+"""Section `rounds`: the engine against the calls of the two models that it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks import measure
+from benchmarks.loops import extend_loop
+from benchmarks.setting import Bench, Rows
+from speccascade_jax.points import Method
+
+
+def run(bench: Bench) -> Rows:
+    """One row per rule, γ and temperature, see `_row`."""
+    settings = bench.settings
+    first = {method.name: method for method in reversed(settings.methods)}
+    points = [(block, method) for block in settings.block_sizes for method in reversed(first.values())]
+    rows = []
+    for block, method in bench.track(points):
+        for temperature in settings.temperatures:
+            rows.append(_row(bench, Method(name=method.name, alpha=method.alpha, block_size=block), temperature))
+    return {"rounds": rows}
+
+
+def _row(bench: Bench, method: Method, temperature: float) -> dict[str, Any]:
+    """A point's row, per example.
+
+    `engine_ms` is `generate` without what it does before the first round; `calls_ms` is draft_steps · t_draft +
+    N_target · t_target(T = γ + 1), both measured as loops between the generations; `ratio` is one over the other.
+    """
+    rows = range(bench.settings.examples)
+    generations = [bench.generator(method, [row], temperature) for row in rows]
+    stats = [jax.device_get(run(0)).stats for run in generations]
+    draft_steps, target_calls, committed = (
+        int(sum(np.sum(getattr(s, name)) for s in stats)) for name in ("draft_steps", "target_calls", "committed")
+    )
+    engine, params = bench.engine(method)
+    loops = call_loops(bench, engine.block)
+    prefills = [bench.prefill(engine, params, [row]) for row in rows]
+    calls: dict[str, measure.Call] = {
+        "engine": _one_by_one([partial(run, 0) for run in generations]),
+        "prefill": _one_by_one(prefills),
+        **loops,
+    }
+    calls["prefill"]()
+    seconds = measure.interleave(calls, bench.settings.repeats)
+    draft, target = (seconds[name] / loops[name].count for name in ("draft", "target"))
+    inside, expected = seconds["engine"] - seconds["prefill"], draft_steps * draft + target_calls * target
+    return {
+        "rule": method.name,
+        "alpha": method.alpha,
+        "block_size": method.block_size,
+        "temperature": temperature,
+        "draft_steps": draft_steps / len(rows),
+        "target_calls": target_calls / len(rows),
+        "tokens": committed / len(rows),
+        "draft_step_ms": measure.spread(draft * 1e3),
+        "target_call_ms": measure.spread(target * 1e3),
+        "calls_ms": measure.spread(expected / len(rows) * 1e3),
+        "engine_ms": measure.spread(inside / len(rows) * 1e3),
+        "prefill_ms": measure.spread(seconds["prefill"] / len(rows) * 1e3),
+        "ratio": measure.spread(inside / expected),
+    }
+
+
+def call_loops(bench: Bench, block: int) -> dict[str, measure.Loop]:
+    """Loops of a draft step and of scoring a block of `block` tokens, in caches as the engine's."""
+    pair, prompt, slots = bench.pair, bench.prompt([0]), bench.slots(block)
+    return {
+        "draft": measure.long_enough(extend_loop(pair.draft, prompt, 1, slots), bench.settings.loop_seconds),
+        "target": measure.long_enough(extend_loop(pair.target, prompt, block + 1, slots), bench.settings.loop_seconds),
+    }
+
+
+def _one_by_one(runs: Sequence[Callable[[], Any]]) -> measure.Call:
+    """All of them as one call, each waited for: programs that overlap would be timed as throughput."""
+
+    def call() -> None:
+        for run in runs:
+            jax.block_until_ready(run())
+
+    return call

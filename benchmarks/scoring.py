@@ -1,0 +1,27 @@
+"""Section `scoring`: what a call over T tokens costs, in steps: the price of scoring a block."""
+
+from __future__ import annotations
+
+from benchmarks import measure
+from benchmarks.loops import extend_loop
+from benchmarks.setting import Bench, Rows
+
+
+def run(bench: Bench) -> Rows:
+    """One row per model and width T: ms per call, and the ratio to a call over one token, in the same turns."""
+    widths = bench.settings.widths
+    rows = []
+    for name in bench.track(("target", "draft")):
+        bound = getattr(bench.pair, name)
+        calls = {
+            width: measure.long_enough(
+                extend_loop(bound, bench.prompt([0]), width, bench.slots(max(widths))), bench.settings.loop_seconds
+            )
+            for width in ((1, *widths) if name == "target" else (1, 2))
+        }
+        seconds = measure.interleave({str(width): loop for width, loop in calls.items()}, bench.settings.repeats)
+        each = {width: seconds[str(width)] / loop.count for width, loop in calls.items()}
+        for width, times in each.items():
+            row = {"model": name, "width": width, "ms": measure.spread(times * 1e3)}
+            rows.append(row | {"ratio": measure.spread(times / each[1])})
+    return {"scoring": rows}

@@ -1,0 +1,178 @@
+"""What all sections share: settings, the pair, prompts, assembled engines, and the bandwidth measured here."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks import loops, measure
+from speccascade_jax.accept import Speculative
+from speccascade_jax.api import assemble, make_controls, make_prompt
+from speccascade_jax.data.tasks import get_task
+from speccascade_jax.engine import DecodeState, Engine
+from speccascade_jax.generation import Generation, generate
+from speccascade_jax.models.base import Params, Prompt
+from speccascade_jax.pair import Pair
+from speccascade_jax.points import Method
+from speccascade_jax.rules import RULES
+
+Rows = dict[str, list[dict[str, Any]]]
+Run = Callable[[int], Generation]
+
+SPEC_DECODE = Method(name="spec_decode")
+# Besides the lossless rule one that is no deferral, one by position and one by token, each with two α's.
+METHODS = (
+    SPEC_DECODE,
+    Method(name="lossy", alpha=0.4),
+    Method(name="lossy", alpha=0.8),
+    Method(name="opt", alpha=0.0),
+    Method(name="opt", alpha=0.5),
+    Method(name="token_v3", alpha=0.5),
+    Method(name="token_v3", alpha=0.9),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is measured, and how thoroughly.
+
+    Attributes:
+        pair: a shipped pair's name, or a folder; task: where prompts come from; max_new_tokens: longest output.
+        examples: prompts timed one at a time; repeats: turns of every comparison; loop_seconds: length of a timed loop.
+        block_sizes: γ's; temperatures: of draft and target; methods: rules with their α's.
+        widths: tokens per call in `scoring`; vocab_sizes: in `verification`; batches: rows in `batches`.
+        working_set: bytes, far beyond any cache.
+        acceptance_task, acceptance_examples: for the section `acceptance`; `None` is the best task at hand.
+    """
+
+    pair: str = "tatoeba_en_de"
+    task: str = "tiny_translation"
+    max_new_tokens: int = 64
+    examples: int = 8
+    repeats: int = 5
+    loop_seconds: float = 0.02
+    block_sizes: tuple[int, ...] = (3, 5, 7)
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    methods: tuple[Method, ...] = METHODS
+    widths: tuple[int, ...] = tuple(range(1, 13))
+    vocab_sizes: tuple[int, ...] = (8192, 32768, 262144)
+    batches: tuple[int, ...] = (1, 8, 32)
+    working_set: int = 512_000_000
+    acceptance_task: str | None = None
+    acceptance_examples: int = 200
+
+
+def quick(settings: Settings) -> Settings:
+    """The same in a few seconds: everything runs once or twice, the numbers mean nothing."""
+    return replace(
+        settings,
+        max_new_tokens=8,
+        examples=2,
+        repeats=2,
+        loop_seconds=1e-3,
+        block_sizes=(2,),
+        methods=(SPEC_DECODE, Method(name="token_v3", alpha=0.5)),
+        widths=(1, 3),
+        vocab_sizes=(512,),
+        batches=(1, 2),
+        working_set=4_000_000,
+        acceptance_examples=4,
+    )
+
+
+class Bench:
+    """One run of the benchmarks.
+
+    Args:
+        settings: see there; pair: the loaded pair.
+        track: wraps what a section goes through, for progress.
+
+    Raises:
+        ValueError: no such task, or a pair without a vocabulary.
+    """
+
+    def __init__(self, settings: Settings, pair: Pair, track: Callable[[Sequence[Any]], Iterable[Any]] = iter):
+        if pair.vocabulary is None:
+            raise ValueError(f"pair {pair.name!r} has no vocabulary, but the prompts are texts")
+        self.settings, self.track, self.pair = settings, track, pair
+        task = get_task(settings.task)
+        examples = task.load(limit=max(settings.examples, *settings.batches))
+        # one bucket for all, or every length would be a compilation of its own
+        self._prompts = make_prompt(self.pair, [task.build_prompt(example) for example in examples])
+        self._bandwidths: dict[int, measure.Spread] = {}
+
+    def prompt(self, rows: Sequence[int]) -> Prompt:
+        """The prompts of some examples, in the one bucket of all."""
+        return jax.tree.map(lambda x: x[np.asarray(rows)], self._prompts)
+
+    def slots(self, block: int) -> int:
+        """Cache slots that an engine with this block has."""
+        return self._prompts.tokens.shape[1] + self.settings.max_new_tokens + block + 1
+
+    def engine(self, method: Method, stop_ids: Sequence[int] | None = None) -> tuple[Engine, Params]:
+        """The engine of a method, without its α, and its parameters."""
+        if method.autoregressive:
+            return assemble(self.pair, method=method.name, stop_ids=stop_ids)
+        assert method.block_size is not None and method.bonus is not None
+        return assemble(
+            self.pair, rule=method.name, block_size=method.block_size, bonus=method.bonus, stop_ids=stop_ids
+        )
+
+    def generator(self, method: Method, rows: Sequence[int], temperature: float = 0.0) -> Run:
+        """`seed -> generation` of some examples with everything but the generation done beforehand."""
+        engine, params = self.engine(method)
+        return self.run(engine, params, rows, self.settings.max_new_tokens, method.alpha or 0.0, temperature)
+
+    def run(
+        self,
+        engine: Engine,
+        params: Params,
+        rows: Sequence[int],
+        max_new_tokens: int,
+        alpha: float = 0.0,
+        temperature: float = 0.0,
+    ) -> Run:
+        """As `generator`, for any engine and length."""
+        prompt = self.prompt(rows)
+        controls = make_controls(len(rows), alpha=alpha, temperature=temperature)
+        ids = np.asarray(rows, np.int32)
+
+        def run(seed: int) -> Generation:
+            return generate(
+                engine, params, prompt, seed, controls=controls, max_new_tokens=max_new_tokens, example_ids=ids
+            )
+
+        return run
+
+    def prefill(self, engine: Engine, params: Params, rows: Sequence[int]) -> Callable[[], DecodeState]:
+        """What `generate` does before its first round, alone."""
+        # the acceptance plays no part in it: one compilation for all rules
+        plain = replace(engine, accept=Speculative(RULES["spec_decode"]))
+        prompt, ids = self.prompt(rows), np.asarray(rows, np.int32)
+        return functools.partial(_prefill, plain, params, prompt, ids, self.settings.max_new_tokens)
+
+    def bandwidth(self, working_set: int) -> measure.Spread:
+        """Bytes per second of a matrix-vector product over a matrix of `working_set` bytes, measured once per size."""
+        if working_set not in self._bandwidths:
+            self._bandwidths[working_set] = self._stream(working_set)
+        return self._bandwidths[working_set]
+
+    def _stream(self, working_set: int) -> measure.Spread:
+        """The faster of the two orders of the product: a floor must not be beaten."""
+        calls = {
+            order: measure.long_enough(loops.stream_loop(working_set, order), self.settings.loop_seconds)
+            for order in loops.ORDERS
+        }
+        seconds = measure.interleave(calls, self.settings.repeats)
+        speeds = [measure.spread(working_set * calls[order].count / seconds[order]) for order in loops.ORDERS]
+        return max(speeds, key=lambda speed: speed["value"])
+
+
+@functools.partial(jax.jit, static_argnames=("engine", "max_new_tokens"))
+def _prefill(engine: Engine, params: Params, prompt: Prompt, ids: Any, max_new_tokens: int) -> DecodeState:
+    return engine.init(params, prompt, jax.random.key(0, impl="threefry2x32"), ids, max_new_tokens)

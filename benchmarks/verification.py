@@ -1,0 +1,103 @@
+"""Section `verification`: what deciding about a block costs, against reading q̃ and p̃ once."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks import measure
+from benchmarks.setting import Bench, Rows
+from speccascade_jax import rngs, rules, sampling
+from speccascade_jax.accept import Speculative, verify
+from speccascade_jax.controls import make_sampling
+from speccascade_jax.types import Array, Draft, LawPair, Sampling
+
+BLOCK = 5
+TRANSFORMS = {"T 0": (0.0, 1.0), "T 1": (1.0, 1.0), "T 1, top-p 0.9": (1.0, 0.9)}
+"""Name -> temperature and top-p."""
+
+
+def run(bench: Bench) -> Rows:
+    """`verification`: a row per rule and V; `sampling`: a row per transform and V. See `_row`."""
+    decided, transformed = [], []
+    sizes = bench.settings.vocab_sizes
+    for size, name in bench.track([(size, name) for size in sizes for name in (*rules.RULES, *TRANSFORMS)]):
+        pair, draft, key = _laws(size)
+        if name in TRANSFORMS:
+            arguments = (jnp.log(pair.p), make_sampling(1, *TRANSFORMS[name]))
+            compiled = _transform.lower(*arguments, jnp.int32(1)).compile()
+            transformed.append({"sampling": name, "vocab_size": size} | _row(bench, compiled, arguments, size))
+        else:
+            given = (pair, draft, key, jnp.full((1,), _middle(rules.RULES[name], size)))
+            compiled = _verify.lower(rules.RULES[name], *given, jnp.int32(1)).compile()
+            decided.append({"rule": name, "vocab_size": size} | _row(bench, compiled, given, size))
+    return {"verification": decided, "sampling": transformed}
+
+
+def _row(bench: Bench, compiled: jax.stages.Compiled, arguments: tuple[Any, ...], size: int) -> dict[str, Any]:
+    """µs and memory of a looped program over a block of γ + 1 positions.
+
+    The floor is 2 · (γ + 1) · V · 4 bytes, `q̃` and `p̃` once (for the transform: the logits in, the law out), at the
+    bandwidth far beyond the caches. `temporary_ratio` is the largest temporary memory over the same bytes.
+    """
+    loop = measure.long_enough(lambda count: compiled(*arguments, jnp.int32(count)), bench.settings.loop_seconds)
+    seconds = measure.interleave({"loop": loop}, bench.settings.repeats)["loop"] / loop.count
+    floor_bytes = 2 * (BLOCK + 1) * size * 4
+    floor = measure.floor_seconds(floor_bytes, bench.bandwidth(bench.settings.working_set)["value"])
+    temporary = measure.memory(compiled).temp_size_in_bytes
+    return {
+        "microseconds": measure.spread(seconds * 1e6),
+        "floor_microseconds": floor * 1e6,
+        "ratio": measure.spread(seconds / floor),
+        "floor_megabytes": floor_bytes / 1e6,
+        "temporary_megabytes": temporary / 1e6,
+        "temporary_ratio": temporary / floor_bytes,
+    }
+
+
+def _laws(size: int) -> tuple[LawPair, Draft, Array]:
+    """Random laws that resemble each other, a block drawn from the draft's, and a row's key."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    logits = 2.0 * jax.random.normal(keys[0], (1, BLOCK + 1, size))
+    q, p = jax.nn.softmax(logits), jax.nn.softmax(logits + jax.random.normal(keys[1], logits.shape))
+    greedy = jnp.zeros((1, BLOCK + 1, 1), bool)
+    draft = Draft(
+        tokens=jax.random.categorical(keys[2], logits[:, :BLOCK]).astype(jnp.int32),
+        length=jnp.full((1,), BLOCK, jnp.int32),
+        q=q,
+        q_tilde=q,
+        greedy=greedy[:, 0, 0],
+        steps=jnp.zeros((1,), jnp.int32),
+        bad=jnp.zeros((1, BLOCK + 1), bool),
+    )
+    pair = LawPair(q=q, p=p, q_tilde=jnp.copy(q), p_tilde=jnp.copy(p), greedy=greedy)
+    return pair, draft, rngs.row_keys(keys[2], jnp.zeros((1,), jnp.int32), 0)
+
+
+def _middle(rule: rules.Rule, size: int) -> float:
+    """An α in the middle of the rule's range."""
+    return 0.0 if rule.grid is None else sum(rules.grid_bounds(rule, size)) / 2
+
+
+@partial(jax.jit, static_argnums=0)
+def _verify(rule: rules.Rule, pair: LawPair, draft: Draft, keys: Array, alpha: Array, count: Array) -> Array:
+    def body(_: Any, rounds: Array) -> Array:
+        # nothing may be computed once for all rounds: to the compiler the laws change with each
+        now, block, rounds = jax.lax.optimization_barrier((pair, draft, rounds))
+        verdict = verify(Speculative(rule), now, alpha, block, rngs.RoundKeys(keys, rounds, rounds), "rule")
+        seen = verdict.num_kept + verdict.rejected + verdict.final
+        return rounds + 1 + (seen < 0)
+
+    return jax.lax.fori_loop(0, count, body, jnp.zeros((1,), jnp.int32))
+
+
+@jax.jit
+def _transform(logits: Array, how: Sampling, count: Array) -> Array:
+    def body(_: Any, law: Array) -> Array:
+        now, law = jax.lax.optimization_barrier((logits, law))
+        return sampling.transform(now, how)
+
+    return jax.lax.fori_loop(0, count, body, jnp.zeros_like(logits))
