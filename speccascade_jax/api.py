@@ -13,22 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax import rules
-from speccascade_jax.accept import ACCEPT_FNS, Speculative
-from speccascade_jax.controls import check_seed, make_controls, make_sampling, own_temperature, per_row, whole
-from speccascade_jax.drafters.model import ModelDrafter
-from speccascade_jax.drafters.none import NoDrafter
-from speccascade_jax.engine import Engine
+from speccascade_jax.assembly import assemble, check_alpha, check_example_ids, method_controls
+from speccascade_jax.controls import check_seed, make_controls, make_sampling, whole
 from speccascade_jax.generation import Generation, generate, raise_on_failure
 from speccascade_jax.metrics.efficiency import summarise
-from speccascade_jax.models.base import Params
 from speccascade_jax.pair import Pair
 from speccascade_jax.prompts import make_prompt
 from speccascade_jax.rules import Rule
 from speccascade_jax.sampling import make_law_pair, softmax, transform
-from speccascade_jax.stopping import Fixed, StopPolicy
 from speccascade_jax.types import Array, Controls
-
-METHODS = ("speculative", "autoregressive", "autoregressive_draft")
 
 
 @dataclass(frozen=True)
@@ -99,18 +92,7 @@ def decode(
     )
     prompt = make_prompt(pair, prompts)
     rows = prompt.tokens.shape[0]
-    if method == "speculative":
-        chosen = rules.get(rule)
-        alpha = check_alpha(chosen, alpha, rows)
-        rules.check_greedy(chosen, temperature, draft_temperature)
-    controls = make_controls(
-        rows,
-        alpha=alpha if method == "speculative" else 0.0,
-        temperature=own_temperature(method, temperature, draft_temperature),
-        top_p=top_p,
-        top_k=top_k,
-        draft_temperature=draft_temperature,
-    )
+    controls = method_controls(method, rule, rows, alpha, temperature, top_p, top_k, draft_temperature)
     generation = generate(
         engine,
         params,
@@ -118,7 +100,7 @@ def decode(
         check_seed(seed),
         controls=controls,
         max_new_tokens=whole("max_new_tokens", max_new_tokens, 1),
-        example_ids=_example_ids(example_ids, rows),
+        example_ids=check_example_ids(example_ids, rows),
     )
     return collect(pair, generation, method)
 
@@ -135,45 +117,6 @@ def collect(pair: Pair, generation: Generation, method: str = "speculative") -> 
     per_row_stats = {name: getattr(generation.stats, name) for name in fields}
     measured = summarise(generation.stats, lengths, draft_alone=method == "autoregressive_draft")
     return DecodeOutput(texts, tokens, lengths, {**measured, "rows": per_row_stats}, generation)
-
-
-def assemble(
-    pair: Pair,
-    *,
-    rule: str | Rule = "spec_decode",
-    block_size: int = 5,
-    bonus: str = "rule",
-    method: str = "speculative",
-    stop_ids: Sequence[int] | None = None,
-    accept: str = "speculative",
-    stop_policy: StopPolicy | None = None,
-) -> tuple[Engine, Params]:
-    """An engine for a pair and the parameters to pass beside it.
-
-    Arguments as in `decode`; `stop_policy` replaces `Fixed(block_size)`.
-
-    Raises:
-        ValueError: unknown method, rule, acceptance or bonus, or a block size below 1.
-    """
-    if method not in METHODS:
-        raise ValueError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
-    if accept not in ACCEPT_FNS:
-        raise ValueError(f"unknown acceptance {accept!r}: choose one of {', '.join(ACCEPT_FNS)}")
-    stops = _stop_ids(pair, stop_ids)
-    if method != "speculative":
-        alone = pair.target if method == "autoregressive" else pair.draft
-        lossless = Speculative(rules.RULES["spec_decode"])
-        engine = Engine(target=alone.model, drafter=NoDrafter(), accept=lossless, stop_ids=stops, bonus="target")
-        return engine, {"target": alone.params, "drafter": {}}
-    policy = stop_policy or Fixed(whole("block_size", block_size, 1))
-    engine = Engine(
-        target=pair.target.model,
-        drafter=ModelDrafter(pair.draft.model, policy),
-        accept=ACCEPT_FNS[accept](rules.get(rule)),
-        stop_ids=stops,
-        bonus=bonus,
-    )
-    return engine, {"target": pair.target.params, "drafter": {"model": pair.draft.params}}
 
 
 def target_law(
@@ -220,40 +163,6 @@ def _target_law(rule: Rule, q_logits: Array, p_logits: Array, controls: Controls
     q, q_tilde = softmax(q_logits), transform(q_logits, controls.draft)
     pair = make_law_pair(q, q_tilde, greedy, p_logits, controls.target)
     return rule.target_law(pair, controls.alpha[:, None])
-
-
-def check_alpha(rule: Rule, alpha: Any, rows: int) -> np.ndarray:
-    """α per row, refused outside the rule's domain; rules without an α take any.
-
-    Raises:
-        ValueError: the rule needs an α and got none, or it is outside the domain.
-    """
-    if alpha is None:
-        if rule.grid is not None:
-            raise ValueError(f"rule {rule.name!r} needs alpha; worth sweeping is {rule.grid[0]} … {rule.grid[1]}")
-        alpha = 0.0
-    values = per_row("alpha", alpha, rows)
-    rules.check_alpha(rule, values)
-    return values
-
-
-def _stop_ids(pair: Pair, stop_ids: Sequence[int] | None) -> tuple[int, ...]:
-    if stop_ids is None:
-        return () if pair.vocabulary is None else (int(pair.vocabulary.eos_id),)
-    size = pair.target.model.vocab_size
-    for stop in np.atleast_1d(np.asarray(stop_ids)).tolist():
-        if stop != int(stop) or not 0 <= stop < size:
-            raise ValueError(f"stop id {stop} is outside the vocabulary of {size}; ids are whole numbers below {size}")
-    return tuple(int(s) for s in np.atleast_1d(np.asarray(stop_ids)))
-
-
-def _example_ids(example_ids: Any, rows: int) -> np.ndarray:
-    ids = np.arange(rows) if example_ids is None else np.asarray(example_ids)
-    if ids.shape != (rows,):
-        raise ValueError(f"example_ids have shape {ids.shape}, but the batch has {rows} rows; give one id per row")
-    if not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0 or ids.max() >= 2**31:
-        raise ValueError(f"example_ids={ids.tolist()[:3]}… must be whole numbers from 0 to {2**31 - 1}")
-    return ids
 
 
 __all__ = [

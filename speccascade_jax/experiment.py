@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jax
-
-from speccascade_jax import figures, report, summary
+from speccascade_jax import report, summary
 from speccascade_jax.points import Evaluation, Method, ModelPair, Point, Sampling, enumerate_points, validate
 from speccascade_jax.results import Record, ResultStore, fill
 
@@ -37,7 +35,6 @@ def run(
     """
     point = Point(pair=pair, evaluation=evaluation.resolved(), method=method, sampling=sampling, seed=seed)
     validate(point)
-    keep_compilations(Path(output).parent / ".jax_cache")
     with ResultStore(output) as store:
         evaluator = _evaluator(point)
         fill(store, [[point]], evaluator.key, evaluator.evaluate)
@@ -100,7 +97,6 @@ def sweep(
     if dry_run:
         report.print_points([point.label() for group in groups for point in group])
         return None
-    keep_compilations(Path(output).parent / ".jax_cache")
     with ResultStore(output) as store:
         measure(groups, store, _evaluator(groups[0][0]))
         present(store)
@@ -122,18 +118,10 @@ def present(store: ResultStore) -> None:
     report.show(panels)
     print(f"results: {store.path}")
     if any(panel.curves for panel in panels):
+        from speccascade_jax import figures  # loads matplotlib, which a run that draws nothing need not wait for
+
         for path in figures.draw_all(panels, store.path.parent, store.path.stem):
             print(f"plot: {path}")
-
-
-def keep_compilations(folder: Path) -> None:
-    """Keep compiled programs in `folder`, so that a sweep that goes on, or is run again, starts at once.
-
-    Another folder that the user has named (`JAX_COMPILATION_CACHE_DIR`) stays.
-    """
-    if jax.config.values["jax_compilation_cache_dir"] is None:
-        jax.config.update("jax_compilation_cache_dir", str(folder))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 def _refuse_scalar(name: str, values: Any) -> None:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from speccascade_jax import checkpoints
+from speccascade_jax import checkpoints, compilation_cache
 from speccascade_jax.data import vocabularies
 from speccascade_jax.data.directory import repository_root
 from speccascade_jax.data.tasks import get_task
@@ -47,7 +47,8 @@ def start(pair, output):
     }  # fmt: skip
     command = [sys.executable, "-m", "experiments.sweep", "--gin_file=configs/quickstart.gin"]
     command += [f"--gin.{name}={value}" for name, value in settings.items()]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    cache = {compilation_cache.VARIABLE: str(output.parent / "cache")}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"} | cache
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True)
 

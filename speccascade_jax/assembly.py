@@ -1,0 +1,133 @@
+"""From a pair and arguments to an engine and its controls: what `decode`, `stream` and the experiments share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from speccascade_jax import compilation_cache, rules
+from speccascade_jax.accept import ACCEPT_FNS, Speculative
+from speccascade_jax.controls import make_controls, own_temperature, per_row, whole
+from speccascade_jax.drafters.model import ModelDrafter
+from speccascade_jax.drafters.none import NoDrafter
+from speccascade_jax.engine import Engine
+from speccascade_jax.models.base import Params
+from speccascade_jax.pair import Pair
+from speccascade_jax.rules import Rule
+from speccascade_jax.stopping import Fixed, StopPolicy
+from speccascade_jax.types import Controls
+
+METHODS = ("speculative", "autoregressive", "autoregressive_draft")
+
+
+def assemble(
+    pair: Pair,
+    *,
+    rule: str | Rule = "spec_decode",
+    block_size: int = 5,
+    bonus: str = "rule",
+    method: str = "speculative",
+    stop_ids: Sequence[int] | None = None,
+    accept: str = "speculative",
+    stop_policy: StopPolicy | None = None,
+) -> tuple[Engine, Params]:
+    """An engine for a pair and the parameters to pass beside it.
+
+    Whoever decodes comes through here first, so it is here that the compilation cache is switched on
+    (`compilation_cache.switch_on`), and not by an import.
+
+    Arguments as in `decode`; `stop_policy` replaces `Fixed(block_size)`.
+
+    Raises:
+        ValueError: unknown method, rule, acceptance or bonus, or a block size below 1.
+    """
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
+    if accept not in ACCEPT_FNS:
+        raise ValueError(f"unknown acceptance {accept!r}: choose one of {', '.join(ACCEPT_FNS)}")
+    stops = _stop_ids(pair, stop_ids)
+    compilation_cache.switch_on()
+    if method != "speculative":
+        alone = pair.target if method == "autoregressive" else pair.draft
+        lossless = Speculative(rules.RULES["spec_decode"])
+        engine = Engine(target=alone.model, drafter=NoDrafter(), accept=lossless, stop_ids=stops, bonus="target")
+        return engine, {"target": alone.params, "drafter": {}}
+    policy = stop_policy or Fixed(whole("block_size", block_size, 1))
+    engine = Engine(
+        target=pair.target.model,
+        drafter=ModelDrafter(pair.draft.model, policy),
+        accept=ACCEPT_FNS[accept](rules.get(rule)),
+        stop_ids=stops,
+        bonus=bonus,
+    )
+    return engine, {"target": pair.target.params, "drafter": {"model": pair.draft.params}}
+
+
+def method_controls(
+    method: str,
+    rule: str | Rule,
+    rows: int,
+    alpha: Any,
+    temperature: Any,
+    top_p: Any,
+    top_k: Any,
+    draft_temperature: Any,
+) -> Controls:
+    """The numbers of a generation, one value per row, checked against what the method and its rule allow.
+
+    Raises:
+        ValueError: as `check_alpha` and `make_controls`, or a rule that is greedy only at another temperature.
+    """
+    if method == "speculative":
+        chosen = rules.get(rule)
+        alpha = check_alpha(chosen, alpha, rows)
+        rules.check_greedy(chosen, temperature, draft_temperature)
+    return make_controls(
+        rows,
+        alpha=alpha if method == "speculative" else 0.0,
+        temperature=own_temperature(method, temperature, draft_temperature),
+        top_p=top_p,
+        top_k=top_k,
+        draft_temperature=draft_temperature,
+    )
+
+
+def check_alpha(rule: Rule, alpha: Any, rows: int) -> np.ndarray:
+    """α per row, refused outside the rule's domain; rules without an α take any.
+
+    Raises:
+        ValueError: the rule needs an α and got none, or it is outside the domain.
+    """
+    if alpha is None:
+        if rule.grid is not None:
+            raise ValueError(f"rule {rule.name!r} needs alpha; worth sweeping is {rule.grid[0]} … {rule.grid[1]}")
+        alpha = 0.0
+    values = per_row("alpha", alpha, rows)
+    rules.check_alpha(rule, values)
+    return values
+
+
+def check_example_ids(example_ids: Any, rows: int) -> np.ndarray:
+    """The ids that the rows' random bits hang on: `[rows]` whole numbers, by default `0 … rows − 1`.
+
+    Raises:
+        ValueError: another number of ids than rows, or no whole numbers below 2³¹.
+    """
+    ids = np.arange(rows) if example_ids is None else np.asarray(example_ids)
+    if ids.shape != (rows,):
+        raise ValueError(f"example_ids have shape {ids.shape}, but the batch has {rows} rows; give one id per row")
+    if not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0 or ids.max() >= 2**31:
+        raise ValueError(f"example_ids={ids.tolist()[:3]}… must be whole numbers from 0 to {2**31 - 1}")
+    return ids
+
+
+def _stop_ids(pair: Pair, stop_ids: Sequence[int] | None) -> tuple[int, ...]:
+    if stop_ids is None:
+        return () if pair.vocabulary is None else (int(pair.vocabulary.eos_id),)
+    size = pair.target.model.vocab_size
+    for stop in np.atleast_1d(np.asarray(stop_ids)).tolist():
+        if stop != int(stop) or not 0 <= stop < size:
+            raise ValueError(f"stop id {stop} is outside the vocabulary of {size}; ids are whole numbers below {size}")
+    return tuple(int(s) for s in np.atleast_1d(np.asarray(stop_ids)))
