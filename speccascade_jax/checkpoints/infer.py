@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict
 
 from speccascade_jax.checkpoints.arrays import Arrays, Shapes
 from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, incomplete, listing
-from speccascade_jax.models.t5 import T5Config, T5Module
+from speccascade_jax.models.t5 import T5Config
 
 EMBEDDING = "token_embedder/embedding"
 # T5's vocabulary is padded for sharding: 32,000 pieces and 100 sentinels in 32,128 rows.
@@ -129,12 +125,32 @@ def _layers(shapes: Shapes, stack: str) -> int:
     return max((int(n) for n in numbers if n.isdigit()), default=-1) + 1
 
 
-@functools.lru_cache(maxsize=16)
-def expected_shapes(config: T5Config) -> Mapping[str, tuple[int, ...]]:
-    """Shapes of the parameters of `T5Module(config)` by name."""
-    ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    variables = jax.eval_shape(T5Module(config).init, jax.random.key(0), ids, ids)
-    return {name: leaf.shape for name, leaf in flatten_dict(variables["params"], sep="/").items()}
+def expected_shapes(c: T5Config) -> Shapes:
+    """Shapes of the parameters of `T5Module(c)` by name.
+
+    Written out, because asking the module takes longer than reading the weights of a small model.
+    """
+    shapes: Shapes = {EMBEDDING: (c.num_embeddings, c.d_model)}
+    for stack, layers in (("encoder", c.num_encoder_layers), ("decoder", c.num_decoder_layers)):
+        shapes[f"{stack}/relpos_bias/rel_embedding"] = (c.num_heads, c.relative_buckets)
+        shapes[f"{stack}/{stack}_norm/scale"] = (c.d_model,)
+        layer = _layer_shapes(c, stack)
+        shapes |= {f"{stack}/layers_{i}/{name}": shape for i in range(layers) for name, shape in layer.items()}
+    return shapes if c.tied else shapes | {"decoder/logits_dense/kernel": (c.d_model, c.num_embeddings)}
+
+
+def _layer_shapes(c: T5Config, stack: str) -> Shapes:
+    """Shapes of one layer's parameters: its parts, and a norm before each."""
+    parts = {"attention": "attention"}
+    if stack == "decoder":
+        parts = {"self_attention": "self_attention", "encoder_decoder_attention": "cross_attention"}
+    width, inner = c.num_heads * c.head_dim, ("wi_0", "wi_1") if c.gated else ("wi",)
+    shapes: Shapes = {f"pre_{norm}_layer_norm/scale": (c.d_model,) for norm in (*parts.values(), "mlp")}
+    for part in parts:
+        shapes |= {f"{part}/{name}/kernel": (c.d_model, width) for name in ("query", "key", "value")}
+        shapes[f"{part}/out/kernel"] = (width, c.d_model)
+    shapes |= {f"mlp/{name}/kernel": (c.d_model, c.d_ff) for name in inner}
+    return shapes | {"mlp/wo/kernel": (c.d_ff, c.d_model)}
 
 
 def check_shapes(path: Path, shapes: Shapes, config: T5Config) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orbax.checkpoint as ocp
 from flax.traverse_util import unflatten_dict
 
 from speccascade_jax.checkpoints.arrays import Arrays, Spec
@@ -73,6 +72,8 @@ def write_tree(directory: Path, arrays: Arrays) -> None:
     The handler is used without a `Checkpointer`, which would add times and its own commit marks; NumPy
     arrays leave out sharding and device files. `PyTreeCheckpointer().restore` reads the result.
     """
+    import orbax.checkpoint as ocp  # slow to load, and reading needs none of it
+
     tree = unflatten_dict({tuple(name.split("/")): np.asarray(value) for name, value in arrays.items()})
     handler = ocp.PyTreeCheckpointHandler()
     try:

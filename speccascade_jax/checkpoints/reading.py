@@ -56,7 +56,8 @@ def load(
     config = _config(stored, vocab_size)
     arrays = stored.read()
     check_finite(stored.path, arrays)
-    flat = {n: jnp.asarray(a, dtype or a.dtype) for n, a in unstacked(stored.path, arrays).items()}
+    # cast by NumPy: on the device each shape would be a program of its own to compile
+    flat = {n: jnp.asarray(a.astype(dtype or a.dtype, copy=False)) for n, a in unstacked(stored.path, arrays).items()}
     return T5(config), unflatten_dict(flat, sep="/")
 
 

@@ -11,9 +11,9 @@ import difflib
 import functools
 from collections.abc import Callable, Sequence
 from importlib import metadata
+from typing import Any
 
 import numpy as np
-from rouge_score import rouge_scorer
 from sacrebleu.metrics.bleu import BLEU
 
 
@@ -140,7 +140,9 @@ def _bleu_signature() -> str:
 
 
 @functools.cache
-def _rouge(kind: str) -> rouge_scorer.RougeScorer:
+def _rouge(kind: str) -> Any:
+    from rouge_score import rouge_scorer  # loads NLTK and SciPy: slow, and BLEU needs neither
+
     return rouge_scorer.RougeScorer([kind], use_stemmer=True)
 
 

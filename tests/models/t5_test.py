@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from speccascade_jax.checkpoints.infer import expected_shapes
 from speccascade_jax.models.base import LanguageModel, Prompt
 from speccascade_jax.models.t5 import T5, T5Config, T5Module, teacher_forced_logits
 from speccascade_jax.models.t5_layers import relative_buckets
@@ -51,35 +52,6 @@ def start(config: T5Config, encoder: np.ndarray, slots: int):
     rows = len(encoder)
     prompt = Prompt(jnp.zeros((rows, 1), jnp.int32), jnp.ones((rows,), jnp.int32), jnp.asarray(encoder))
     return prefill(T5(config), parameters(config), prompt, slots)
-
-
-def expected_shapes(c: T5Config) -> dict[str, tuple[int, ...]]:
-    """The table of T5X's names, written out for one configuration."""
-    width = c.num_heads * c.head_dim
-    attention = {f"{n}/kernel": (c.d_model, width) for n in ("query", "key", "value")}
-    attention["out/kernel"] = (width, c.d_model)
-    inner = ("wi_0", "wi_1") if c.gated else ("wi",)
-    mlp = {f"mlp/{n}/kernel": (c.d_model, c.d_ff) for n in inner} | {"mlp/wo/kernel": (c.d_ff, c.d_model)}
-    shapes: dict[str, tuple[int, ...]] = {"token_embedder/embedding": (c.num_embeddings, c.d_model)}
-    stacks = {
-        "encoder": (c.num_encoder_layers, ("attention",), ("attention",)),
-        "decoder": (
-            c.num_decoder_layers,
-            ("self_attention", "encoder_decoder_attention"),
-            ("self_attention", "cross_attention"),
-        ),
-    }
-    for stack, (layers, attentions, norms) in stacks.items():
-        shapes[f"{stack}/relpos_bias/rel_embedding"] = (c.num_heads, c.relative_buckets)
-        shapes[f"{stack}/{stack}_norm/scale"] = (c.d_model,)
-        for i in range(layers):
-            layer = f"{stack}/layers_{i}"
-            shapes |= {f"{layer}/{a}/{n}": s for a in attentions for n, s in attention.items()}
-            shapes |= {f"{layer}/pre_{n}_layer_norm/scale": (c.d_model,) for n in (*norms, "mlp")}
-            shapes |= {f"{layer}/{n}": s for n, s in mlp.items()}
-    if not c.tied:
-        shapes["decoder/logits_dense/kernel"] = (c.d_model, c.num_embeddings)
-    return shapes
 
 
 @pytest.mark.parametrize("name", CONFIGS)
