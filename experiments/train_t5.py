@@ -1,4 +1,4 @@
-"""Train a T5 model on joined sentence pairs, or export or evaluate what was trained.
+"""Train a T5 model on joined sentence pairs; export or evaluate what was trained, or let it write a training corpus.
 
 Examples:
     python experiments/train_vocab.py
@@ -6,9 +6,13 @@ Examples:
     python experiments/train_t5.py --gin_file=gin/train_target.gin --mode=export --output=runs/tatoeba_en_de/pair/target
     python experiments/train_t5.py --gin_file=gin/train_draft.gin --gin.TEACHER="'runs/tatoeba_en_de/pair/target'"
     python experiments/train_t5.py --gin_file=gin/train_target.gin --mode=evaluate --examples=200
+    python experiments/train_t5.py --gin_file=gin/train_draft.gin --mode=translate --examples=50000 \\
+        --checkpoint=runs/tatoeba_en_de/pair/target --output=runs/tatoeba_en_de/outputs.pieces.gz
+    python experiments/train_t5.py --gin_file=gin/train_draft.gin --gin.MAX_JOINED=1 \\
+        --gin.CORPUS="'runs/tatoeba_en_de/outputs.pieces.gz'" --gin.RUN_DIR="'runs/tatoeba_en_de/draft_outputs'"
     python experiments/train_t5.py --gin_file=gin/train_draft.gin --gin.MINUTES=5 --gin.RUN_DIR="'runs/quick'"
 
-A run that was killed goes on where its last saved state was: give the same command again.
+A run or a translation that was killed goes on where it last saved: give the same command again.
 What is trained is the gin file's `Trainer`; every setting can be changed with --gin.NAME=VALUE, where NAME is
 a macro of the file (MINUTES) or a parameter (loop.Trainer.seed).
 """
@@ -24,19 +28,25 @@ import jax
 from absl import app, flags, logging
 
 from speccascade_jax import gin_flags
-from speccascade_jax.training import export, loop, memory
+from speccascade_jax.training import export, loop, memory, outputs
 
 gin_flags.define_flags()
 MODE = flags.DEFINE_enum(
     "mode",
     "train",
-    ["train", "export", "evaluate"],
-    "train: train or resume. export: write the trained weights to --output. evaluate: BLEU of --checkpoint.",
+    ["train", "export", "evaluate", "translate"],
+    "train: train or resume. export: write the trained weights to --output. evaluate: BLEU of --checkpoint. "
+    "translate: write what --checkpoint makes of the joined training sources to --output, to train a draft on.",
 )
-OUTPUT = flags.DEFINE_string("output", "", "export: the checkpoint's folder.")
+OUTPUT = flags.DEFINE_string("output", "", "export: the checkpoint's folder. translate: the file, x.pieces.gz.")
 DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "export: how weights are stored.")
-CHECKPOINT = flags.DEFINE_string("checkpoint", "", "evaluate: a checkpoint's folder; the run's saved state if empty.")
-EXAMPLES = flags.DEFINE_integer("examples", 1000, "evaluate: validation examples, at most.", 1)
+CHECKPOINT = flags.DEFINE_string(
+    "checkpoint", "", "evaluate, translate: a checkpoint's folder; the run's saved state if empty."
+)
+EXAMPLES = flags.DEFINE_integer(
+    "examples", 1000, "evaluate: validation examples, at most. translate: joined training examples.", 1
+)
+TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "translate: 0 is greedy, 1 samples from the model's law.", 0.0)
 COMPILATION_CACHE = flags.DEFINE_string("compilation_cache", "", "Folder to keep compiled programs in; empty: none.")
 
 
@@ -45,6 +55,8 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(f"unknown argument {argv[1]!r}; flags look like --gin.NAME=VALUE")
     if COMPILATION_CACHE.value:
         jax.config.update("jax_compilation_cache_dir", COMPILATION_CACHE.value)
+    if MODE.value in ("export", "translate") and not OUTPUT.value:
+        raise app.UsageError(f"--mode={MODE.value} needs --output=PATH")
     if not flags.FLAGS.gin_file:
         raise app.UsageError("name a --gin_file, for example --gin_file=gin/train_target.gin")
     with gin_flags.one_line_errors():
@@ -54,11 +66,21 @@ def main(argv: list[str]) -> None:
             logging.info("%s", gin.config_str())
             print(json.dumps(trainer.run()))
         elif MODE.value == "export":
-            if not OUTPUT.value:
-                raise app.UsageError("--mode=export needs --output=FOLDER")
             print(json.dumps(export.export(trainer, Path(OUTPUT.value), DTYPE.value)))
+        elif MODE.value == "translate":
+            print(json.dumps(_outputs(trainer).write()))
         else:
             print(json.dumps(export.evaluate(trainer, CHECKPOINT.value, EXAMPLES.value)))
+
+
+def _outputs(trainer: loop.Trainer) -> outputs.Outputs:
+    return outputs.Outputs(
+        trainer=trainer,
+        checkpoint=CHECKPOINT.value,
+        path=OUTPUT.value,
+        examples=EXAMPLES.value,
+        temperature=TEMPERATURE.value,
+    )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
-from collections.abc import Sequence
+import math
+from collections.abc import Sequence, Sized
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,28 +61,36 @@ def read_pairs(path: str | Path) -> list[TextPair]:
     return pairs
 
 
-def encode_pairs(vocabulary: Vocabulary, pairs: Sequence[TextPair]) -> list[TokenPair]:
-    """Token ids of every pair, in order."""
-    return [TokenPair(vocabulary.encode(source), vocabulary.encode(target)) for source, target in pairs]
+def holds_pieces(path: str | Path) -> bool:
+    """Whether a file's name says that its columns are pieces separated by spaces, not text: `….pieces[.gz]`."""
+    return ".pieces" in Path(path).suffixes[-2:]
 
 
-def group(pairs: Sequence[TokenPair], max_joined: int, max_tokens: int, rng: np.random.Generator) -> list[list[int]]:
-    """A random partition of `pairs` into groups of 1 to `max_joined`, as indices.
+def read_tokens(path: str | Path, vocabulary: Vocabulary, limit: int | None = None) -> list[TokenPair]:
+    """Token ids of the first `limit` lines of a file of pairs, text or pieces (`holds_pieces`)."""
+    ids = vocabulary.ids_of_pieces if holds_pieces(path) else vocabulary.encode
+    return [TokenPair(ids(source), ids(target)) for source, target in read_pairs(path)[:limit]]
+
+
+def group(
+    pairs: Sequence[tuple[Sized, Sized]], max_joined: int, rng: np.random.Generator, max_length: float = math.inf
+) -> list[list[int]]:
+    """A random partition of `pairs`, texts or tokens, into groups of 1 to `max_joined`, as indices.
 
     A group's size is drawn uniformly; it closes early where the next pair would take the source or the target
-    beyond `max_tokens` (EOS not counted).
+    beyond `max_length` (EOS not counted).
 
     Raises:
-        ValueError: a single pair is longer than `max_tokens`.
+        ValueError: a single pair is longer than `max_length`.
     """
     groups: list[list[int]] = []
     room, source_length, target_length = 0, 0, 0
     for index in rng.permutation(len(pairs)).tolist():
-        source, target = len(pairs[index].source), len(pairs[index].target)
-        if max(source, target) > max_tokens:
-            raise ValueError(f"pair {index} has {max(source, target)} tokens; at most {max_tokens} fit")
+        source, target = map(len, pairs[index])
+        if max(source, target) > max_length:
+            raise ValueError(f"pair {index} has {max(source, target)} tokens; at most {max_length} fit")
         source_length, target_length = source_length + source, target_length + target
-        if room == 0 or max(source_length, target_length) > max_tokens:
+        if room == 0 or max(source_length, target_length) > max_length:
             groups.append([])
             room, source_length, target_length = int(rng.integers(1, max_joined + 1)), source, target
         groups[-1].append(index)
@@ -89,10 +98,15 @@ def group(pairs: Sequence[TokenPair], max_joined: int, max_tokens: int, rng: np.
     return groups
 
 
-def join_tokens(pairs: Sequence[TokenPair], indices: Sequence[int]) -> TokenPair:
-    """The pairs of one group as one, the same order on both sides.
+def join_texts(pairs: Sequence[TextPair], indices: Sequence[int]) -> TextPair:
+    """The pairs of one group as one, joined by spaces, the same order on both sides."""
+    return " ".join(pairs[index][0] for index in indices), " ".join(pairs[index][1] for index in indices)
 
-    Equals the tokens of the texts joined by spaces: sentencepiece cuts at spaces first and marks each word's start.
+
+def join_tokens(pairs: Sequence[TokenPair], indices: Sequence[int]) -> TokenPair:
+    """`join_texts` for tokens.
+
+    Equals the tokens of the joined texts: sentencepiece cuts at spaces first and marks each word's start.
     """
     source = [token for index in indices for token in pairs[index].source]
     return TokenPair(source, [token for index in indices for token in pairs[index].target])
@@ -137,7 +151,7 @@ class JoinedCorpus:
     """What training reads: a file of pairs and how its batches are made.
 
     Attributes:
-        path: as `read_pairs` takes it.
+        path: as `read_pairs` takes it; text, or pieces if the name says so (`holds_pieces`).
         max_joined: pairs joined into one example, at most.
         widths: bucket widths in tokens, EOS included; pairs that do not fit the last one are left out.
         tokens_per_batch: rows times width of a batch.
@@ -160,24 +174,23 @@ class JoinedCorpus:
         if self.max_joined < 1:
             raise ValueError(f"max_joined must be at least 1, got {self.max_joined}")
 
-    def texts(self) -> list[TextPair]:
-        """The pairs of the file, the first `limit` of them."""
-        pairs = read_pairs(self.path)
-        return pairs[: self.limit] if self.limit else pairs
-
     def tokens(self, vocabulary: Vocabulary) -> list[TokenPair]:
         """The encoded pairs that fit the widest bucket."""
-        encoded = encode_pairs(vocabulary, self.texts())
+        encoded = read_tokens(self.path, vocabulary, self.limit or None)
         fitting = [pair for pair in encoded if max(map(len, pair)) < self.widths[-1]]
         if not fitting:
             raise ValueError(f"no pair of {self.path} fits into {self.widths[-1]} tokens: check it, or raise widths")
         return fitting
 
+    def examples(self, pairs: Sequence[TokenPair], rng: np.random.Generator) -> list[TokenPair]:
+        """One pass over `pairs` (from `tokens`) as joined examples, in random order."""
+        groups = group(pairs, self.max_joined, rng, self.widths[-1] - 1)
+        return [join_tokens(pairs, one) for one in groups]
+
     def epoch(self, pairs: Sequence[TokenPair], seed: int, epoch: int) -> list[Batch]:
         """The batches of one epoch over `pairs` (from `tokens`), shuffled (by width first: `short_first`)."""
         rng = np.random.default_rng((seed, epoch))
-        groups = group(pairs, self.max_joined, self.widths[-1] - 1, rng)
-        batches = bucketed([join_tokens(pairs, one) for one in groups], self.widths, self.tokens_per_batch)
+        batches = bucketed(self.examples(pairs, rng), self.widths, self.tokens_per_batch)
         shuffled = [batches[i] for i in rng.permutation(len(batches))]
         if epoch < self.short_first:
             shuffled.sort(key=lambda batch: batch.source.shape[1])

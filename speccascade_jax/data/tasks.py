@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from speccascade_jax.data import directory
-from speccascade_jax.data.batching import read_pairs
-from speccascade_jax.data.joining import TextPair, join_pairs
+from speccascade_jax.data.batching import TextPair, group, join_texts, read_pairs
 
 # Which sentences stand first, and which are joined, is part of a task's definition: this number never changes.
 ORDER_SEED = 0
@@ -124,7 +123,9 @@ def _read_tatoeba(split: str) -> list[Example]:
 
 
 def _read_tatoeba_joined(split: str) -> list[Example]:
-    return _numbered(join_pairs(_tatoeba_pairs(split), np.random.default_rng(ORDER_SEED)))
+    pairs = _tatoeba_pairs(split)
+    groups = group(pairs, max_joined=4, rng=np.random.default_rng(ORDER_SEED))
+    return _numbered([join_texts(pairs, one) for one in groups])
 
 
 def _read_multi30k(split: str) -> list[Example]:

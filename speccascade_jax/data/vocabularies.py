@@ -71,6 +71,26 @@ class Vocabulary:
                 kept.append(int(token))
         return str(self._pieces.decode(kept))
 
+    def pieces(self, ids: Iterable[int]) -> str:
+        """The pieces of `ids`, separated by spaces: what `ids_of_pieces` turns into the same ids again.
+
+        Text does not: `encode(decode(ids))` may cut a word in another way than `ids` did.
+        """
+        return " ".join(self._pieces.id_to_piece([int(token) for token in ids]))
+
+    def ids_of_pieces(self, pieces: str) -> list[int]:
+        """The ids of `pieces` as `pieces` writes them.
+
+        Raises:
+            ValueError: one is not a piece of this vocabulary.
+        """
+        names = pieces.split(" ") if pieces else []
+        ids = list(self._pieces.piece_to_id(names))
+        for name, found in zip(names, ids, strict=True):
+            if found == self.unk_id and name != self._pieces.id_to_piece(self.unk_id):
+                raise ValueError(f"{name!r} is no piece of vocabulary {self.path}; name the one it was written with")
+        return ids
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Vocabulary) and self.fingerprint == other.fingerprint
 

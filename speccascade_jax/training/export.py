@@ -11,7 +11,7 @@ from speccascade_jax.data import tasks
 from speccascade_jax.data.vocabularies import Vocabulary
 from speccascade_jax.models.base import BoundModel
 from speccascade_jax.models.t5 import T5
-from speccascade_jax.training import greedy, loop, steps, storage
+from speccascade_jax.training import decoding, loop, steps, storage
 
 
 def trained(trainer: loop.Trainer) -> tuple[BoundModel, int]:
@@ -27,6 +27,22 @@ def trained(trainer: loop.Trainer) -> tuple[BoundModel, int]:
     return BoundModel(params=saved[0].params, model=T5(trainer.config)), int(saved[0].step)
 
 
+def model_of(trainer: loop.Trainer, checkpoint: str) -> BoundModel:
+    """The model of `checkpoint`, or of the run's saved state where that is empty.
+
+    Raises:
+        ValueError: the checkpoint's vocabulary has another size than the trainer's.
+    """
+    bound = loop.load_float32(checkpoint) if checkpoint else trained(trainer)[0]
+    size = bound.model.vocab_size
+    if size != trainer.config.vocab_size:
+        raise ValueError(
+            f"{checkpoint} has {size} tokens, but {trainer.vocabulary} has {trainer.config.vocab_size} pieces: "
+            f"name the vocabulary that the checkpoint was trained with (--gin.VOCABULARY)"
+        )
+    return bound
+
+
 def export(trainer: loop.Trainer, output: Path, dtype: str) -> dict[str, int]:
     """Write the run's weights to `output` as a checkpoint; returns its step and number of parameters."""
     bound, step = trained(trainer)
@@ -39,10 +55,6 @@ def evaluate(trainer: loop.Trainer, checkpoint: str, examples: int) -> dict[str,
 
     The examples are the first ones of the trainer's `bleu_task`; a task with fewer gives all it has.
     """
-    if checkpoint:
-        model, params = checkpoints.load(checkpoint)
-        bound = BoundModel(params=jax.tree.map(lambda leaf: leaf.astype("float32"), params), model=model)
-    else:
-        bound, _ = trained(trainer)
-    score = greedy.bleu(bound, Vocabulary(trainer.vocabulary), trainer.bleu_task, examples)
+    bound = model_of(trainer, checkpoint)
+    score = decoding.bleu(bound, Vocabulary(trainer.vocabulary), trainer.bleu_task, examples)
     return {"bleu": round(score, 2), "examples": len(tasks.get_task(trainer.bleu_task).load(limit=examples))}

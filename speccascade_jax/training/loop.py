@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import jax
 import numpy as np
@@ -15,9 +15,9 @@ from absl import logging
 from speccascade_jax import checkpoints
 from speccascade_jax.data.batching import Batch, JoinedCorpus, TokenPair
 from speccascade_jax.data.vocabularies import Vocabulary
-from speccascade_jax.models.base import BoundModel
+from speccascade_jax.models.base import BoundModel, Params
 from speccascade_jax.models.t5 import T5, T5Config
-from speccascade_jax.training import greedy, steps, storage
+from speccascade_jax.training import decoding, steps, storage
 from speccascade_jax.training.schedule import Schedule
 
 
@@ -86,7 +86,7 @@ class Run:
         self.pairs: list[TokenPair] = trainer.corpus.tokens(self.vocabulary)
         self.state, self.position = self._initial()
         self.log = storage.MetricsLog(self.directory / storage.METRICS_FILE, int(self.state.step))
-        teacher = _load_teacher(trainer.objective)
+        teacher = load_float32(trainer.objective.distill_from) if trainer.objective.distill_from else None
         self.train_step = steps.make_train_step(trainer.config, trainer.optimizer, trainer.objective, teacher)
         self.eval_step = steps.make_eval_step(trainer.config)
         # The counter-based generator of XLA costs a fraction of threefry on CPU, and dropout asks for many bits.
@@ -172,7 +172,7 @@ class Run:
         sums = [self.eval_step(self.state.params, batch.source, batch.target) for batch in chosen]
         loss = sum(float(total) for total, _ in sums) / sum(int(count) for _, count in sums)
         bound = BoundModel(params=self.state.params, model=T5(trainer.config))
-        score = greedy.bleu(bound, self.vocabulary, trainer.bleu_task, trainer.bleu_examples)
+        score = decoding.bleu(bound, self.vocabulary, trainer.bleu_task, trainer.bleu_examples)
         found = {"step": step, "validation_loss": round(loss, 4), "bleu": round(score, 2)}
         self.log.append({**found, "minutes": round(self.minutes(), 2)})
         logging.info("step %d  validation loss %.3f  BLEU %.2f", step, loss, score)
@@ -202,20 +202,16 @@ class _Window:
         return self.tokens / (time.monotonic() - self.started)
 
 
-def _load_teacher(objective: steps.Objective) -> BoundModel | None:
-    if not objective.distill_from:
-        return None
-    model, params = checkpoints.load(objective.distill_from)
-    return BoundModel(params=_float32(params), model=model)
-
-
-def _initial_params(path: str, config: T5Config) -> Any:
+def load_float32(path: str) -> BoundModel:
+    """The model of a checkpoint, its parameters in float32 however they are stored."""
     model, params = checkpoints.load(path)
-    sizes = dataclasses.replace(model.config, dropout_rate=config.dropout_rate, dtype=config.dtype)
-    if sizes != config:
-        raise ValueError(f"{path} holds {model.config}, which is not the model to be trained, {config}")
-    return _float32(params)
+    params = jax.tree.map(lambda leaf: jax.numpy.asarray(leaf, jax.numpy.float32), params)
+    return BoundModel(params=params, model=model)
 
 
-def _float32(params: Any) -> Any:
-    return jax.tree.map(lambda leaf: jax.numpy.asarray(leaf, jax.numpy.float32), params)
+def _initial_params(path: str, config: T5Config) -> Params:
+    bound = load_float32(path)
+    found = cast(T5, bound.model).config
+    if dataclasses.replace(found, dropout_rate=config.dropout_rate, dtype=config.dtype) != config:
+        raise ValueError(f"{path} holds {found}, which is not the model to be trained, {config}")
+    return bound.params

@@ -74,9 +74,22 @@ def test_the_first_epochs_go_from_short_to_long_and_lose_nothing():
 
 
 def test_group_sizes_are_spread_over_the_whole_range():
-    groups = batching.group(_pairs(400), 4, 10_000, np.random.default_rng(0))
+    groups = batching.group(_pairs(400), 4, np.random.default_rng(0))
     assert set(map(len, groups)) == {1, 2, 3, 4}
     assert min(Counter(map(len, groups)).values()) > 20
+
+
+def test_texts_are_grouped_and_joined_in_step():
+    pairs = [(f"a{i}", f"b{i}") for i in range(101)]
+    groups = batching.group(pairs, 4, np.random.default_rng(3))
+    joined = [batching.join_texts(pairs, one) for one in groups]
+    assert [source.replace("a", "b") for source, _ in joined] == [target for _, target in joined]
+    assert sorted(word for source, _ in joined for word in source.split()) == sorted(a for a, _ in pairs)
+    assert (
+        groups
+        == batching.group(pairs, 4, np.random.default_rng(3))
+        != batching.group(pairs, 4, np.random.default_rng(4))
+    )
 
 
 def test_join_tokens_keeps_the_order():
@@ -97,7 +110,7 @@ def test_examples_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="holds no row of width 8"):
         batching.bucketed([], (4, 8), 6)
     with pytest.raises(ValueError, match="9 tokens; at most 7 fit"):
-        batching.group([long], 4, 7, np.random.default_rng(0))
+        batching.group([long], 4, np.random.default_rng(0), 7)
 
 
 @pytest.mark.parametrize(

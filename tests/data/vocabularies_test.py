@@ -41,6 +41,19 @@ def test_text_survives_a_round_trip_without_unknown_pieces(vocabulary, text):
     assert not {0, 1, 2} & set(ids)
 
 
+def test_pieces_keep_ids_that_text_does_not(vocabulary):
+    # every special and byte piece, and a word cut into its letters
+    ids = [*range(vocabulary.vocab_size), *(vocabulary.encode(letter)[-1] for letter in "Tom")]
+    assert vocabulary.ids_of_pieces(vocabulary.pieces(ids)) == ids
+    assert vocabulary.encode(vocabulary.decode(ids)) != ids
+    assert vocabulary.ids_of_pieces(vocabulary.pieces([])) == []
+
+
+def test_a_piece_of_another_vocabulary_is_named(vocabulary):
+    with pytest.raises(ValueError, match="'▁zyklop' is no piece of vocabulary"):
+        vocabulary.ids_of_pieces(vocabulary.pieces(vocabulary.encode("Tom")) + " ▁zyklop")
+
+
 def test_ids_of_texts_joined_by_spaces_are_joined_ids(vocabulary):
     joined = vocabulary.encode(" ".join(SENTENCES[:4]))
     assert joined == [token for text in SENTENCES[:4] for token in vocabulary.encode(text)]
