@@ -26,7 +26,19 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from benchmarks import bandwidth, report, rounds, scoring, steps, verification
+from benchmarks import (
+    acceptance,
+    bandwidth,
+    batches,
+    compilation,
+    memory,
+    report,
+    rounds,
+    scoring,
+    speedup,
+    steps,
+    verification,
+)
 from benchmarks.setting import Bench, Settings, quick
 from speccascade_jax import compilation_cache
 from speccascade_jax.evaluation import device, versions
@@ -55,6 +67,11 @@ SECTIONS = {
     "scoring": Section(scoring, 20),
     "rounds": Section(rounds, 60),
     "verification": Section(verification, 60),
+    "speedup": Section(speedup, 60),
+    "batches": Section(batches, 20),
+    "compilation": Section(compilation, 30),
+    "memory": Section(memory, 20),
+    "acceptance": Section(acceptance, 40),
 }
 
 
@@ -69,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = Settings(pair=args.pair, task=args.task, acceptance_examples=args.examples)
         output = Path(args.output or default_output(names, args.quick))
         measure_all(names, quick(settings) if args.quick else settings, output)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

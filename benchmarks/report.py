@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.compilation import STEPS
+from benchmarks.memory import PARTS
 from speccascade_jax.report import NONE, Grid
 from speccascade_jax.results import Record
 
@@ -196,5 +198,90 @@ LAYOUTS = {
         "The sampling transform of 6 positions, batch 1, against reading logits and writing laws once",
         (Column("sampling", "sampling"), *_AGAINST_FLOOR),
         across="vocab_size",
+    ),
+    "speedup": Layout(
+        "Speed-up over the target alone, per token, batch 1, beside its prediction",
+        (
+            *_POINT,
+            Column("acceptance", "acceptance_rate", percent),
+            Column("tokens / round", "tokens_per_round", number(2)),
+            Column("speed-up", "speed_up", spread(2)),
+            Column("predicted", "predicted", number(2)),
+            Column("measured / predicted", "of_predicted", number(2)),
+            Column("from acceptance", "textbook", number(2)),
+            Column("as the target's", "same_output", percent),
+        ),
+        (
+            "Predicted: prefill, target calls and draft steps as counted, times their cost. From acceptance: rounds of "
+            "(1 − a^(γ+1)) / (1 − a) tokens.",
+            "As the target's: outputs equal to the target's greedy ones, where they must be.",
+        ),
+    ),
+    "batches": Layout(
+        "Tokens per second by batch size, T = 0",
+        (
+            Column("method", "method"),
+            Column("γ", "block_size", optional),
+            Column("batch", "batch"),
+            Column("tokens / s", "tokens_per_second", spread(0)),
+            Column("/ batch 1", "ratio", spread(2)),
+        ),
+    ),
+    "compilation": Layout(
+        "Seconds from a program's source to its first result, batch 1",
+        (
+            Column("compilation cache", "cache"),
+            Column("method", "method"),
+            Column("γ", "block_size", optional),
+            *(Column(name.replace("_", " "), f"{name}_seconds", number(2)) for name in STEPS),
+        ),
+    ),
+    "startup": Layout(
+        "Seconds before that, in the same processes",
+        (
+            Column("compilation cache", "cache"),
+            Column("start and imports", "import_seconds", number(2)),
+            Column("weights and prompts", "load_seconds", number(2)),
+        ),
+    ),
+    "memory": Layout(
+        "Memory of a generation's program, MB, by the compiler's account",
+        (
+            Column("method", "method"),
+            Column("γ", "block_size", optional),
+            Column("batch", "batch"),
+            *(Column(name, f"{name}_megabytes", number(2)) for name in PARTS),
+        ),
+        ("Arguments hold the weights and the prompts, temporaries the caches, the laws and everything in between.",),
+    ),
+    "process": Layout(
+        "Memory of the whole run's process, MB",
+        (Column("now", "now_megabytes", number(0)), Column("at most", "peak_megabytes", number(0))),
+    ),
+    "acceptance": Layout(
+        "What the draft is worth to the target",
+        (
+            Column("task", "task"),
+            Column("examples", "examples"),
+            Column("method", "method"),
+            Column("γ", "block_size", optional),
+            Column("T", "temperature", optional),
+            Column("acceptance", "acceptance_rate", percent),
+            Column("tokens / target call", "block_efficiency", number(2)),
+            Column("kept / drafted", "draft_utilisation", percent),
+            Column("quality", "quality", number(2)),
+            Column("metric", "metric"),
+            Column("tokens / example", "tokens", number(1)),
+        ),
+    ),
+    "agreement": Layout(
+        "Draft and target along the target's greedy outputs",
+        (
+            Column("task", "task"),
+            Column("examples", "examples"),
+            Column("positions", "positions"),
+            Column("same greedy token", "greedy_agreement", percent),
+            Column("shared mass, mean of Σ min(p, q)", "shared_mass", percent),
+        ),
     ),
 }

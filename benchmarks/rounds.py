@@ -43,8 +43,8 @@ def _row(bench: Bench, method: Method, temperature: float) -> dict[str, Any]:
     loops = call_loops(bench, engine.block)
     prefills = [bench.prefill(engine, params, [row]) for row in rows]
     calls: dict[str, measure.Call] = {
-        "engine": _one_by_one([partial(run, 0) for run in generations]),
-        "prefill": _one_by_one(prefills),
+        "engine": one_by_one([partial(run, 0) for run in generations]),
+        "prefill": one_by_one(prefills),
         **loops,
     }
     calls["prefill"]()
@@ -77,7 +77,7 @@ def call_loops(bench: Bench, block: int) -> dict[str, measure.Loop]:
     }
 
 
-def _one_by_one(runs: Sequence[Callable[[], Any]]) -> measure.Call:
+def one_by_one(runs: Sequence[Callable[[], Any]]) -> measure.Call:
     """All of them as one call, each waited for: programs that overlap would be timed as throughput."""
 
     def call() -> None:

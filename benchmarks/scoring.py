@@ -19,7 +19,7 @@ def run(bench: Bench) -> Rows:
             )
             for width in ((1, *widths) if name == "target" else (1, 2))
         }
-        seconds = measure.interleave({str(width): loop for width, loop in calls.items()}, bench.settings.repeats)
+        seconds = measure.interleave({str(width): loop for width, loop in calls.items()}, 3 * bench.settings.repeats)
         each = {width: seconds[str(width)] / loop.count for width, loop in calls.items()}
         for width, times in each.items():
             row = {"model": name, "width": width, "ms": measure.spread(times * 1e3)}

@@ -20,6 +20,7 @@ from speccascade_jax.models.base import Params, Prompt
 from speccascade_jax.pair import Pair
 from speccascade_jax.points import Method
 from speccascade_jax.rules import RULES
+from speccascade_jax.types import Controls
 
 Rows = dict[str, list[dict[str, Any]]]
 Run = Callable[[int], Generation]
@@ -43,11 +44,14 @@ class Settings:
 
     Attributes:
         pair: a shipped pair's name, or a folder; task: where prompts come from; max_new_tokens: longest output.
-        examples: prompts timed one at a time; repeats: turns of every comparison; loop_seconds: length of a timed loop.
+        examples: prompts timed one at a time; repeats: turns of every comparison, more where they are short;
+            loop_seconds: length of a timed loop.
         block_sizes: γ's; temperatures: of draft and target; methods: rules with their α's.
         widths: tokens per call in `scoring`; vocab_sizes: in `verification`; batches: rows in `batches`.
         working_set: bytes, far beyond any cache.
-        acceptance_task, acceptance_examples: for the section `acceptance`; `None` is the best task at hand.
+        rules: in `verification`.
+        acceptance_task, acceptance_examples, acceptance_tokens: for the section `acceptance`: a task (`None`: the best
+            at hand), how many of its examples, and the longest output.
     """
 
     pair: str = "tatoeba_en_de"
@@ -61,10 +65,12 @@ class Settings:
     methods: tuple[Method, ...] = METHODS
     widths: tuple[int, ...] = tuple(range(1, 13))
     vocab_sizes: tuple[int, ...] = (8192, 32768, 262144)
+    rules: tuple[str, ...] = tuple(RULES)
     batches: tuple[int, ...] = (1, 8, 32)
     working_set: int = 512_000_000
     acceptance_task: str | None = None
     acceptance_examples: int = 200
+    acceptance_tokens: int = 128
 
 
 def quick(settings: Settings) -> Settings:
@@ -81,7 +87,9 @@ def quick(settings: Settings) -> Settings:
         vocab_sizes=(512,),
         batches=(1, 2),
         working_set=4_000_000,
+        rules=("spec_decode", "token_v3"),
         acceptance_examples=4,
+        acceptance_tokens=8,
     )
 
 
@@ -149,6 +157,17 @@ class Bench:
 
         return run
 
+    def program(self, method: Method, batch: int) -> tuple[jax.stages.Wrapped, tuple[Any, ...]]:
+        """`generate` of a method as a program to be traced, lowered and compiled by hand, and its arguments."""
+        engine, params = self.engine(method)
+        controls, ids = make_controls(batch, alpha=method.alpha or 0.0), np.arange(batch, dtype=np.int32)
+
+        def whole(params: Params, prompt: Prompt, seed: Any, controls: Controls, ids: Any) -> Generation:
+            longest = self.settings.max_new_tokens
+            return generate(engine, params, prompt, seed, controls=controls, max_new_tokens=longest, example_ids=ids)
+
+        return jax.jit(whole), (params, self.prompt(range(batch)), np.uint32(0), controls, ids)
+
     def prefill(self, engine: Engine, params: Params, rows: Sequence[int]) -> Callable[[], DecodeState]:
         """What `generate` does before its first round, alone."""
         # the acceptance plays no part in it: one compilation for all rules
@@ -168,7 +187,7 @@ class Bench:
             order: measure.long_enough(loops.stream_loop(working_set, order), self.settings.loop_seconds)
             for order in loops.ORDERS
         }
-        seconds = measure.interleave(calls, self.settings.repeats)
+        seconds = measure.interleave(calls, 3 * self.settings.repeats)
         speeds = [measure.spread(working_set * calls[order].count / seconds[order]) for order in loops.ORDERS]
         return max(speeds, key=lambda speed: speed["value"])
 

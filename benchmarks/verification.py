@@ -24,7 +24,7 @@ def run(bench: Bench) -> Rows:
     """`verification`: a row per rule and V; `sampling`: a row per transform and V. See `_row`."""
     decided, transformed = [], []
     sizes = bench.settings.vocab_sizes
-    for size, name in bench.track([(size, name) for size in sizes for name in (*rules.RULES, *TRANSFORMS)]):
+    for size, name in bench.track([(size, name) for size in sizes for name in (*bench.settings.rules, *TRANSFORMS)]):
         pair, draft, key = _laws(size)
         if name in TRANSFORMS:
             arguments = (jnp.log(pair.p), make_sampling(1, *TRANSFORMS[name]))
@@ -44,7 +44,7 @@ def _row(bench: Bench, compiled: jax.stages.Compiled, arguments: tuple[Any, ...]
     bandwidth far beyond the caches. `temporary_ratio` is the largest temporary memory over the same bytes.
     """
     loop = measure.long_enough(lambda count: compiled(*arguments, jnp.int32(count)), bench.settings.loop_seconds)
-    seconds = measure.interleave({"loop": loop}, bench.settings.repeats)["loop"] / loop.count
+    seconds = measure.interleave({"loop": loop}, 2 * bench.settings.repeats)["loop"] / loop.count
     floor_bytes = 2 * (BLOCK + 1) * size * 4
     floor = measure.floor_seconds(floor_bytes, bench.bandwidth(bench.settings.working_set)["value"])
     temporary = measure.memory(compiled).temp_size_in_bytes

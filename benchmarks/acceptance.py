@@ -1,0 +1,132 @@
+"""Section `acceptance`: how well the draft serves the target on a task: for a model card, and to compare drafts.
+
+With `--pair` it stands alone: `python -m benchmarks --sections=acceptance --pair=FOLDER --examples=500`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.setting import SPEC_DECODE, Bench, Rows
+from speccascade_jax.api import make_controls, make_prompt
+from speccascade_jax.data.tasks import Task, get_task
+from speccascade_jax.generation import generate, raise_on_failure
+from speccascade_jax.metrics import quality
+from speccascade_jax.metrics.efficiency import summarise
+from speccascade_jax.models.base import BoundModel, Prompt
+from speccascade_jax.points import DRAFT, TARGET, Method
+from speccascade_jax.sampling import argmax, softmax
+from speccascade_jax.types import Array
+
+BATCH = 32
+_MEASURES = ("acceptance_rate", "block_efficiency", "draft_utilisation")
+
+
+class Written(NamedTuple):
+    """All outputs of a method: tokens `[N, L]`, lengths `[N]`, counters per row."""
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    stats: Any
+
+
+def run(bench: Bench) -> Rows:
+    """`acceptance`: a row per method and temperature; `agreement`: one row, see `_agreement`."""
+    task = best_task() if bench.settings.acceptance_task is None else get_task(bench.settings.acceptance_task)
+    examples = task.load(limit=bench.settings.acceptance_examples)
+    prompts = _prompts(bench, task, [task.build_prompt(example) for example in examples])
+    points = [(Method(name=TARGET), 0.0), (Method(name=DRAFT), 0.0), *((SPEC_DECODE, t) for t in (0.0, 1.0))]
+    rows, written = [], {}
+    for method, temperature in bench.track(points):
+        outputs = written[method.name, temperature] = _write(bench, method, temperature, prompts, task)
+        texts = _texts(bench, task, outputs)
+        bleu = quality.score([task.main_metric], texts, [example.reference for example in examples])
+        seen = summarise(outputs.stats, outputs.lengths, draft_alone=method.name == DRAFT)
+        alone = {} if method.autoregressive else {name: seen[name] for name in _MEASURES}
+        row = {"task": task.name, "examples": len(examples), "method": method.name, "temperature": temperature}
+        row |= {"block_size": method.block_size, "quality": bleu[task.main_metric], "metric": task.main_metric}
+        rows.append(row | alone | {"tokens": float(np.mean(outputs.lengths))})
+    agreed = _agreement(bench, prompts, written[TARGET, 0.0])
+    return {"acceptance": rows, "agreement": [{"task": task.name, "examples": len(examples)} | agreed]}
+
+
+def best_task() -> Task:
+    """The joined sentences that the shipped pair is made for; without a data directory the shipped examples."""
+    try:
+        get_task("tatoeba_joined").load(limit=1)
+    except FileNotFoundError:
+        return get_task("tiny_translation")
+    return get_task("tatoeba_joined")
+
+
+def _prompts(bench: Bench, task: Task, texts: list[str]) -> Prompt:
+    """Cut to the task's longest input, all in one bucket."""
+    vocabulary = bench.pair.vocabulary
+    assert vocabulary is not None
+    ids = [[*vocabulary.encode(text)[: task.max_input_length - 1], vocabulary.eos_id] for text in texts]
+    return make_prompt(bench.pair, ids)
+
+
+def _batches(count: int) -> list[np.ndarray]:
+    """Rows in batches of one size: the last one is filled up with its own rows, another size would compile anew."""
+    size = min(BATCH, count)
+    return [np.resize(np.arange(start, min(start + size, count)), size) for start in range(0, count, size)]
+
+
+def _write(bench: Bench, method: Method, temperature: float, prompts: Prompt, task: Task) -> Written:
+    engine, params = bench.engine(method)
+    longest = min(task.max_output_length, bench.settings.acceptance_tokens)
+    parts = []
+    for rows in _batches(len(prompts.tokens)):
+        batch = jax.tree.map(lambda x, rows=rows: x[rows], prompts)
+        controls = make_controls(len(rows), temperature=temperature)
+        out = generate(engine, params, batch, 0, controls=controls, max_new_tokens=longest, example_ids=rows)
+        raise_on_failure(out)
+        parts.append(jax.device_get((out.tokens, out.lengths, out.stats)))
+    joined = jax.tree.map(lambda *xs: np.concatenate(xs)[: len(prompts.tokens)], *parts)
+    return Written(*joined)
+
+
+def _texts(bench: Bench, task: Task, outputs: Written) -> list[str]:
+    vocabulary = bench.pair.vocabulary
+    assert vocabulary is not None
+    rows = zip(outputs.tokens, outputs.lengths, strict=True)
+    return [task.postprocess(vocabulary.decode(tokens[:length].tolist())) for tokens, length in rows]
+
+
+def _agreement(bench: Bench, prompts: Prompt, outputs: Written) -> dict[str, Any]:
+    """Draft and target along the target's greedy outputs, given the same prefix.
+
+    `greedy_agreement` is the share of positions where both have the same most likely token, `shared_mass` the mean of
+    `Σ min(p, q)` at temperature 1: what the lossless rule accepts there.
+    """
+    same, mass, positions = 0.0, 0.0, 0
+    for rows in _batches(len(prompts.tokens)):
+        batch = jax.tree.map(lambda x, rows=rows: x[rows], prompts)
+        tokens, lengths = outputs.tokens[rows], outputs.lengths[rows]
+        real = np.arange(tokens.shape[1])[None] < lengths[:, None]
+        real[len(set(rows.tolist())) :] = False  # what only fills the batch up
+        found = _compare(bench.pair.target, bench.pair.draft, batch, jnp.asarray(tokens))
+        agrees, shared = (np.asarray(x)[real] for x in found)
+        same, mass, positions = same + agrees.sum(), mass + shared.sum(), positions + int(real.sum())
+    return {"greedy_agreement": same / positions, "shared_mass": mass / positions, "positions": positions}
+
+
+@jax.jit
+def _compare(target: BoundModel, draft: BoundModel, prompt: Prompt, tokens: Array) -> tuple[Array, Array]:
+    """Same argmax, and `Σ min(p, q)`, at every position of `tokens` `[B, L]`; teacher forcing."""
+    p, q = _logits(target, prompt, tokens), _logits(draft, prompt, tokens)
+    return argmax(p) == argmax(q), jnp.minimum(softmax(p), softmax(q)).sum(-1)
+
+
+def _logits(bound: BoundModel, prompt: Prompt, tokens: Array) -> Array:
+    """float32 `[B, L, V]`: what the model says where each of `tokens` is to be written."""
+    model = bound.model
+    cache = model.prefill(bound.params, prompt, prompt.tokens.shape[1] + tokens.shape[1])
+    pending = jnp.take_along_axis(prompt.tokens, prompt.length[:, None] - 1, axis=1)
+    out, _ = model.extend(bound.params, cache, jnp.concatenate([pending, tokens[:, :-1]], axis=1))
+    return out.logits[..., : model.vocab_size]

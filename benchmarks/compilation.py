@@ -1,0 +1,85 @@
+"""Section `compilation`: from a new process to the first result, with an empty compilation cache and with a full one.
+
+Run as a module it is that process: it prints what it measured as JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+import jax
+
+from benchmarks.setting import SPEC_DECODE, Bench, Rows, Settings
+from speccascade_jax.data.directory import repository_root
+from speccascade_jax.pair import load_pair
+from speccascade_jax.points import TARGET, Method
+
+STEPS = ("trace", "lower", "compile", "first_run")
+
+
+def run(bench: Bench) -> Rows:
+    """`compilation`: seconds of each step of a row per program and cache; `startup`: of the process before them."""
+    programs, startup = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for cache in bench.track(("empty", "full")):
+            found = _in_new_process(bench.settings, folder)
+            programs += [{"cache": cache} | row for row in found["programs"]]
+            startup.append({"cache": cache} | found["startup"])
+    return {"compilation": programs, "startup": startup}
+
+
+def _in_new_process(settings: Settings, folder: str) -> dict[str, Any]:
+    """What `main` prints in a process whose compilation cache is `folder`."""
+    environment = os.environ | {
+        "JAX_COMPILATION_CACHE_DIR": folder,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "PYTHONPATH": os.pathsep.join([str(repository_root()), os.environ.get("PYTHONPATH", "")]),
+    }
+    given = json.dumps({name: getattr(settings, name) for name in ("pair", "task", "max_new_tokens", "examples")})
+    command = [sys.executable, "-m", "benchmarks.compilation", given, str(time.time())]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main(given: str, started: float) -> dict[str, Any]:
+    """Import, load, and take two programs from trace to first result, each step timed.
+
+    Args:
+        given: settings as JSON; started: when the process was, in seconds since 1970.
+    """
+    imported = time.time()
+    settings = dataclasses.replace(Settings(batches=(1,)), **json.loads(given))
+    bench = Bench(settings, load_pair(settings.pair))
+    loaded = time.time()
+    programs = [_program(bench, method) for method in (Method(name=TARGET), SPEC_DECODE)]
+    return {"startup": {"import_seconds": imported - started, "load_seconds": loaded - imported}, "programs": programs}
+
+
+def _program(bench: Bench, method: Method) -> dict[str, Any]:
+    """One program's row; `first_run` is its first execution."""
+    function, arguments = bench.program(method, 1)
+    marks = [time.perf_counter()]
+    traced = function.trace(*arguments)
+    marks.append(time.perf_counter())
+    lowered = traced.lower()
+    marks.append(time.perf_counter())
+    compiled = lowered.compile()
+    marks.append(time.perf_counter())
+    jax.block_until_ready(compiled(*arguments))
+    marks.append(time.perf_counter())
+    spans = (after - before for before, after in zip(marks, marks[1:], strict=False))
+    row = {f"{name}_seconds": seconds for name, seconds in zip(STEPS, spans, strict=True)}
+    return {"method": method.name, "block_size": method.block_size} | row
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1], float(sys.argv[2]))))
