@@ -76,4 +76,4 @@ def load_pair(name: str | Path) -> Pair:
 
 def _bound(directory: Path) -> BoundModel:
     model, params = checkpoints.load(directory)
-    return BoundModel(params=params, model=model)
+    return BoundModel(params=model.prepare(params), model=model)

@@ -80,8 +80,9 @@ class KVCache:
     """Attention cache of a decoder, functional, with one length per row.
 
     Attributes:
-        keys: per layer `[B, heads, head_dim, S]`; values: per layer `[B, heads, S, head_dim]`
-            (the layouts that make a block nearly as cheap as a step on CPU).
+        keys: per layer `[B * heads, head_dim, S]`; values: per layer `[B * heads, S, head_dim]`: the layouts that
+            make a block nearly as cheap as a step on CPU. Rows and heads are one axis, because a product over two
+            batch axes reshapes the slots just written, and XLA:CPU then copies the whole cache at every step.
         length: int32 `[B]`. Slots at or beyond it are masked by position, never trusted.
         static: what prefill computed once (cross-attention keys and values, the encoder's mask).
     """
@@ -96,14 +97,21 @@ def write_slots(buffer: Array, update: Array, start: Array, axis: int) -> Array:
     """Write `update` into `buffer` at slot `start[b]` of every row `b`.
 
     Args:
-        buffer: `[B, ...]`; update: the same shape except along `axis` (counted with the batch axis).
+        buffer: `[B * n, ...]`, `n` neighbours sharing a start (heads); update: the same shape except along `axis`
+            (counted with the batch axis).
         start: int32 `[B]`. The caller guarantees room: `dynamic_update_slice` clamps silently.
     """
+    rows, update = start.shape[0], update.astype(buffer.dtype)
+    if rows == 1:
+        return jax.lax.dynamic_update_slice_in_dim(buffer, update, start[0], axis)
 
     def one(row: Array, new: Array, at: Array) -> Array:
-        return jax.lax.dynamic_update_slice_in_dim(row, new.astype(row.dtype), at, axis - 1)
+        return jax.lax.dynamic_update_slice_in_dim(row, new, at, axis)
 
-    return jax.vmap(one)(buffer, update, start)
+    def by_row(x: Array) -> Array:
+        return x.reshape(rows, -1, *x.shape[1:])
+
+    return jax.vmap(one)(by_row(buffer), by_row(update), start).reshape(buffer.shape)
 
 
 def right_pad(rows: list[list[int]], width: int) -> np.ndarray:

@@ -27,6 +27,7 @@ from speccascade_jax.models.t5_layers import (
     Slots,
     T5Config,
     dropout,
+    fuse,
 )
 
 __all__ = ["T5", "T5Config", "T5Module", "teacher_forced_logits"]
@@ -34,10 +35,10 @@ __all__ = ["T5", "T5Config", "T5Module", "teacher_forced_logits"]
 
 @flax.struct.dataclass
 class T5Static:
-    """What `prefill` computes once. Every leaf's first axis is the row.
+    """What `prefill` computes once. Every leaf's first axis is the row (row times head in `cross`).
 
     Attributes:
-        cross: per layer, keys `[B, H, K, N]` and values `[B, H, N, K]` of the encoder's output.
+        cross: per layer, keys `[B * H, K, N]` and values `[B * H, N, K]` of the encoder's output.
         cross_bias: `[B, 1, 1, N]`, 0 at real encoder tokens and very negative at padding.
         bias: `[B, H, 2S - 1]`, the relative bias by distance, from a key `S - 1` back to one `S - 1` ahead.
     """
@@ -206,7 +207,7 @@ class T5Module(nn.Module):
     def extend(self, cache: KVCache, tokens: Array) -> tuple[LMOutput, KVCache]:
         """Feed a block to the cached decoder (see `T5.extend`)."""
         static: T5Static = cache.static
-        new, slots = tokens.shape[1], cache.values[0].shape[2]
+        new, slots = tokens.shape[1], cache.values[0].shape[1]
         bias = _block_bias(static.bias, cache.length, new, slots)
         x = self.token_embedder(tokens)
         hidden, attended = self.decoder(x, bias, static.cross, static.cross_bias, cache, True)
@@ -240,6 +241,10 @@ class T5:
         """Prompts go to the encoder; decoding starts from id 0."""
         return True
 
+    def prepare(self, params: Params) -> Params:
+        """The parameters laid out for decoding (`t5_layers.fuse`); done once, on loading. Both forms are understood."""
+        return fuse(params)
+
     def _apply(self, params: Params, *args: Any, method: str) -> Any:
         return self.module.apply({"params": params}, *args, method=method)
 
@@ -264,8 +269,8 @@ class T5:
         static = self._apply(params, encoder_tokens, slots, method="start")
         layers = range(c.num_decoder_layers)
         return KVCache(
-            keys=tuple(jnp.zeros((rows, c.num_heads, c.head_dim, slots), c.dtype) for _ in layers),
-            values=tuple(jnp.zeros((rows, c.num_heads, slots, c.head_dim), c.dtype) for _ in layers),
+            keys=tuple(jnp.zeros((rows * c.num_heads, c.head_dim, slots), c.dtype) for _ in layers),
+            values=tuple(jnp.zeros((rows * c.num_heads, slots, c.head_dim), c.dtype) for _ in layers),
             length=jnp.zeros((rows,), jnp.int32),
             static=static,
         )

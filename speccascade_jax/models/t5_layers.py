@@ -1,13 +1,14 @@
 """T5's layers with T5X's parameter names, shared by the teacher-forced and the cached path.
 
 Sources: T5 (Raffel et al., 2020), T5 1.1's gated feed-forward (Shazeer, 2020). Shape letters as in
-`models/base.py`, plus `H` heads, `K` head_dim, `E` d_model. Keys are `[B, H, K, S]`, values
-`[B, H, S, K]` everywhere: with these layouts a block costs little more than a step on CPU.
+`models/base.py`, plus `H` heads, `K` head_dim, `E` d_model. Keys are `[B * H, K, S]`, values
+`[B * H, S, K]` everywhere: with these layouts a block costs little more than a step on CPU.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,13 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade_jax.models.base import Array, write_slots
+from speccascade_jax.models.base import Array, Params, write_slots
 
 KeysValues = tuple[Array, Array]
 
 
 class Slots(NamedTuple):
-    """One layer's cache: keys `[B, H, K, S]`, values `[B, H, S, K]`, and where to write next, `start` `[B]`."""
+    """One layer's cache: keys `[B * H, K, S]`, values `[B * H, S, K]`, and where to write next, `start` `[B]`."""
 
     keys: Array
     values: Array
@@ -31,7 +32,7 @@ class Slots(NamedTuple):
     def write(self, block: KeysValues) -> KeysValues:
         """The slots with `block` written at `start` of each row."""
         keys, values = block
-        return write_slots(self.keys, keys, self.start, 3), write_slots(self.values, values, self.start, 2)
+        return write_slots(self.keys, keys, self.start, 2), write_slots(self.values, values, self.start, 1)
 
 
 # Finite, so that a row whose encoder input is all padding attends uniformly instead of giving NaN.
@@ -146,7 +147,10 @@ def dropout(config: T5Config) -> nn.Dropout:
 
 
 class Attention(nn.Module):
-    """Multi-head attention with 2-D kernels; queries are not scaled (the initial kernel is)."""
+    """Multi-head attention with 2-D kernels; queries are not scaled (the initial kernel is).
+
+    Where the parameters hold one `qkv` kernel instead of three (`fuse`), self-attention projects in one product.
+    """
 
     config: T5Config
 
@@ -156,25 +160,41 @@ class Attention(nn.Module):
         self.query = dense(c, width, math.sqrt(c.head_dim))
         self.key = dense(c, width)
         self.value = dense(c, width)
+        self.qkv = dense(c, 3 * width)
         self.out = dense(c, c.d_model)
         self.drop = dropout(c)
 
     def _heads(self, x: Array) -> Array:
-        return x.reshape(*x.shape[:-1], self.config.num_heads, self.config.head_dim)
+        """`[B * H, T, K]` of `x` `[B, T, H * K]`."""
+        split = x.reshape(*x.shape[:-1], self.config.num_heads, self.config.head_dim).transpose(0, 2, 1, 3)
+        return split.reshape(-1, *split.shape[2:])
+
+    def queries(self, x: Array) -> Array:
+        """Queries `[B * H, T, K]` of `x` `[B, T, E]`."""
+        return self._heads(self.query(x))
 
     def keys_values(self, x: Array) -> KeysValues:
-        """Keys `[B, H, K, S]` and values `[B, H, S, K]` of `x` `[B, S, E]`."""
-        keys = self._heads(self.key(x)).transpose(0, 2, 3, 1)
-        return keys, self._heads(self.value(x)).transpose(0, 2, 1, 3)
+        """Keys `[B * H, K, S]` and values `[B * H, S, K]` of `x` `[B, S, E]`."""
+        return self._heads(self.key(x)).transpose(0, 2, 1), self._heads(self.value(x))
 
-    def __call__(self, x: Array, keys_values: KeysValues, bias: Array, deterministic: bool) -> Array:
-        """Attention of `x` `[B, T, E]` over `S` slots; `bias` `[B or 1, H or 1, T or 1, S]` holds the mask too."""
+    def project(self, x: Array) -> tuple[Array, KeysValues]:
+        """Queries, keys and values of one `x`: self-attention's."""
+        if not self.has_variable("params", "qkv"):
+            return self.queries(x), self.keys_values(x)
+        query, key, value = jnp.split(self.qkv(x), 3, axis=-1)
+        return self._heads(query), (self._heads(key).transpose(0, 2, 1), self._heads(value))
+
+    def __call__(self, queries: Array, keys_values: KeysValues, bias: Array, deterministic: bool) -> Array:
+        """Attention of `queries` over `S` slots, `[B, T, E]`; `bias` `[B or 1, H or 1, T or 1, S]` holds the mask too."""
         keys, values = keys_values
-        logits = jnp.einsum("bthk,bhks->bhts", self._heads(self.query(x)), keys)
-        weights = jax.nn.softmax(logits.astype(jnp.float32) + bias, axis=-1).astype(values.dtype)
+        heads = self.config.num_heads
+        logits = jnp.einsum("ntk,nks->nts", queries, keys).astype(jnp.float32)
+        logits = logits.reshape(-1, heads, *logits.shape[1:]) + bias
+        weights = jax.nn.softmax(logits, axis=-1).astype(values.dtype)
         weights = self.drop(weights, deterministic=deterministic)
-        mixed = jnp.einsum("bhts,bhsk->bthk", weights, values)
-        return self.out(mixed.reshape(*x.shape[:-1], -1))
+        mixed = jnp.einsum("nts,nsk->ntk", weights.reshape(-1, *weights.shape[2:]), values)
+        rows = mixed.reshape(-1, heads, *mixed.shape[1:]).transpose(0, 2, 1, 3)
+        return self.out(rows.reshape(*rows.shape[:2], -1))
 
 
 class FeedForward(nn.Module):
@@ -184,6 +204,7 @@ class FeedForward(nn.Module):
 
     def setup(self) -> None:
         c = self.config
+        self.wi_01 = dense(c, 2 * c.d_ff)
         if c.gated:
             self.wi_0, self.wi_1 = dense(c, c.d_ff), dense(c, c.d_ff)
         else:
@@ -192,8 +213,16 @@ class FeedForward(nn.Module):
         self.drop = dropout(c)
 
     def __call__(self, x: Array, deterministic: bool) -> Array:
-        inner = nn.gelu(self.wi_0(x), approximate=True) * self.wi_1(x) if self.config.gated else nn.relu(self.wi(x))
-        return self.wo(self.drop(inner, deterministic=deterministic))
+        return self.wo(self.drop(self._inner(x), deterministic=deterministic))
+
+    def _inner(self, x: Array) -> Array:
+        if not self.config.gated:
+            return nn.relu(self.wi(x))
+        if self.has_variable("params", "wi_01"):
+            gate, linear = jnp.split(self.wi_01(x), 2, axis=-1)
+        else:
+            gate, linear = self.wi_0(x), self.wi_1(x)
+        return nn.gelu(gate, approximate=True) * linear
 
 
 class EncoderLayer(nn.Module):
@@ -210,7 +239,7 @@ class EncoderLayer(nn.Module):
 
     def __call__(self, x: Array, bias: Array, deterministic: bool) -> Array:
         y = self.pre_attention_layer_norm(x)
-        y = self.attention(y, self.attention.keys_values(y), bias, deterministic)
+        y = self.attention(*self.attention.project(y), bias, deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         y = self.mlp(self.pre_mlp_layer_norm(x), deterministic)
         return x + self.drop(y, deterministic=deterministic)
@@ -244,12 +273,36 @@ class DecoderLayer(nn.Module):
         With `slots`, the block's keys and values are written into them first.
         """
         y = self.pre_self_attention_layer_norm(x)
-        own = self.self_attention.keys_values(y)
+        queries, own = self.self_attention.project(y)
         if slots is not None:
             own = slots.write(own)
-        x = x + self.drop(self.self_attention(y, own, bias, deterministic), deterministic=deterministic)
-        y = self.pre_cross_attention_layer_norm(x)
+        x = x + self.drop(self.self_attention(queries, own, bias, deterministic), deterministic=deterministic)
+        y = self.encoder_decoder_attention.queries(self.pre_cross_attention_layer_norm(x))
         y = self.encoder_decoder_attention(y, cross, cross_bias, deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         y = self.mlp(self.pre_mlp_layer_norm(x), deterministic)
         return x + self.drop(y, deterministic=deterministic), own
+
+
+_FUSED = {"qkv": ("query", "key", "value"), "wi_01": ("wi_0", "wi_1")}
+
+
+def fuse(params: Params) -> Params:
+    """The parameters with kernels of one input side by side: one product reads them at full bandwidth.
+
+    `query`, `key`, `value` of self-attentions become `qkv`, `wi_0` and `wi_1` become `wi_01`; cross-attention keeps its
+    own, since its queries and its keys have different inputs. On CPU a block of 6 through the fused kernels takes half
+    the time (docs/performance.md).
+    """
+
+    def walk(tree: Params, name: str) -> Params:
+        if not isinstance(tree, Mapping):
+            return tree
+        out = {key: walk(value, key) for key, value in tree.items()}
+        for fused, parts in _FUSED.items():
+            if name != "encoder_decoder_attention" and all(part in out for part in parts):
+                kernels = [np.asarray(out.pop(part)["kernel"]) for part in parts]
+                out[fused] = {"kernel": jnp.asarray(np.concatenate(kernels, axis=-1))}
+        return out
+
+    return walk(params, "")
