@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export JAX_PLATFORMS ?= $(if $(wildcard /dev/nvidia0),,cpu)
 
-.PHONY: quickstart test parity lint format help
+.PHONY: quickstart bench test parity lint format help
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/'
@@ -25,6 +25,9 @@ $(BIN)/.ready-parity: $(BIN)/.ready-test
 
 quickstart: $(BIN)/.ready  ## set up, sweep alpha with the shipped pair, print the table and the plot's path
 	$(BIN)/python -m experiments.sweep --gin_file=configs/quickstart.gin
+
+bench: $(BIN)/.ready  ## set up and measure speed against the machine's limits, about five minutes: results/bench.json
+	$(BIN)/python -m benchmarks
 
 test: $(BIN)/.ready-test  ## set up, lint, and run the whole suite but the parity tests
 	$(MAKE) --no-print-directory lint

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.setting import SPEC_DECODE, Bench, Rows
+from benchmarks.setting import Bench, Rows
 from speccascade_jax.api import make_controls, make_prompt
 from speccascade_jax.data.tasks import Task, get_task
 from speccascade_jax.generation import generate, raise_on_failure
@@ -39,7 +39,7 @@ def run(bench: Bench) -> Rows:
     task = best_task() if bench.settings.acceptance_task is None else get_task(bench.settings.acceptance_task)
     examples = task.load(limit=bench.settings.acceptance_examples)
     prompts = _prompts(bench, task, [task.build_prompt(example) for example in examples])
-    points = [(Method(name=TARGET), 0.0), (Method(name=DRAFT), 0.0), *((SPEC_DECODE, t) for t in (0.0, 1.0))]
+    points = [(Method(name=TARGET), 0.0), (Method(name=DRAFT), 0.0), *((bench.lossless, t) for t in (0.0, 1.0))]
     rows, written = [], {}
     for method, temperature in bench.track(points):
         outputs = written[method.name, temperature] = _write(bench, method, temperature, prompts, task)

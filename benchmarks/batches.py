@@ -10,14 +10,14 @@ import numpy as np
 
 from benchmarks import measure
 from benchmarks.rounds import one_by_one
-from benchmarks.setting import SPEC_DECODE, Bench, Rows
+from benchmarks.setting import Bench, Rows
 from speccascade_jax.points import TARGET, Method
 
 
 def run(bench: Bench) -> Rows:
     """One row per method and batch size: the same examples at temperature 0, in batches of that many rows."""
     rows: list[dict[str, Any]] = []
-    for method in bench.track((Method(name=TARGET), SPEC_DECODE)):
+    for method in bench.track((Method(name=TARGET), bench.lossless)):
         rows += _rows(bench, method)
     return {"batches": rows}
 

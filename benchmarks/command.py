@@ -41,6 +41,7 @@ from benchmarks import (
 )
 from benchmarks.setting import Bench, Settings, quick
 from speccascade_jax import compilation_cache
+from speccascade_jax.controls import whole
 from speccascade_jax.evaluation import device, versions
 from speccascade_jax.pair import load_pair
 from speccascade_jax.results import Record, plain, write_atomically
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write(report.markdown(json.loads(Path(args.markdown).read_text(encoding="utf-8"))))
             return 0
         names = _chosen(args.sections)
-        settings = Settings(pair=args.pair, task=args.task, acceptance_examples=args.examples)
+        settings = Settings(pair=args.pair, task=args.task, acceptance_examples=whole("examples", args.examples, 1))
         output = Path(args.output or default_output(names, args.quick))
         measure_all(names, quick(settings) if args.quick else settings, output)
     except (ValueError, OSError, RuntimeError) as error:

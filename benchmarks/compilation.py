@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.setting import SPEC_DECODE, Bench, Rows, Settings
+from benchmarks.setting import Bench, Rows, Settings
 from speccascade_jax.data.directory import repository_root
 from speccascade_jax.pair import load_pair
 from speccascade_jax.points import TARGET, Method
@@ -42,7 +42,9 @@ def _in_new_process(settings: Settings, folder: str) -> dict[str, Any]:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "PYTHONPATH": os.pathsep.join([str(repository_root()), os.environ.get("PYTHONPATH", "")]),
     }
-    given = json.dumps({name: getattr(settings, name) for name in ("pair", "task", "max_new_tokens", "examples")})
+    given = json.dumps(
+        {name: getattr(settings, name) for name in ("pair", "task", "max_new_tokens", "examples", "block_size")}
+    )
     command = [sys.executable, "-m", "benchmarks.compilation", given, str(time.time())]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -60,7 +62,7 @@ def main(given: str, started: float) -> dict[str, Any]:
     settings = dataclasses.replace(Settings(batches=(1,)), **json.loads(given))
     bench = Bench(settings, load_pair(settings.pair))
     loaded = time.time()
-    programs = [_program(bench, method) for method in (Method(name=TARGET), SPEC_DECODE)]
+    programs = [_program(bench, method) for method in (Method(name=TARGET), bench.lossless)]
     return {"startup": {"import_seconds": imported - started, "load_seconds": loaded - imported}, "programs": programs}
 
 

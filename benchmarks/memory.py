@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import measure
-from benchmarks.setting import SPEC_DECODE, Bench, Rows
+from benchmarks.setting import Bench, Rows
 from speccascade_jax.points import TARGET, Method
 
 PARTS = {"arguments": "argument", "temporaries": "temp", "outputs": "output"}
@@ -18,7 +18,7 @@ PARTS = {"arguments": "argument", "temporaries": "temp", "outputs": "output"}
 def run(bench: Bench) -> Rows:
     """`memory`: a row per program and batch size, by the compiler's account; `process`: the resident memory."""
     sizes = (1, max(bench.settings.batches))
-    programs = [(method, size) for method in (Method(name=TARGET), SPEC_DECODE) for size in sizes]
+    programs = [(method, size) for method in (Method(name=TARGET), bench.lossless) for size in sizes]
     rows = [_row(bench, method, size) for method, size in bench.track(programs)]
     return {"memory": rows, "process": [resident()]}
 

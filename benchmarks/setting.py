@@ -46,10 +46,10 @@ class Settings:
         pair: a shipped pair's name, or a folder; task: where prompts come from; max_new_tokens: longest output.
         examples: prompts timed one at a time; repeats: turns of every comparison, more where they are short;
             loop_seconds: length of a timed loop.
-        block_sizes: γ's; temperatures: of draft and target; methods: rules with their α's.
-        widths: tokens per call in `scoring`; vocab_sizes: in `verification`; batches: rows in `batches`.
+        block_size: γ where it is not swept; block_sizes: where it is.
+        temperatures: of draft and target; methods: rules with their α's.
+        widths: tokens per call in `scoring`; vocab_sizes, rules: in `verification`; batches: rows in `batches`.
         working_set: bytes, far beyond any cache.
-        rules: in `verification`.
         acceptance_task, acceptance_examples, acceptance_tokens: for the section `acceptance`: a task (`None`: the best
             at hand), how many of its examples, and the longest output.
     """
@@ -60,6 +60,7 @@ class Settings:
     examples: int = 8
     repeats: int = 5
     loop_seconds: float = 0.02
+    block_size: int = 5
     block_sizes: tuple[int, ...] = (3, 5, 7)
     temperatures: tuple[float, ...] = (0.0, 1.0)
     methods: tuple[Method, ...] = METHODS
@@ -81,6 +82,7 @@ def quick(settings: Settings) -> Settings:
         examples=2,
         repeats=2,
         loop_seconds=1e-3,
+        block_size=2,
         block_sizes=(2,),
         methods=(SPEC_DECODE, Method(name="token_v3", alpha=0.5)),
         widths=(1, 3),
@@ -113,6 +115,11 @@ class Bench:
         # one bucket for all, or every length would be a compilation of its own
         self._prompts = make_prompt(self.pair, [task.build_prompt(example) for example in examples])
         self._bandwidths: dict[int, measure.Spread] = {}
+
+    @property
+    def lossless(self) -> Method:
+        """`spec_decode` with the γ of sections that don't sweep it."""
+        return replace(SPEC_DECODE, block_size=self.settings.block_size)
 
     def prompt(self, rows: Sequence[int]) -> Prompt:
         """The prompts of some examples, in the one bucket of all."""

@@ -96,8 +96,9 @@ def _verify(rule: rules.Rule, pair: LawPair, draft: Draft, keys: Array, alpha: A
 
 @jax.jit
 def _transform(logits: Array, how: Sampling, count: Array) -> Array:
-    def body(_: Any, law: Array) -> Array:
-        now, law = jax.lax.optimization_barrier((logits, law))
-        return sampling.transform(now, how)
+    def body(_: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        # as above; the counter must come out of the barrier and be used, or the barrier is taken apart
+        now, rounds = jax.lax.optimization_barrier((logits, carry[1]))
+        return sampling.transform(now, how), rounds + 1
 
-    return jax.lax.fori_loop(0, count, body, jnp.zeros_like(logits))
+    return jax.lax.fori_loop(0, count, body, (jnp.zeros_like(logits), jnp.int32(0)))[0]

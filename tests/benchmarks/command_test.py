@@ -1,0 +1,107 @@
+"""The command from end to end with random models, and its errors; no number is looked at for its size."""
+
+import json
+
+import pytest
+
+from benchmarks import command, compilation, report
+from benchmarks.setting import Bench
+from speccascade_jax.pair import load_pair
+
+SECTIONS = [name for name in command.SECTIONS if name not in ("compilation", "acceptance")]  # have tests of their own
+
+
+@pytest.fixture(scope="module")
+def record(tabular, tmp_path_factory):
+    """What a quick run wrote."""
+    output = tmp_path_factory.mktemp("results") / "quick.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "load_pair", lambda name: tabular)
+        assert command.main(["--quick", f"--output={output}", f"--sections={','.join(SECTIONS)}"]) == 0
+    return json.loads(output.read_text())
+
+
+def rows(record, table):
+    return next(s["tables"][table] for s in record["sections"].values() if table in s["tables"])
+
+
+def test_every_section_is_there_and_has_its_tables(record):
+    assert list(record["sections"]) == SECTIONS
+    tables = {name for section in record["sections"].values() for name in section["tables"]}
+    assert tables == set(report.LAYOUTS) - {"compilation", "startup", "acceptance", "agreement"}
+    assert record["device"]["platform"] == "cpu" and record["versions"]["jax"] and record["settings"]["repeats"] == 2
+
+
+def test_every_column_but_the_optional_ones_is_filled(record):
+    optional = {"alpha", "block_size", "same_output"}
+    for section in record["sections"].values():
+        for name, found in section["tables"].items():
+            for column in report.LAYOUTS[name].columns:
+                assert column.key in optional or all(row[column.key] is not None for row in found), (name, column.key)
+
+
+def test_the_tables_can_be_printed_again(record, tmp_path, capsys):
+    path = tmp_path / "stored.json"
+    path.write_text(json.dumps(record))
+    assert command.main(["--markdown", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert text.count("| --- |") >= 10 and "**The engine against the calls it makes, per example**" in text
+
+
+def test_the_engines_calls_are_counted_steps_times_measured_ones(record):
+    for row in rows(record, "rounds"):
+        counted = row["draft_steps"] * row["draft_step_ms"]["value"]
+        counted += row["target_calls"] * row["target_call_ms"]["value"]
+        assert row["calls_ms"]["value"] == pytest.approx(counted)  # the median of two is linear
+        assert row["tokens"] <= row["target_calls"] * (row["block_size"] + 1)
+
+
+def test_greedy_speculation_is_compared_with_the_target(record):
+    for row in rows(record, "speedup"):
+        must = row["rule"] == "spec_decode" and row["temperature"] == 0
+        assert row["same_output"] == (1.0 if must else None)
+        assert 1 <= row["tokens_per_round"] <= row["block_size"] + 1
+        assert row["of_predicted"] == pytest.approx(row["speed_up"]["value"] / row["predicted"])
+
+
+def test_a_width_of_one_is_the_unit(record):
+    assert [row["ratio"]["value"] for row in rows(record, "scoring") if row["width"] == 1] == [1.0, 1.0]
+
+
+def test_programs_in_a_new_process(folder):
+    """The second time the compiled programs come from the cache that the first one filled."""
+    settings = command.Settings(pair=str(folder), max_new_tokens=4, examples=1, batches=(1,))
+    found = compilation.run(Bench(settings, load_pair(folder)))
+    assert [row["cache"] for row in found["compilation"]] == ["empty", "empty", "full", "full"]
+    assert all(row[f"{name}_seconds"] >= 0 for row in found["compilation"] for name in compilation.STEPS)
+    assert all(row["import_seconds"] > 0 for row in found["startup"])
+
+
+def test_sections_are_run_in_their_order_and_a_part_has_a_file_of_its_own():
+    assert command._chosen("steps, bandwidth") == ["bandwidth", "steps"]
+    assert command.default_output(list(command.SECTIONS), False) == "results/bench.json"
+    assert command.default_output(["steps"], False) == "results/bench_steps.json"
+    assert command.default_output(list(command.SECTIONS), True) == "results/bench_quick.json"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--sections=stepps"], "no section 'stepps'; the sections are bandwidth, steps"),
+        (["--pair=no_such_pair"], "no pair 'no_such_pair'"),
+        (["--task=no_such_task"], "unknown task 'no_such_task'"),
+        (["--examples=0"], "examples=0 is not a whole number >= 1"),
+        (["--markdown=no/such/file.json"], "no/such/file.json"),
+    ],
+)
+def test_bad_values_are_one_line(arguments, said, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert command.main(arguments) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_help_lists_the_sections(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["--help"])
+    said = capsys.readouterr().out
+    assert all(f"    {name}" in said for name in command.SECTIONS) and "python -m benchmarks --sections=" in said

@@ -1,0 +1,49 @@
+"""Small pairs that the benchmarks can run: tabular models in memory, random T5s in a folder."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax import checkpoints
+from speccascade_jax.data import vocabularies
+from speccascade_jax.data.tasks import get_task
+from speccascade_jax.models.t5 import T5, T5Config, T5Module
+
+SIZE = 320
+
+
+@pytest.fixture(scope="session")
+def vocabulary_file(tmp_path_factory):
+    texts = [text for e in get_task("tiny_translation").load(limit=40) for text in (e.source, e.reference)]
+    path = tmp_path_factory.mktemp("vocabulary") / "vocabulary.model"
+    path.write_bytes(vocabularies.train(texts, SIZE))
+    return path
+
+
+@pytest.fixture(scope="session")
+def tabular(vocabulary_file):
+    """A pair whose laws are rows of a table."""
+    draws = np.random.default_rng(0)
+    target = draws.normal(size=(SIZE, SIZE))
+    draft = target + 0.7 * draws.normal(size=(SIZE, SIZE))
+    return sc.Pair(
+        target=sc.TableLM(2 * target),
+        draft=sc.TableLM(2 * draft),
+        vocabulary=vocabularies.Vocabulary(vocabulary_file),
+        name="tabular",
+    )
+
+
+@pytest.fixture(scope="session")
+def folder(vocabulary_file, tmp_path_factory):
+    """A folder with a pair of random, very small T5s."""
+    folder = tmp_path_factory.mktemp("pair")
+    (folder / "vocabulary.model").write_bytes(vocabulary_file.read_bytes())
+    token = jnp.ones((1, 2), jnp.int32)
+    for seed, part in enumerate(("target", "draft")):
+        config = T5Config(SIZE, SIZE, 16, 2, 8, 16, 1, 1)
+        params = T5Module(config).init(jax.random.key(seed), token, token)["params"]
+        checkpoints.save(folder / part, T5(config), params)
+    return folder
