@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from speccascade_jax.types import Controls, Sampling
@@ -45,7 +45,8 @@ def make_sampling(
     _refuse(t < 0, name, t, "is negative; 0 is greedy decoding, 1 the model's own law")
     _refuse((p <= 0) | (p > 1), "top_p", p, "is outside (0, 1]; 1 switches it off")
     _refuse((k < 0) | (k != np.floor(k)), "top_k", k, "is not a whole number >= 0; 0 switches it off")
-    return Sampling(temperature=jnp.asarray(t), top_p=jnp.asarray(p), top_k=jnp.asarray(k))
+    # unlike jnp.asarray, device_put compiles nothing
+    return Sampling(*jax.device_put((t, p, k)))
 
 
 def make_controls(
@@ -68,8 +69,8 @@ def make_controls(
     else:
         draft = make_sampling(batch, draft_temperature, top_p, top_k, name="draft_temperature")
     return Controls(
-        alpha=jnp.asarray(per_row("alpha", alpha, batch)),
-        stop_threshold=jnp.asarray(per_row("stop_threshold", stop_threshold, batch)),
+        alpha=jax.device_put(per_row("alpha", alpha, batch)),
+        stop_threshold=jax.device_put(per_row("stop_threshold", stop_threshold, batch)),
         draft=draft,
         target=make_sampling(batch, temperature, top_p, top_k),
         inner=inner,

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax import timing
@@ -63,7 +62,8 @@ class Evaluator:
                 f"the {wanted} asked for: lower quality_examples or latency_examples"
             )
         # One bucket for all examples, or every length would be a compilation of its own.
-        self._prompts = make_prompt(self.pair, [self._prompt_ids(example) for example in self.examples])
+        prompts = [self._prompt_ids(example) for example in self.examples]
+        self._prompts: Prompt = jax.device_get(make_prompt(self.pair, prompts))
         self._ids = np.asarray([example.id for example in self.examples], np.int32)
         self._engines: dict[Method, tuple[Engine, Params]] = {}
         self.fingerprints = {
@@ -104,7 +104,7 @@ class Evaluator:
         """Quality, counts and measures of each point, all points in shared batches."""
         count = min(self.evaluation.quality_examples, len(self.examples))
         # Neighbours of similar length waste the least of a batch, which runs until its longest row is done.
-        lengths = np.asarray(_prompt_lengths(self._prompts))[:count]
+        lengths = _prompt_lengths(self._prompts)[:count]
         rows = np.repeat(np.argsort(lengths, kind="stable"), len(points))
         which = np.tile(np.arange(len(points)), count)
         generations = []
@@ -205,10 +205,10 @@ class Evaluator:
         return {
             "engine": engine,
             "params": params,
-            "prompt": jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[rows]), self._prompts),
+            "prompt": jax.device_put(jax.tree.map(lambda x: x[rows], self._prompts)),
             "controls": controls,
             "max_new_tokens": self.evaluation.max_new_tokens,
-            "example_ids": jnp.asarray(self._ids[rows]),
+            "example_ids": jax.device_put(self._ids[rows]),
         }
 
     def _engine(self, method: Method) -> tuple[Engine, Params]:
@@ -296,5 +296,5 @@ def _per_row(generation: Generation) -> tuple[Any, Any, Any]:
 
 def _prompt_lengths(prompt: Prompt) -> np.ndarray:
     if prompt.encoder_tokens is not None:
-        return np.count_nonzero(np.asarray(prompt.encoder_tokens), axis=1)
+        return np.count_nonzero(prompt.encoder_tokens, axis=1)
     return np.asarray(prompt.length)

@@ -68,10 +68,14 @@ def generate(
         A `Generation`. Non-finite logits don't raise here: see `raise_on_failure`.
     """
     rows = prompt.tokens.shape[0]
-    ids = np.arange(rows) if example_ids is None else example_ids
-    ids = jnp.asarray(ids, jnp.int32)
-    seed = jnp.asarray(seed, jnp.uint32)
+    ids = on_device(np.arange(rows) if example_ids is None else example_ids, np.int32)
+    seed = on_device(seed, np.uint32)
     return _generate(engine, params, prompt, seed, controls, ids, max_new_tokens=max_new_tokens, record=record)
+
+
+def on_device(value: Any, dtype: Any) -> Array:
+    """`value` as an array of `dtype`; unlike `jnp.asarray` it compiles nothing for values that come from the host."""
+    return value.astype(dtype) if isinstance(value, jax.Array) else jax.device_put(np.asarray(value, dtype))
 
 
 @partial(jax.jit, static_argnames=("engine", "max_new_tokens", "record"))

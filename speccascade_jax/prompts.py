@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from speccascade_jax.models.base import Prompt, bucket, right_pad
@@ -40,11 +40,11 @@ def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1) -> Prompt:
         size = pair.target.model.vocab_size
         raise ValueError(f"prompt {row} holds id {ids[row, at]}, outside the vocabulary of {size} (0 … {size - 1})")
     width = bucket(max(min_length, int(lengths.max())))
-    padded = jnp.asarray(np.pad(ids, [(0, 0), (0, width - ids.shape[1])]), jnp.int32)
+    padded = np.pad(ids, [(0, 0), (0, width - ids.shape[1])]).astype(np.int32)
     if getattr(pair.target.model, "is_encoder_decoder", False):
-        start = jnp.zeros((len(ids), 1), jnp.int32)
-        return Prompt(start, jnp.ones((len(ids),), jnp.int32), padded)
-    return Prompt(padded, jnp.asarray(lengths))
+        ones = np.ones((len(ids), 1), np.int32)
+        return Prompt(*jax.device_put((np.zeros_like(ones), ones[:, 0], padded)))
+    return Prompt(*jax.device_put((padded, lengths)))
 
 
 def _ids(pair: Pair, prompts: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 from flax.traverse_util import unflatten_dict
 
 from speccascade_jax.checkpoints import native, orbax_tree, t5x
@@ -57,8 +57,8 @@ def load(
     arrays = stored.read()
     check_finite(stored.path, arrays)
     # cast by NumPy: on the device each shape would be a program of its own to compile
-    flat = {n: jnp.asarray(a.astype(dtype or a.dtype, copy=False)) for n, a in unstacked(stored.path, arrays).items()}
-    return T5(config), unflatten_dict(flat, sep="/")
+    flat = {n: a.astype(dtype or a.dtype, copy=False) for n, a in unstacked(stored.path, arrays).items()}
+    return T5(config), jax.device_put(unflatten_dict(flat, sep="/"))
 
 
 def describe(path: str | os.PathLike[str]) -> str:
