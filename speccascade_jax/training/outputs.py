@@ -49,7 +49,7 @@ class Outputs:
     examples: int
     temperature: float = 0.0
     part_size: int = 4096
-    batch_size: int = 256
+    batch_size: int = 64
 
     def __post_init__(self) -> None:
         if not holds_pieces(self.path):
