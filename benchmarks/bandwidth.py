@@ -6,7 +6,6 @@ from benchmarks import measure, traffic
 from benchmarks.loops import prefill
 from benchmarks.setting import Bench, Rows
 from speccascade_jax.models.base import BoundModel
-from speccascade_jax.types import Array
 
 
 def run(bench: Bench) -> Rows:
@@ -16,9 +15,11 @@ def run(bench: Bench) -> Rows:
         ("what a step of the target reads", step_bytes(bench, bench.pair.target), "the target's steps"),
         ("what a step of the draft reads", step_bytes(bench, bench.pair.draft), "the draft's steps"),
     ]
+    streams = {name: bench.stream(size) for name, size, _ in bench.track(wanted)}
+    seconds = measure.interleave({name: stream.loop for name, stream in streams.items()}, 3 * bench.settings.repeats)
     rows = []
-    for name, size, purpose in bench.track(wanted):
-        speed = measure.times(1e-9, bench.bandwidth(size))
+    for name, size, purpose in wanted:
+        speed = measure.spread(streams[name].bandwidth(seconds[name]) / 1e9)
         rows.append({"working_set": name, "megabytes": size / 1e6, "gigabytes_per_second": speed, "floor_of": purpose})
     return {"bandwidth": rows}
 
@@ -28,14 +29,3 @@ def step_bytes(bench: Bench, bound: BoundModel) -> int:
     prompt = bench.prompt([0])
     cache = prefill(bound.model, bound.params, prompt, bench.slots(0))
     return traffic.bytes_read(bound.model.extend, bound.params, cache, prompt.tokens[:, :1])
-
-
-def weight_bytes(bench: Bench, bound: BoundModel) -> int:
-    """The weights' part of `step_bytes`."""
-    prompt = bench.prompt([0])
-    cache = prefill(bound.model, bound.params, prompt, bench.slots(0))
-
-    def extend(params: Array) -> object:
-        return bound.model.extend(params, cache, prompt.tokens[:, :1])
-
-    return traffic.bytes_read(extend, bound.params)

@@ -76,25 +76,15 @@ def long_enough(run: Callable[[int], Any], seconds: float, clock: Callable[[], f
         count *= 4
 
 
-def floor_seconds(size: float, bandwidth: float) -> float:
-    """The least time in which `size` bytes pass at `bandwidth` bytes per second.
+def floor_seconds(size: float, bandwidth: np.ndarray) -> np.ndarray:
+    """The least time in which `size` bytes pass at `bandwidth` bytes per second, turn by turn.
 
     Raises:
         ValueError: a bandwidth that is not positive.
     """
-    if not bandwidth > 0:
+    if not np.all(np.asarray(bandwidth) > 0):
         raise ValueError(f"bandwidth={bandwidth} bytes per second must be positive")
     return size / bandwidth
-
-
-def times(factor: float, values: Spread) -> Spread:
-    """All three numbers times a factor: for other units."""
-    return {name: factor * value for name, value in values.items()}
-
-
-def size_of(tree: Any) -> int:
-    """Bytes of all arrays in a pytree."""
-    return sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def memory(compiled: jax.stages.Compiled) -> Any:

@@ -140,7 +140,7 @@ LAYOUTS = {
         ),
         (
             "The faster of W x and x W.",
-            "Some ten MB may live in a cache: a model's floor is taken at the bandwidth of a working set of its size.",
+            "A working set of some ten MB may live in a cache, as the weights of a small model may.",
         ),
     ),
     "steps": Layout(
@@ -149,16 +149,18 @@ LAYOUTS = {
             Column("model", "model"),
             Column("parameters", "parameters", number(0)),
             Column("MB read / step", "megabytes_read", number(2)),
-            Column("floor, ms", "floor_ms", number(3)),
             Column("ms / token", "ms_per_token", spread(3)),
-            Column("/ floor", "ratio", spread(2)),
-            Column("/ floor from memory", "memory_ratio", number(2)),
+            Column("cache floor, ms", "cache_floor_ms", number(3)),
+            Column("/ cache floor", "cache_ratio", spread(2)),
+            Column("memory floor, ms", "memory_floor_ms", number(3)),
+            Column("/ memory floor", "memory_ratio", spread(2)),
             Column("prefill, ms", "prefill_ms", number(2)),
             Column("ms / token, all in all", "whole_ms_per_token", number(3)),
         ),
         (
             "ms / token: between a short and a long generation, so that prefill is left out.",
-            "Floor: weights and caches that a step reads, once, at the bandwidth of a working set of that size.",
+            "Floors: the weights and caches that a step reads, once, at the bandwidth of a working set of just that "
+            "size (as if nothing else used the cache) and at the bandwidth far beyond the caches.",
         ),
     ),
     "scoring": Layout(

@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks import loops, measure
+from benchmarks import measure
+from benchmarks.loops import ORDERS, stream_loop
 from speccascade_jax.accept import Speculative
 from speccascade_jax.api import assemble, make_controls, make_prompt
 from speccascade_jax.data.tasks import get_task
@@ -95,6 +96,18 @@ def quick(settings: Settings) -> Settings:
     )
 
 
+@dataclass(frozen=True)
+class Stream:
+    """A loop of products with a matrix of `size` bytes."""
+
+    loop: measure.Loop
+    size: int
+
+    def bandwidth(self, seconds: np.ndarray) -> np.ndarray:
+        """Bytes per second of calls that took `seconds`."""
+        return self.size * self.loop.count / seconds
+
+
 class Bench:
     """One run of the benchmarks.
 
@@ -114,7 +127,7 @@ class Bench:
         examples = task.load(limit=max(settings.examples, *settings.batches))
         # one bucket for all, or every length would be a compilation of its own
         self._prompts = make_prompt(self.pair, [task.build_prompt(example) for example in examples])
-        self._bandwidths: dict[int, measure.Spread] = {}
+        self._streams: dict[int, Stream] = {}
 
     @property
     def lossless(self) -> Method:
@@ -182,21 +195,20 @@ class Bench:
         prompt, ids = self.prompt(rows), np.asarray(rows, np.int32)
         return functools.partial(_prefill, plain, params, prompt, ids, self.settings.max_new_tokens)
 
-    def bandwidth(self, working_set: int) -> measure.Spread:
-        """Bytes per second of a matrix-vector product over a matrix of `working_set` bytes, measured once per size."""
-        if working_set not in self._bandwidths:
-            self._bandwidths[working_set] = self._stream(working_set)
-        return self._bandwidths[working_set]
+    def stream(self, working_set: int) -> Stream:
+        """The loop that measures bandwidth over a matrix of `working_set` bytes, to be run between what it judges.
 
-    def _stream(self, working_set: int) -> measure.Spread:
-        """The faster of the two orders of the product: a floor must not be beaten."""
-        calls = {
-            order: measure.long_enough(loops.stream_loop(working_set, order), self.settings.loop_seconds)
-            for order in loops.ORDERS
-        }
-        seconds = measure.interleave(calls, 3 * self.settings.repeats)
-        speeds = [measure.spread(working_set * calls[order].count / seconds[order]) for order in loops.ORDERS]
-        return max(speeds, key=lambda speed: speed["value"])
+        The faster of the two orders of the product, chosen once per size: a floor must not be beaten.
+        """
+        if working_set not in self._streams:
+            loops = {order: self._stream_loop(working_set, order) for order in ORDERS}
+            seconds = measure.interleave(loops, self.settings.repeats)
+            fastest = min(ORDERS, key=lambda order: np.median(seconds[order]) / loops[order].count)
+            self._streams[working_set] = Stream(loops[fastest], working_set)
+        return self._streams[working_set]
+
+    def _stream_loop(self, working_set: int, order: str) -> measure.Loop:
+        return measure.long_enough(stream_loop(working_set, order), self.settings.loop_seconds)
 
 
 @functools.partial(jax.jit, static_argnames=("engine", "max_new_tokens"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from speccascade_jax import timing
 from speccascade_jax.generation import Generation
 from speccascade_jax.metrics.efficiency import summarise
 from speccascade_jax.points import TARGET, Method
+from speccascade_jax.rules import RULES
 
 
 class Recorded:
@@ -41,20 +42,39 @@ class Recorded:
 
 
 def run(bench: Bench) -> Rows:
-    """One row per rule, α, γ and temperature, see `_row`; two methods at a time share the runs of the target."""
+    """One row per rule, α, γ and temperature, see `_row`.
+
+    Two methods at a time share the runs of the target; what the prediction rests on is measured before and after.
+    """
     settings, rows = bench.settings, []
     groups = [settings.methods[n : n + 2] for n in range(0, len(settings.methods), 2)]
     points = [(block, group) for block in settings.block_sizes for group in groups]
-    costs: dict[int, Costs] = {}
     for block, group in bench.track(points):
         methods = [replace(method, block_size=block) for method in group]
-        costs[block] = costs.get(block) or _costs(bench, methods[0])
-        for temperature in settings.temperatures:
-            rows += _rows(bench, methods, temperature, costs[block])
+        calls = _calls(bench, methods[0])
+        before = measure.interleave(calls, settings.repeats)
+        timed = [_timed(bench, methods, temperature) for temperature in settings.temperatures]
+        after = measure.interleave(calls, settings.repeats)
+        costs = _costs(calls, {name: np.concatenate([before[name], after[name]]) for name in calls})
+        rows += [_row(one, costs) for found in timed for one in found]
     return {"speedup": sorted(rows, key=lambda row: row["temperature"])}
 
 
-def _rows(bench: Bench, methods: Sequence[Method], temperature: float, costs: Costs) -> list[dict[str, Any]]:
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """A method's runs and the target's next to them."""
+
+    method: Method
+    temperature: float
+    measures: dict[str, Any]
+    timings: timing.Timings
+    alone: timing.Timings
+    same: float
+    """The share of outputs equal to the target's."""
+
+
+def _timed(bench: Bench, methods: Sequence[Method], temperature: float) -> list[Timed]:
+    """One or two methods, timed in turns with the target alone; each trial is a seed."""
     examples, trials = bench.settings.examples, bench.settings.repeats
     baseline, *others = (
         Recorded([bench.generator(method, [row], temperature) for row in range(examples)])
@@ -65,62 +85,76 @@ def _rows(bench: Bench, methods: Sequence[Method], temperature: float, costs: Co
     alone, timings = timing.interleave(baseline, others, examples=examples, trials=trials)
     out = []
     for method, recorded, timed in zip(methods, others, timings, strict=True):
-        row = _row(method, recorded, timed, alone, costs)
         same = [bool((a == b).all()) for a, b in zip(recorded.tokens(), baseline.tokens(), strict=True)]
-        must = method.name == "spec_decode" and temperature == 0
-        out.append(row | {"temperature": temperature, "same_output": sum(same) / len(same) if must else None})
+        share = sum(same) / len(same)
+        found = recorded.measures()
+        out.append(
+            Timed(method=method, temperature=temperature, measures=found, timings=timed, alone=alone, same=share)
+        )
     return out
 
 
-def _row(
-    method: Method, recorded: Recorded, timed: timing.Timings, alone: timing.Timings, costs: Costs
-) -> dict[str, Any]:
+def _row(one: Timed, costs: Costs) -> dict[str, Any]:
     """A point's row.
 
     `speed_up` is per token, sampled outputs differ in length; its extremes are over trials (seeds). `predicted` takes
     the rounds and draft steps that were counted, `textbook` the acceptance rate alone, through `expected_tokens`.
     `same_output` is the share of outputs equal to the target's, where they must be.
     """
+    method, seen, timed, alone = one.method, one.measures, one.timings, one.alone
     assert method.block_size is not None
-    seen, block = recorded.measures(), method.block_size
     tokens, tokens_alone = float(timed.tokens.mean()), float(alone.tokens.mean())
     rounds, steps = (seen[name] / timed.tokens.size for name in ("target_calls", "draft_steps"))
-    per_token = timing.relative_latency(timed, alone)["per_token"]
+    measured = 1 / timing.relative_latency(timed, alone)["per_token"]
     trials = (alone.seconds.sum(1) / alone.tokens.sum(1)) / (timed.seconds.sum(1) / timed.tokens.sum(1))
-    acceptance = seen["acceptance_rate"]
-    guessed = None if acceptance is None else tokens / expected_tokens(acceptance, block)
     predicted = speed_up(costs, rounds, steps, tokens, tokens_alone)
-    # a rule that reads q takes one more pass per round, for the bonus position
-    passes = block + (1 if steps > block * rounds else 0)
+    must = RULES[method.name].lossless and one.temperature == 0
     return {
         "rule": method.name,
         "alpha": method.alpha,
-        "block_size": block,
-        "acceptance_rate": acceptance,
+        "block_size": method.block_size,
+        "temperature": one.temperature,
+        "acceptance_rate": seen["acceptance_rate"],
         "tokens_per_round": seen["block_efficiency"],
         "tokens": tokens,
         "target_ms_per_token": float(alone.seconds.sum() / alone.tokens.sum() * 1e3),
-        "speed_up": measure.spread(trials) | {"value": 1 / per_token},
-        "textbook": guessed and speed_up(costs, guessed, guessed * passes, tokens, tokens_alone),
+        "costs_ms": {name: 1e3 * value for name, value in asdict(costs).items()},
+        "speed_up": measure.spread(trials) | {"value": measured},
         "predicted": predicted,
-        "of_predicted": 1 / per_token / predicted,
+        "of_predicted": measured / predicted,
+        "textbook": _textbook(one, costs, tokens, tokens_alone),
+        "same_output": one.same if must else None,
     }
 
 
-def _costs(bench: Bench, method: Method) -> Costs:
-    """Step times and prefill with this method's block, in turns."""
+def _textbook(one: Timed, costs: Costs, tokens: float, tokens_alone: float) -> float | None:
+    """The speed-up if rounds gave `expected_tokens` of the acceptance rate; `None` where nothing was drafted."""
+    acceptance, block = one.measures["acceptance_rate"], one.method.block_size
+    if acceptance is None or block is None:
+        return None
+    rounds = tokens / expected_tokens(acceptance, block)
+    # a rule that reads q takes one more pass per round, for the bonus position
+    passes = block + (RULES[one.method.name].reads_q and one.method.bonus == "rule")
+    return speed_up(costs, rounds, rounds * passes, tokens, tokens_alone)
+
+
+def _calls(bench: Bench, method: Method) -> dict[str, measure.Loop]:
+    """What `Costs` are measured with: loops of model calls, and prefills of all examples, with this method's block."""
     engine, params = bench.engine(method)
     alone, alone_params = bench.engine(Method(name=TARGET))
     rows = range(bench.settings.examples)
     step = extend_loop(bench.pair.target, bench.prompt([0]), 1, bench.slots(0))
-    loops = call_loops(bench, engine.block) | {"step": measure.long_enough(step, bench.settings.loop_seconds)}
-    calls: dict[str, measure.Call] = {
-        "prefill": one_by_one([bench.prefill(engine, params, [row]) for row in rows]),
-        "prefill_alone": one_by_one([bench.prefill(alone, alone_params, [row]) for row in rows]),
-    }
-    for call in calls.values():
+    prefill = one_by_one([bench.prefill(engine, params, [row]) for row in rows])
+    prefill_alone = one_by_one([bench.prefill(alone, alone_params, [row]) for row in rows])
+    for call in (prefill, prefill_alone):
         call()
-    seconds = measure.interleave({**calls, **loops}, bench.settings.repeats)
-    counts = {name: loop.count for name, loop in loops.items()} | dict.fromkeys(calls, len(rows))
-    each = {name: float(np.median(seconds[name])) / count for name, count in counts.items()}
+    return call_loops(bench, engine.block) | {
+        "step": measure.long_enough(step, bench.settings.loop_seconds),
+        "prefill": measure.Loop(lambda _: prefill(), len(rows)),
+        "prefill_alone": measure.Loop(lambda _: prefill_alone(), len(rows)),
+    }
+
+
+def _costs(calls: dict[str, measure.Loop], seconds: dict[str, np.ndarray]) -> Costs:
+    each = {name: float(np.median(seconds[name])) / loop.count for name, loop in calls.items()}
     return Costs(score=each.pop("target"), **each)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+
 from benchmarks import measure
-from benchmarks.bandwidth import step_bytes, weight_bytes
+from benchmarks.bandwidth import step_bytes
 from benchmarks.setting import Bench, Rows
 from speccascade_jax.points import DRAFT, TARGET, Method
 
@@ -21,8 +23,8 @@ def _row(bench: Bench, name: str, method: str) -> dict[str, Any]:
     """A model's row.
 
     `ms_per_token` is marginal: a long generation minus a short one, without stop ids, over the tokens between them, so
-    that neither prefill nor the way to the device and back is in it. `ratio` is over the floor at the bandwidth of a
-    working set of this size, `memory_ratio` over the one at memory's bandwidth.
+    that neither prefill nor the way to the device and back is in it. The floors are the bytes that a step reads over
+    the bandwidth of a working set of just that size (`cache_…`), and over the one far beyond the caches (`memory_…`).
     """
     bound = getattr(bench.pair, name)
     engine, params = bench.engine(Method(name=method), stop_ids=())
@@ -34,20 +36,20 @@ def _row(bench: Bench, name: str, method: str) -> dict[str, Any]:
     calls["prefill"] = bench.prefill(engine, params, [0])
     for call in calls.values():
         call()
+    size = step_bytes(bench, bound)
+    streams = {"cache": bench.stream(size), "memory": bench.stream(bench.settings.working_set)}
+    calls |= {name: stream.loop for name, stream in streams.items()}
     seconds = measure.interleave(calls, 4 * bench.settings.repeats)
     marginal = (seconds["long"] - seconds["short"]) / (long - short)
-    size = step_bytes(bench, bound)
-    own = measure.floor_seconds(size, bench.bandwidth(size)["value"])
-    memory = measure.floor_seconds(size, bench.bandwidth(bench.settings.working_set)["value"])
+    cache, memory = (measure.floor_seconds(size, stream.bandwidth(seconds[name])) for name, stream in streams.items())
     return {
         "model": name,
-        "parameters": measure.size_of(bound.params) // 4,
+        "parameters": sum(x.size for x in jax.tree.leaves(bound.params)),
         "megabytes_read": size / 1e6,
-        "weights_share": weight_bytes(bench, bound) / size,
-        "floor_ms": own * 1e3,
-        "memory_floor_ms": memory * 1e3,
+        "cache_floor_ms": measure.spread(cache * 1e3),
+        "memory_floor_ms": measure.spread(memory * 1e3),
         "ms_per_token": measure.spread(marginal * 1e3),
-        "ratio": measure.spread(marginal / own),
+        "cache_ratio": measure.spread(marginal / cache),
         "memory_ratio": measure.spread(marginal / memory),
         "prefill_ms": measure.spread(seconds["prefill"] * 1e3),
         "whole_ms_per_token": measure.spread(seconds["long"] / long * 1e3),

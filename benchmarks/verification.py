@@ -44,13 +44,14 @@ def _row(bench: Bench, compiled: jax.stages.Compiled, arguments: tuple[Any, ...]
     bandwidth far beyond the caches. `temporary_ratio` is the largest temporary memory over the same bytes.
     """
     loop = measure.long_enough(lambda count: compiled(*arguments, jnp.int32(count)), bench.settings.loop_seconds)
-    seconds = measure.interleave({"loop": loop}, 2 * bench.settings.repeats)["loop"] / loop.count
-    floor_bytes = 2 * (BLOCK + 1) * size * 4
-    floor = measure.floor_seconds(floor_bytes, bench.bandwidth(bench.settings.working_set)["value"])
+    stream = bench.stream(bench.settings.working_set)
+    turns = measure.interleave({"loop": loop, "stream": stream.loop}, 2 * bench.settings.repeats)
+    seconds, floor_bytes = turns["loop"] / loop.count, 2 * (BLOCK + 1) * size * 4
+    floor = measure.floor_seconds(floor_bytes, stream.bandwidth(turns["stream"]))
     temporary = measure.memory(compiled).temp_size_in_bytes
     return {
         "microseconds": measure.spread(seconds * 1e6),
-        "floor_microseconds": floor * 1e6,
+        "floor_microseconds": measure.spread(floor * 1e6),
         "ratio": measure.spread(seconds / floor),
         "floor_megabytes": floor_bytes / 1e6,
         "temporary_megabytes": temporary / 1e6,
