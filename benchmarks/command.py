@@ -84,9 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write(report.markdown(json.loads(Path(args.markdown).read_text(encoding="utf-8"))))
             return 0
         names = _chosen(args.sections)
-        settings = Settings(pair=args.pair, task=args.task, acceptance_examples=whole("examples", args.examples, 1))
+        settings = _settings(args)
         output = Path(args.output or default_output(names, args.quick))
-        measure_all(names, quick(settings) if args.quick else settings, output)
+        measure_all(names, settings, output)
     except (ValueError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -134,6 +134,14 @@ def describe(settings: Settings, pair: str) -> Record:
     }
 
 
+def _settings(args: argparse.Namespace) -> Settings:
+    examples = whole("examples", args.examples, 1)
+    settings = Settings(pair=args.pair, task=args.task, acceptance_examples=examples)
+    if args.thorough:
+        settings = dataclasses.replace(settings, lossy_block_sizes=settings.block_sizes)
+    return quick(settings) if args.quick else settings
+
+
 def default_output(names: Sequence[str], fast: bool) -> str:
     """Where results go: a part of the sections, or a quick look, does not overwrite a whole run."""
     parts = [] if list(names) == list(SECTIONS) else list(names)
@@ -167,6 +175,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--examples", type=int, default=defaults.acceptance_examples, help="of `acceptance` (default %(default)s)"
     )
+    parser.add_argument("--thorough", action="store_true", help="lossy rules with every γ too: twice the time")
     parser.add_argument("--quick", action="store_true", help="everything once, in small: only to see that it works")
     parser.add_argument("--output", help="JSON file (default results/bench.json, or a name with the sections)")
     parser.add_argument(

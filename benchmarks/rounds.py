@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,14 +17,14 @@ from speccascade_jax.points import Method
 
 
 def run(bench: Bench) -> Rows:
-    """One row per rule, γ and temperature, see `_row`."""
+    """One row per rule (with the first of its α's), γ and temperature, see `_row`."""
     settings = bench.settings
     first = {method.name: method for method in reversed(settings.methods)}
-    points = [(block, method) for block in settings.block_sizes for method in reversed(first.values())]
+    methods = [first[name] for name in dict.fromkeys(method.name for method in settings.methods)]
     rows = []
-    for block, method in bench.track(points):
+    for method in bench.track([replace(m, block_size=block) for m in methods for block in settings.blocks(m)]):
         for temperature in settings.temperatures:
-            rows.append(_row(bench, Method(name=method.name, alpha=method.alpha, block_size=block), temperature))
+            rows.append(_row(bench, method, temperature))
     return {"rounds": rows}
 
 

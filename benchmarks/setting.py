@@ -47,7 +47,7 @@ class Settings:
         pair: a shipped pair's name, or a folder; task: where prompts come from; max_new_tokens: longest output.
         examples: prompts timed one at a time; repeats: turns of every comparison, more where they are short;
             loop_seconds: length of a timed loop.
-        block_size: γ where it is not swept; block_sizes: where it is.
+        block_size: γ where it is not swept; block_sizes: where it is; lossy_block_sizes: γ's of rules that are lossy.
         temperatures: of draft and target; methods: rules with their α's.
         widths: tokens per call in `scoring`; vocab_sizes, rules: in `verification`; batches: rows in `batches`.
         working_set: bytes, far beyond any cache.
@@ -63,6 +63,7 @@ class Settings:
     loop_seconds: float = 0.02
     block_size: int = 5
     block_sizes: tuple[int, ...] = (3, 5, 7)
+    lossy_block_sizes: tuple[int, ...] = (5,)
     temperatures: tuple[float, ...] = (0.0, 1.0)
     methods: tuple[Method, ...] = METHODS
     widths: tuple[int, ...] = tuple(range(1, 13))
@@ -73,6 +74,10 @@ class Settings:
     acceptance_task: str | None = None
     acceptance_examples: int = 200
     acceptance_tokens: int = 128
+
+    def blocks(self, method: Method) -> tuple[int, ...]:
+        """The γ's that a method is measured with."""
+        return self.block_sizes if RULES[method.name].lossless else self.lossy_block_sizes
 
 
 def quick(settings: Settings) -> Settings:
@@ -85,6 +90,7 @@ def quick(settings: Settings) -> Settings:
         loop_seconds=1e-3,
         block_size=2,
         block_sizes=(2,),
+        lossy_block_sizes=(2,),
         methods=(SPEC_DECODE, Method(name="token_v3", alpha=0.5)),
         widths=(1, 3),
         vocab_sizes=(512,),

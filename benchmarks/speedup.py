@@ -47,10 +47,11 @@ def run(bench: Bench) -> Rows:
     Two methods at a time share the runs of the target; what the prediction rests on is measured before and after.
     """
     settings, rows = bench.settings, []
-    groups = [settings.methods[n : n + 2] for n in range(0, len(settings.methods), 2)]
-    points = [(block, group) for block in settings.block_sizes for group in groups]
-    for block, group in bench.track(points):
-        methods = [replace(method, block_size=block) for method in group]
+    points = []
+    for block in dict.fromkeys(block for method in settings.methods for block in settings.blocks(method)):
+        methods = [replace(method, block_size=block) for method in settings.methods if block in settings.blocks(method)]
+        points += [methods[n : n + 2] for n in range(0, len(methods), 2)]
+    for methods in bench.track(points):
         calls = _calls(bench, methods[0])
         before = measure.interleave(calls, settings.repeats)
         timed = [_timed(bench, methods, temperature) for temperature in settings.temperatures]
