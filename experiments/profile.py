@@ -1,11 +1,18 @@
-r"""Where a round's time goes: draft, score, sampling, rule, verify, commit, from a trace, as tables.
+r"""Where a round's time goes: draft, score, sampling, verify, commit, and the models' parts in them, from a trace.
 
     python experiments/profile.py --gin_file=gin/profile.gin --gin_file=gin/models/tatoeba_en_de.gin \
         --gin_file=gin/tasks/tiny_translation.gin --gin_file=gin/methods/token_v3.gin --gin.Sampling.temperature=1.0
 
-One configuration, chosen as for run.py (gin/profile.gin takes the place of gin/run.gin). Further settings, with their
-defaults: --gin.profile.batch=1, --gin.profile.generations=4, --gin.profile.top=10 (dearest single instructions),
---gin.profile.output="'profile.json'", --gin.profile.keep="'folder'" (the trace, for XProf or Perfetto).
+One configuration, chosen as for run.py, with gin/profile.gin in place of gin/run.gin; a record's `configuration` goes
+behind gin/profile.gin in place of the other three. What is printed: the parts of a round, with the prefill below them;
+the parts of the models; the dearest single instructions. Settings, with their defaults:
+
+    --gin.profile.batch=1           rows decoded together
+    --gin.profile.generations=4     batches, each of other examples
+    --gin.profile.trials=3          the quickest of these counts
+    --gin.profile.top=10            how many single instructions
+    --gin.profile.output="'profile.json'"     (not written) all numbers
+    --gin.profile.keep="'folder'"             (not kept) the trace, for XProf or Perfetto
 """
 
 from speccascade_jax import gin_flags, profiling

@@ -1,7 +1,7 @@
-"""Where a generation's time goes: one configuration, traced, and its parts as tables.
+"""Where a generation's time goes: one configuration, traced, each instruction placed in the engine's parts.
 
-`profile` is what `experiments/profile.py` calls. The program that is traced is the one that is timed and used
-everywhere else; only the profiler differs, and what it costs is measured and shown.
+The profiler slows a program of many small instructions down by a third and more (measured on 2 CPU cores). So the same
+program is also timed without it, and `untraced_us` estimates from both what an instruction costs when nobody looks.
 """
 
 from __future__ import annotations
@@ -9,26 +9,25 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from rich.console import Console
 
-from speccascade_jax import traces
+from speccascade_jax import profile_report, traces
 from speccascade_jax.controls import whole
 from speccascade_jax.generation import Generation, generate, raise_on_failure
 from speccascade_jax.points import Evaluation, Method, ModelPair, Point, Sampling, validate
-from speccascade_jax.report import Grid
 from speccascade_jax.results import Record, write_atomically
-from speccascade_jax.scopes import PREFILL, Program
+from speccascade_jax.scopes import Program
 
-_TRIALS = 3
+if TYPE_CHECKING:
+    from speccascade_jax.evaluation import Evaluator
 
 
 def profile(
@@ -40,6 +39,7 @@ def profile(
     seed: int = 0,
     batch: int = 1,
     generations: int = 4,
+    trials: int = 3,
     top: int = 10,
     output: str | None = None,
     keep: str | None = None,
@@ -50,70 +50,86 @@ def profile(
         pair, evaluation, method, sampling, seed: the point, as `experiment.run` takes it; of the evaluation only task,
             split and output length matter.
         batch: rows decoded together; generations: how many batches, each of other examples.
+        trials: how often all of it is timed, and traced; the quickest time counts.
         top: how many of the dearest single instructions to list.
         output: a JSON file for the numbers; keep: a folder for the trace itself, which XProf and Perfetto read.
 
     Raises:
         ValueError: a value without meaning, before anything is loaded.
     """
-    batch, generations, top = whole("batch", batch, 1), whole("generations", generations, 1), whole("top", top, 0)
+    for name, value in {"batch": batch, "generations": generations, "trials": trials}.items():
+        whole(name, value, 1)
+    whole("top", top, 0)
     evaluation = replace(evaluation, quality_examples=batch * generations, latency_examples=0).resolved()
     point = Point(pair=pair, evaluation=evaluation, method=method, sampling=sampling, seed=seed)
     validate(point)
+    from speccascade_jax.evaluation import Evaluator  # loads JAX's models: not before the point is known to be good
+
     with nullcontext(keep) if keep else tempfile.TemporaryDirectory() as folder:
-        measured = measure(point, batch, generations, Path(str(folder)))
-    console = Console()
-    for grid in (phases(measured), modules(measured), *([instructions(measured, top)] if top else [])):
-        console.print(grid.rich())
+        measured = measure(Evaluator(pair, evaluation), point, batch, generations, trials, Path(str(folder)))
+    profile_report.show(measured, top)
     if output:
         write_atomically(output, json.dumps(measured, indent=1) + "\n")
-        console.print(f"written: {output}")
+        print(f"written: {output}")
     return measured
 
 
-def measure(point: Point, batch: int, generations: int, folder: Path) -> Record:
-    """Compile, time without the profiler, trace into `folder`, and attribute; the record is plain JSON."""
-    from speccascade_jax.evaluation import Evaluator
+def measure(evaluator: Evaluator, point: Point, batch: int, generations: int, trials: int, folder: Path) -> Record:
+    """Compile, time without the profiler, trace into `folder`, and place every instruction.
 
-    # The persistent cache's keys ignore names: a program from it may carry those of an older source.
-    jax.config.update("jax_enable_compilation_cache", False)
+    Returns:
+        JSON: the point, totals over all generations of one trial, and one entry per instruction, over the same.
+    """
     console = Console(stderr=True)
-    evaluator = Evaluator(point.pair, point.evaluation)
-    alphas = [point.method.alpha or 0.0] * batch
-    given = [evaluator.arguments(point, np.arange(n * batch, (n + 1) * batch), alphas) for n in range(generations)]
-    console.print(f"compiling {point.label()}, batch {batch} …")
-    compiled = _compiled(given[0], point.seed)
-    text = compiled.as_text()
-    calls = [{name: each[name] for name in _TRACED} | {"seed": np.uint32(point.seed)} for each in given]
-    results = [jax.block_until_ready(compiled(**call)) for call in calls]
+    console.print(f"{point.label()}, batch {batch}: compiling …")
+    rows = np.arange(batch * generations).reshape(generations, batch)
+    given = [evaluator.arguments(point, each, [point.method.alpha or 0.0] * batch) for each in rows]
+    compiled, calls = _prepare(given, point.seed)
+    results = [jax.block_until_ready(compiled(**call)) for call in calls]  # warms the caches
     for result in results:
         raise_on_failure(result)
-    untraced = np.median([_seconds(compiled, calls) for _ in range(_TRIALS)])
+    console.print(f"timing and tracing {generations} generations, {trials} times each …")
+    untraced = min(_seconds(compiled, calls) for _ in range(trials))
+    with _tracing(folder):
+        seconds = [_seconds(compiled, calls) for _ in range(trials)]
+    text = compiled.as_text()
+    runs = traces.read_runs(folder, text.split(None, 2)[1].rstrip(","), trials * generations)
+    best = int(np.argmin(seconds))
+    spent, program = _spent(runs[best * generations :][:generations], text)
+    times = {"untraced_ms": untraced * 1e3, "traced_ms": seconds[best] * 1e3}
+    return _totals(point, batch, results) | times | {"instructions": _instructions(spent, program, times)}
+
+
+def _prepare(given: Sequence[Mapping[str, Any]], seed: int) -> tuple[Any, list[dict[str, Any]]]:
+    """The compiled program, and its arguments of each call."""
+    fixed = {name: given[0][name] for name in ("engine", "max_new_tokens")}
+    calls = [{name: x for name, x in each.items() if name not in fixed} | {"seed": np.uint32(seed)} for each in given]
+
+    def generation(params: Any, **others: Any) -> Generation:
+        return generate(params=params, **others, **fixed)
+
+    with _names_in_cache_keys():
+        return jax.jit(generation).lower(**calls[0]).compile(), calls
+
+
+@contextmanager
+def _names_in_cache_keys() -> Iterator[None]:
+    """Without this a program may come from the persistent cache with the names of an older source."""
+    name = "jax_compilation_cache_include_metadata_in_key"
+    before = jax.config.values[name]
+    jax.config.update(name, True)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
+@contextmanager
+def _tracing(folder: Path) -> Iterator[None]:
     options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0
+    options.python_tracer_level = 0  # Python's own calls would only slow it down
     with jax.profiler.trace(str(folder), profiler_options=options):
-        _seconds(compiled, calls)
-    program = Program.parse(text)
-    events = traces.read_events(folder, text.split(None, 2)[1].rstrip(","))
-    spent = traces.own_times(events, program.is_control)
-    return _totals(point, batch, results) | {
-        "untraced_ms": float(untraced) * 1e3 / generations,
-        "traced_ms": traces.traced_seconds(events) * 1e3 / generations,
-        "instructions": [_describe(program, name, each) for name, each in spent.items()],
-    }
-
-
-_TRACED = ("params", "prompt", "controls", "example_ids")
-
-
-def _compiled(given: Mapping[str, Any], seed: int) -> Any:
-    fixed = {name: given[name] for name in ("engine", "max_new_tokens")}
-
-    def generation(params: Any, prompt: Any, seed: Any, controls: Any, example_ids: Any) -> Generation:
-        return generate(params=params, prompt=prompt, seed=seed, controls=controls, example_ids=example_ids, **fixed)
-
-    traced = {name: given[name] for name in _TRACED} | {"seed": np.uint32(seed)}
-    return jax.jit(generation).lower(**traced).compile()
+        yield
 
 
 def _seconds(compiled: Any, calls: Sequence[Mapping[str, Any]]) -> float:
@@ -124,7 +140,7 @@ def _seconds(compiled: Any, calls: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _totals(point: Point, batch: int, results: Sequence[Generation]) -> Record:
-    rounds = int(sum(int(result.num_rounds) for result in results))
+    rounds = sum(int(result.num_rounds) for result in results)
     tokens = int(sum(np.sum(np.asarray(result.lengths)) for result in results))
     return {
         "point": point.coordinates(),
@@ -137,7 +153,25 @@ def _totals(point: Point, batch: int, results: Sequence[Generation]) -> Record:
     }
 
 
-def _describe(program: Program, name: str, spent: traces.Spent) -> Record:
+def _spent(runs: Sequence[Sequence[traces.Event]], text: str) -> tuple[dict[str, traces.Spent], Program]:
+    program = Program.parse(text)
+    return traces.own_times(runs, program.is_control), program
+
+
+def _instructions(spent: Mapping[str, traces.Spent], program: Program, times: Mapping[str, float]) -> list[Record]:
+    """One entry per instruction: where it belongs, what it is, and its µs, waiting and running, over all calls."""
+    traced = np.asarray([each.total for each in spent.values()]) / 1e3
+    counts = np.asarray([each.count for each in spent.values()])
+    # what starting a call costs is no instruction's: the same part of both times
+    untraced = without_profiler(traced, counts, traced.sum() * times["untraced_ms"] / times["traced_ms"])
+    return [
+        _describe(name, program)
+        | {"us": float(us), "traced_us": each.total / 1e3, "waiting_us": each.waiting / 1e3, "count": each.count}
+        for (name, each), us in zip(spent.items(), untraced, strict=True)
+    ]
+
+
+def _describe(name: str, program: Program) -> Record:
     place, one = program.place(name), program.instructions.get(name)
     return {
         "name": name,
@@ -146,101 +180,23 @@ def _describe(program: Program, name: str, spent: traces.Spent) -> Record:
         "opcode": one.opcode if one else "",
         "shape": one.shape if one else "",
         "op_name": one.op_name if one else "",
-        "us": spent.total / 1e3,
-        "waiting_us": spent.waiting / 1e3,
-        "count": spent.count,
     }
 
 
-def _sums(measured: Record, key: Any) -> dict[Any, np.ndarray]:
-    """µs, µs of it waiting and executions, over all generations, by `key(instruction)`."""
-    sums: dict[Any, np.ndarray] = defaultdict(lambda: np.zeros(3))
-    for one in measured["instructions"]:
-        sums[key(one)] += [one["us"], one["waiting_us"], one["count"]]
-    return sums
+def without_profiler(traced: np.ndarray, counts: np.ndarray, total: float, least: float = 0.2) -> np.ndarray:
+    """What instructions cost untraced: tracing is taken to add the same to every execution, whatever its length.
 
+    Args:
+        traced: `[N]`, time of each instruction in the trace; counts: `[N]`, its executions.
+        total: of all of them without the profiler, in the same unit.
+        least: the smallest part of its traced time that an instruction is left with.
 
-def phases(measured: Record) -> Grid:
-    """The parts of a round: µs, share, time waited, instructions; the prefill below, per generation."""
-    rounds, generations = measured["rounds"], measured["generations"]
-    sums = _sums(measured, lambda one: tuple(one["phase"]))
-    once = sum((each for phase, each in sums.items() if phase[0] == PREFILL), np.zeros(3)) / generations
-    inside = {phase: each / rounds for phase, each in sums.items() if phase[0] != PREFILL}
-    whole_round = sum(inside.values(), np.zeros(3))
-    rows: list[list[str]] = []
-    bold: set[tuple[int, int]] = set()
-    order = ("draft", "score", "sampling", "verify", "commit")
-    firsts = sorted({phase[0] for phase in inside}, key=lambda x: order.index(x) if x in order else len(order))
-    for first in firsts:
-        mine = {phase: each for phase, each in inside.items() if phase[0] == first}
-        bold |= {(len(rows), column) for column in range(5)}
-        rows.append(_row(first, sum(mine.values(), np.zeros(3)), whole_round))
-        for phase in sorted(mine) if len(mine) > 1 else ():
-            rows.append(_row("  " + " / ".join(phase[1:] or ("rest",)), mine[phase], whole_round))
-    rows.append(_row("a round", whole_round, whole_round))
-    rows.append([f"{PREFILL}, once per generation", *_row("", once, whole_round)[1:2], "", *_row("", once, once)[3:]])
-    return Grid(
-        title=f"Where a round's time goes: {measured['label']}, batch {measured['batch']}",
-        header=["part", "µs / round", "share", "µs of it waiting", "instructions"],
-        rows=rows,
-        bold=bold,
-        notes=_notes(measured),
-    )
-
-
-def _row(name: str, each: np.ndarray, total: np.ndarray) -> list[str]:
-    return [name, f"{each[0]:.1f}", f"{each[0] / total[0]:.1%}", f"{each[1]:.1f}", f"{each[2]:.1f}"]
-
-
-def _notes(measured: Record) -> list[str]:
-    traced, untraced = measured["traced_ms"], measured["untraced_ms"]
-    rounds = measured["rounds"] / measured["generations"]
-    return [
-        f"{measured['generations']} generations, {rounds:.1f} rounds each, "
-        f"{measured['tokens_per_round']:.2f} tokens per round and row.",
-        f"Wall clock per generation: {traced:.2f} ms traced (what the table shows), {untraced:.2f} ms without the "
-        f"profiler ({untraced * 1e3 / rounds:.0f} µs per round, prefill included).",
-        "Waiting: time before an instruction in which none ran. Tracing lengthens it most: many small instructions "
-        "look dearer than they are.",
-    ]
-
-
-def modules(measured: Record) -> Grid:
-    """The parts of the models inside the phases that run them, µs per round (prefill: per generation)."""
-    sums = _sums(measured, lambda one: (" / ".join(one["phase"]), one["module"]))
-    columns = sorted({phase for phase, module in sums if module})
-    per = {c: measured["generations"] if c.startswith(PREFILL) else measured["rounds"] for c in columns}
-    sizes: dict[str, float] = defaultdict(float)
-    for (_, module), each in sums.items():
-        if module:
-            sizes[module] += each[0]
-    rows = []
-    for module in sorted(sizes, key=lambda name: -sizes[name]):
-        cells = [sums[(c, module)][0] / per[c] if (c, module) in sums else 0.0 for c in columns]
-        rows.append([module, *(f"{cell:.1f}" if cell else "–" for cell in cells)])
-    return Grid(
-        title="Inside the models",
-        header=["module", *columns],
-        rows=rows,
-        notes=["µs per round; prefill: per generation."],
-    )
-
-
-def instructions(measured: Record, top: int) -> Grid:
-    """The dearest single instructions of a round."""
-    inside = [one for one in measured["instructions"] if one["phase"][0] != PREFILL]
-    dearest = sorted(inside, key=lambda one: -one["us"])[:top]
-    rounds = measured["rounds"]
-    rows = [
-        [
-            one["name"],
-            f"{one['us'] / rounds:.1f}",
-            f"{one['count'] / rounds:.1f}",
-            " / ".join(one["phase"]) + (f": {one['module']}" if one["module"] else ""),
-            f"{one['opcode']} {one['shape']}",
-            one["op_name"].rpartition("while/body/")[2],
-        ]
-        for one in dearest
-    ]
-    header = ["instruction", "µs / round", "times", "part", "what", "written as"]
-    return Grid(title=f"The {len(rows)} dearest instructions of a round", header=header, rows=rows, notes=[])
+    Returns:
+        `[N]`, adding up to `total`; `traced` itself where that is not above `total`.
+    """
+    low, high = 0.0, float(np.max(traced / np.maximum(counts, 1), initial=0.0))
+    for _ in range(60):
+        middle = (low + high) / 2
+        kept = np.maximum(traced - middle * counts, least * traced).sum()
+        low, high = (middle, high) if kept > total else (low, middle)
+    return np.maximum(traced - low * counts, least * traced)

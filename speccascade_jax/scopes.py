@@ -149,8 +149,9 @@ class Program:
     def _weights(self, one: Instruction) -> str:
         """The module whose parameters an instruction reads, or ""."""
         for name in one.operands:
-            if keys := re.findall(r"\['(\w+)'\]", self._origin(name)):
-                return _module(keys[1:-1])
+            origin = self._origin(name)
+            if origin.startswith("params[") and (module := _module(re.findall(r"\['(\w+)'\]", origin)[1:-1])):
+                return module
         return ""
 
     def _origin(self, name: str) -> str:

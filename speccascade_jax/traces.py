@@ -4,6 +4,8 @@ XLA on a CPU runs a generation's instructions one after another, on whichever po
 on several threads at once. So time is wall-clock time on one axis, not time of a thread: a moment belongs to the
 instruction that runs then (halved between two that run at once), never to the loop around it, and a moment in which
 none runs is the waiting time of the one that starts next.
+
+On an accelerator the device's own plane is read; that path has not been tried on one.
 """
 
 from __future__ import annotations
@@ -15,16 +17,24 @@ from pathlib import Path
 
 from jax.profiler import ProfileData
 
-_END = "end: "  # XLA:CPU marks the end of an instruction that other threads finished
+_END = "end: "  # XLA:CPU's mark that other threads have finished an instruction too
 
 
 @dataclass(frozen=True)
 class Event:
-    """One execution of an instruction: `begin` and `end` in ns on the trace's clock; `run` is the program's run."""
+    """One execution of an instruction, in ns on the trace's clock.
+
+    Attributes:
+        begin, end: of the thread's work that started it.
+        done: when other threads are known to have finished their parts of it. XLA may run what comes after before it
+            says so: an instruction that begins in between shows that they had.
+        run: which run of the program.
+    """
 
     name: str
     begin: float
     end: float
+    done: float
     run: int
 
 
@@ -42,27 +52,32 @@ class Spent:
         return self.running + self.waiting
 
 
-def read_events(folder: Path | str, module: str) -> list[Event]:
-    """The executions of one program's instructions in a trace, by time.
+def read_runs(folder: Path | str, module: str, count: int) -> list[list[Event]]:
+    """The executions of one program's instructions in a trace, by run and by time.
 
     Args:
-        folder: what `jax.profiler.trace` wrote to.
-        module: the program's name, such as `jit_generate`.
+        folder: what `jax.profiler.trace` wrote to; the newest trace in it is read.
+        module: the program's name, such as `jit_generate`; count: how often it ran.
 
     Raises:
-        FileNotFoundError: no trace in the folder. ValueError: the trace has no instruction of that program.
+        FileNotFoundError: no trace in the folder. ValueError: the trace does not have `count` runs of that program.
     """
     files = sorted(Path(folder).rglob("*.xplane.pb"))
     if not files:
         raise FileNotFoundError(f"no trace (*.xplane.pb) in {folder}; did the profiler start?")
     # An accelerator has a plane of its own, on which the host's is only the launching; a CPU has the host's alone.
     planes = {plane.name: plane for plane in ProfileData.from_file(str(files[-1])).planes}
-    devices = [plane for name, plane in sorted(planes.items()) if name.startswith("/device:")]
-    chosen = devices[:1] or [plane for name, plane in planes.items() if name.startswith("/host:CPU")]
-    events = [event for plane in chosen for event in _events(plane, module)]
-    if not events:
-        raise ValueError(f"the trace in {folder} has no instruction of {module}; its planes: {', '.join(planes)}")
-    return sorted(events, key=lambda event: event.begin)
+    devices = [name for name in sorted(planes) if name.startswith("/device:")] or ["/host:CPU"]
+    runs: dict[int, list[Event]] = defaultdict(list)
+    for event in _events(planes[devices[0]], module) if devices[0] in planes else ():
+        runs[event.run].append(event)
+    if len(runs) != count:
+        raise ValueError(
+            f"the trace in {folder} has {len(runs)} runs of {module}, not {count}: the profiler lost some (trace fewer "
+            f"or shorter generations) or does not number them on this device; its planes: {', '.join(planes)}"
+        )
+    ordered = (sorted(run, key=lambda event: event.begin) for run in runs.values())
+    return sorted(ordered, key=lambda run: run[0].begin)
 
 
 def _events(plane, module: str) -> Iterable[Event]:  # type: ignore[no-untyped-def]
@@ -77,55 +92,52 @@ def _events(plane, module: str) -> Iterable[Event]:  # type: ignore[no-untyped-d
                 found.append((str(stats["hlo_op"]), event.start_ns, max(event.duration_ns, 1), stats))
     for name, begin, duration, stats in found:
         end = begin + duration
-        yield Event(name, begin, max(end, ends.get(stats.get("_p"), end)), int(stats.get("run_id", 0)))
+        yield Event(name, begin, end, max(end, ends.get(stats.get("_p"), end)), int(stats.get("run_id", 0)))
 
 
-def own_times(events: Sequence[Event], is_control: Callable[[str], bool]) -> dict[str, Spent]:
-    """Each instruction's share of the time between its run's first event and last; the shares add up to that time.
+def own_times(runs: Iterable[Sequence[Event]], is_control: Callable[[str], bool]) -> dict[str, Spent]:
+    """Each instruction's share of the time from a run's first beginning to its last end; the shares add up to it.
 
     Args:
-        events: by time.
+        runs: each by time.
         is_control: whether other instructions run inside this one.
 
     Returns:
-        By name. Loops and branches get what is left when nothing starts after it.
+        By name; what other instructions run inside is not among them.
     """
-    runs = defaultdict(list)
-    for event in events:
-        runs[event.run].append(event)
-    spent: dict[str, Spent] = defaultdict(lambda: Spent())
-    for run in runs.values():
+    spent: dict[str, Spent] = defaultdict(Spent)
+    for run in runs:
         _share(run, is_control, spent)
     return dict(spent)
 
 
 def _share(run: Sequence[Event], is_control: Callable[[str], bool], spent: dict[str, Spent]) -> None:
-    # a loop, branch or call that XLA made one kernel of has nothing inside: it is an instruction like any other
-    following = [event.begin for event in run[1:]] + [float("inf")]
-    leaves = [x for x, begin in zip(run, following, strict=True) if not (is_control(x.name) and begin < x.end)]
-    points = sorted(
-        [(event.begin, 1, n) for n, event in enumerate(leaves)] + [(event.end, 0, n) for n, event in enumerate(leaves)]
-    )
+    """Walk along the run's beginnings and ends, charging the time since the last one to what was running."""
+    leaves = _leaves(run, is_control)
+    points = sorted(point for n, (_, begin, end) in enumerate(leaves) for point in ((begin, 1, n), (end, 0, n)))
     active: set[int] = set()
-    now = min(event.begin for event in run)
-    for at, starts, n in points:
-        if active:
-            for other in active:
-                spent[leaves[other].name].running += (at - now) / len(active)
-        else:
-            spent[leaves[n].name].waiting += at - now
-        now = at
-        if starts:
+    now = run[0].begin
+    for at, begins, n in points:
+        for other in active:
+            spent[leaves[other][0]].running += (at - now) / len(active)
+        if not active:
+            spent[leaves[n][0]].waiting += at - now
+        if begins:
             active.add(n)
-            spent[leaves[n].name].count += 1
+            spent[leaves[n][0]].count += 1
         else:
-            active.discard(n)
-    spent[max(run, key=lambda event: event.end).name].waiting += max(event.end for event in run) - now
+            active.remove(n)
+        now = at
 
 
-def traced_seconds(events: Sequence[Event]) -> float:
-    """The time between each run's first event and last, added up."""
-    spans: dict[int, list[float]] = defaultdict(list)
-    for event in events:
-        spans[event.run] += [event.begin, event.end]
-    return sum(max(span) - min(span) for span in spans.values()) / 1e9
+def _leaves(run: Sequence[Event], is_control: Callable[[str], bool]) -> list[tuple[str, float, float]]:
+    """Name, begin and end of the executions inside which no other runs.
+
+    A loop, branch or call that XLA made one kernel of has none inside: it is an instruction like any other.
+    """
+    following = [event.begin for event in run[1:]] + [run[-1].end]
+    return [
+        (event.name, event.begin, max(event.end, min(event.done, begin)))
+        for event, begin in zip(run, following, strict=True)
+        if not (is_control(event.name) and begin < event.done)
+    ]
