@@ -130,7 +130,7 @@ def verify(accept: AcceptFn, pair: LawPair, alpha: Array, draft: Draft, keys: rn
         after = accept(last, alpha[:, None])
         bonus_law = last.p_tilde if bonus == "target" else accept.law(last, alpha[:, None])
     final_law = jnp.where(rejected[:, None], after.replacement, bonus_law)
-    uniform = jnp.where(rejected, keys.uniform(num_kept, rngs.REPLACE), keys.uniform(num_kept, rngs.BONUS))
+    uniform = keys.uniform(num_kept, jnp.where(rejected, rngs.REPLACE, rngs.BONUS))
     with jax.named_scope("rule"):
         law = accept.law(pair, alpha[:, None, None])
     if bonus == "target":

@@ -32,13 +32,13 @@ class RoundKeys:
     round: Array
     length: Array
 
-    def uniform(self, slots: Array, purpose: int) -> Array:
-        """float32 in [0, 1) of the shape of `slots`: int32 `[B]` or `[B, T]`, slots in the block.
+    def uniform(self, slots: Array, purpose: int | Array) -> Array:
+        """float32 in [0, 1) of the shape of `slots`: int32 `[B]` or `[B, T]`, slots in the block; one purpose or `[B]`.
 
         Round, slot and purpose are one block of Threefry's counter: one call of the cipher per draw, where
         folding them in one after the other takes three.
         """
-        flat = slots.reshape(slots.shape[0], -1) * _PURPOSES + purpose
+        flat = slots.reshape(slots.shape[0], -1) * _PURPOSES + jnp.reshape(purpose, (-1, 1))
         rounds = jnp.broadcast_to(self.round[:, None], flat.shape)
         counters = jnp.stack([rounds, flat], axis=-1).astype(jnp.uint32)
         bits = jax.vmap(jax.vmap(threefry_2x32, (None, 0)))(self.row, counters)[..., 0]

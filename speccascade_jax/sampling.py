@@ -44,7 +44,29 @@ def transform(logits: Array, sampling: Sampling) -> Array:
     Returns:
         float32 `[B, ..., V]`. Temperature 0 gives the one-hot of the argmax (ties: lowest index).
     """
+    return raw_and_scaled(logits, sampling)[1]
+
+
+def raw_and_scaled(logits: Array, sampling: Sampling) -> tuple[Array, Array]:
+    """`(softmax(logits), transform(logits, sampling))`, without what the batch does not need.
+
+    Where every row is greedy no exponential is taken; where `S` is the identity in every row, the two are one. What
+    nothing reads is left out by the compiler.
+    """
     logits = logits.astype(jnp.float32)
+    identity, greedy = jnp.all(_is_identity(sampling)), jnp.all(sampling.temperature <= 0.0)
+    case = jnp.where(greedy, 1, jnp.where(identity, 0, 2))
+    scaled = jax.lax.switch(case, (softmax, one_hot_argmax, lambda x: _scale(x, sampling)), logits)
+    raw = jax.lax.cond(identity, lambda x, law: law, lambda x, law: softmax(x), logits, scaled)
+    return raw, scaled
+
+
+def _is_identity(sampling: Sampling) -> Array:
+    return (sampling.temperature == 1.0) & (sampling.top_k <= 0) & (sampling.top_p >= 1.0)
+
+
+def _scale(logits: Array, sampling: Sampling) -> Array:
+    """`S` for rows that differ."""
     temperature, top_p, top_k = (expand(x, logits.ndim) for x in (sampling.temperature, sampling.top_p, sampling.top_k))
     greedy = temperature <= 0.0
     # the maximum is subtracted before the division, so that a small temperature can't overflow
@@ -52,7 +74,7 @@ def transform(logits: Array, sampling: Sampling) -> Array:
     laws = jax.nn.softmax(scaled, axis=-1)
     truncates = jnp.any(~greedy & ((top_k > 0) | (top_p < 1.0)))
     laws = jax.lax.cond(truncates, _truncate, lambda laws, *_: laws, laws, top_k, top_p)
-    return jax.lax.cond(jnp.any(greedy), lambda: jnp.where(greedy, one_hot_argmax(logits), laws), lambda: laws)
+    return jnp.where(greedy, one_hot_argmax(logits), laws)
 
 
 def expand(values: Array, ndim: int) -> Array:
@@ -68,11 +90,12 @@ def make_law_pair(q: Array, q_tilde: Array, greedy: Array, p_logits: Array, samp
         greedy: bool `[B]`, whether the draft is greedy.
         p_logits: `[B, ..., V]`, the target's; sampling: its transform.
     """
+    p, p_tilde = raw_and_scaled(p_logits, sampling)
     return LawPair(
         q=q,
-        p=softmax(p_logits),
+        p=p,
         q_tilde=q_tilde,
-        p_tilde=transform(p_logits, sampling),
+        p_tilde=p_tilde,
         # the full leading shape: positions are gathered from every field alike
         greedy=jnp.broadcast_to(expand(greedy, q.ndim), (*q.shape[:-1], 1)),
     )

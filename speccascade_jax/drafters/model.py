@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from speccascade_jax import rngs
 from speccascade_jax.drafters.base import DraftRequest, catch_up, is_stop
 from speccascade_jax.models.base import Cache, LanguageModel, Params, Prompt
-from speccascade_jax.sampling import sample, softmax, transform
+from speccascade_jax.sampling import raw_and_scaled, sample
 from speccascade_jax.stopping import DraftStep, StopPolicy
 from speccascade_jax.types import Array, Controls, Draft, PyTree
 
@@ -84,8 +84,12 @@ class ModelDrafter:
             draft=replace(self._empty(request.length.shape[0], controls), steps=behind),
         )
 
+        # the bits of all slots in one call of the cipher
+        slots = jnp.broadcast_to(jnp.arange(self.block, dtype=jnp.int32), (pending.shape[0], self.block))
+        uniforms = request.keys.uniform(slots, rngs.DRAFT)
+
         def body(carry: _Drafting) -> _Drafting:
-            return self._step(params, carry, request, controls, complete, stop_ids)
+            return self._step(params, carry, request, uniforms, controls, complete, stop_ids)
 
         end = jax.lax.while_loop(lambda carry: jnp.any(carry.going), body, start)
         return end.draft, end.state, target_cache
@@ -117,6 +121,7 @@ class ModelDrafter:
         params: Params,
         carry: _Drafting,
         request: DraftRequest,
+        uniforms: Array,
         controls: Controls,
         complete: bool,
         stop_ids: tuple[int, ...],
@@ -124,14 +129,14 @@ class ModelDrafter:
         """One forward pass and, where the policy says so, one drawn token."""
         logits, hidden, cache = self._forward(params, carry)
         with jax.named_scope("sampling"):
-            q, q_tilde = softmax(logits), transform(logits, controls.draft)
+            q, q_tilde = raw_and_scaled(logits, controls.draft)
         seen = DraftStep(q=q, hidden=hidden, slot=carry.slot)
         decision, policy = self.stop(params.get("stop"), carry.state.policy, seen, controls)
         policy = jax.tree.map(lambda new, old: _where_rows(carry.drawing, new, old), policy, carry.state.policy)
         draws = carry.drawing & decision.draw & (carry.slot < self.block)
-        slots = jnp.broadcast_to(carry.slot, draws.shape)
         with jax.named_scope("sampling"):
-            token = sample(q_tilde, request.keys.uniform(slots, rngs.DRAFT))
+            at = jnp.minimum(carry.slot, self.block - 1)
+            token = sample(q_tilde, jax.lax.dynamic_index_in_dim(uniforms, at, axis=1, keepdims=False))
         ends = is_stop(token, stop_ids) | (carry.slot + 1 >= request.room)
         draft = self._record(carry, q, q_tilde, token, draws, ~jnp.isfinite(logits.max(-1)))
         return _Drafting(

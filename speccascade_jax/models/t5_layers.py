@@ -185,7 +185,7 @@ class Attention(nn.Module):
         return self._heads(query), (self._heads(key).transpose(0, 2, 1), self._heads(value))
 
     def __call__(self, queries: Array, keys_values: KeysValues, bias: Array, deterministic: bool) -> Array:
-        """Attention of `queries` over `S` slots, `[B, T, E]`; `bias` `[B or 1, H or 1, T or 1, S]` holds the mask too."""
+        """Attention of `queries` over `S` slots, `[B, T, E]`; `bias` `[B or 1, H or 1, T or 1, S]` masks too."""
         keys, values = keys_values
         heads = self.config.num_heads
         logits = jnp.einsum("ntk,nks->nts", queries, keys).astype(jnp.float32)
