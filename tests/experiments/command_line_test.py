@@ -18,11 +18,11 @@ def _call(*command: str, folder=ROOT) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.parametrize("name", ["run", "sweep", "profile", "tables", "plots"])
+@pytest.mark.parametrize("name", ["run", "sweep", "profile_round", "tables", "plots"])
 def test_help_explains_itself_with_an_example(name):
     said = _call(f"experiments/{name}.py", "--help").stdout
     assert f"python experiments/{name}.py" in said
-    assert ("--gin_file" if name in ("run", "sweep", "profile") else "--format") in said
+    assert ("--gin_file" if name in ("run", "sweep", "profile_round") else "--format") in said
 
 
 def test_a_sweep_without_a_gin_file_shows_what_to_type(tmp_path):

@@ -1,6 +1,6 @@
 r"""Where a round's time goes: draft, score, sampling, verify, commit, and the models' parts in them, from a trace.
 
-    python experiments/profile.py --gin_file=gin/profile.gin --gin_file=gin/models/tatoeba_en_de.gin \
+    python experiments/profile_round.py --gin_file=gin/profile.gin --gin_file=gin/models/tatoeba_en_de.gin \
         --gin_file=gin/tasks/tiny_translation.gin --gin_file=gin/methods/token_v3.gin --gin.Sampling.temperature=1.0
 
 One configuration, chosen as for run.py, with gin/profile.gin in place of gin/run.gin; a record's `configuration` goes
@@ -18,7 +18,7 @@ the parts of the models; the dearest single instructions. Settings, with their d
 from speccascade_jax import gin_flags, profiling
 
 EXAMPLE = (
-    "python experiments/profile.py --gin_file=gin/profile.gin --gin_file=gin/models/tatoeba_en_de.gin "
+    "python experiments/profile_round.py --gin_file=gin/profile.gin --gin_file=gin/models/tatoeba_en_de.gin "
     "--gin_file=gin/tasks/tiny_translation.gin --gin_file=gin/methods/token_v3.gin"
 )
 
