@@ -6,7 +6,7 @@ from pathlib import Path
 import gin
 import pytest
 
-from speccascade_jax import experiment, gin_flags, points
+from speccascade_jax import evaluation, experiment, gin_flags, points, profiling
 from speccascade_jax.data.directory import repository_root
 from speccascade_jax.data.tasks import TASKS
 from speccascade_jax.rules import RULES
@@ -36,7 +36,7 @@ def _stop_before_loading(monkeypatch):
     gin.clear_config()
 
 
-def _resolve(function, files, bindings=()) -> points.Point:
+def _resolve(function, files, bindings=()):
     holes = [binding for name in files for binding in HOLES.get(name, ())]
     gin_flags.parse_gin([str(ROOT / name) for name in files], [*holes, *bindings])
     with pytest.raises(_Resolved) as stopped:
@@ -55,6 +55,19 @@ def test_each_method_file_is_a_run(method):
 def test_each_pair_and_task_file_is_a_run(model, task):
     point = _resolve(experiment.run, ["gin/run.gin", model, task, "gin/methods/token_v3.gin"])
     assert point.evaluation.task == Path(task).stem
+
+
+def test_the_files_of_a_run_and_the_recipe_in_a_record_are_a_profile_too(monkeypatch, tmp_path):
+    def stop(pair, evaluation):
+        raise _Resolved(pair, evaluation)
+
+    monkeypatch.setattr(evaluation, "Evaluator", stop)
+    parts = [MODELS[-1], "gin/tasks/tiny_translation.gin", "gin/methods/token_v3.gin"]
+    recipe = tmp_path / "recipe.gin"
+    recipe.write_text(_resolve(experiment.run, ["gin/run.gin", *parts]).configuration())
+    for files in (parts, [str(recipe)]):
+        gin.clear_config()
+        assert _resolve(profiling.profile, ["gin/profile.gin", *files]).name == Path(MODELS[-1]).stem
 
 
 def test_every_rule_and_task_has_its_file():
