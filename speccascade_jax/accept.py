@@ -37,6 +37,10 @@ class AcceptFn(Protocol):
         """`alpha` is `[..., 1]`."""
         ...
 
+    def kept_at(self, pair: LawPair, alpha: Array, tokens: Array) -> Array:
+        """`kept` at `tokens` `[...]`, without computing it at all the others where that can be avoided."""
+        ...
+
     def law(self, pair: LawPair, alpha: Array) -> Array:
         """`π`, the law of the token at this position, float32 `[..., V]`."""
         ...
@@ -56,6 +60,10 @@ class Speculative:
         # no residual means π = q̃ up to rounding: a rejection can't happen, and if it does, π is right
         replacement = laws.normalise(jnp.maximum(law - pair.q_tilde, 0.0), law)
         return Acceptance(kept=jnp.minimum(pair.q_tilde, law), replacement=replacement)
+
+    def kept_at(self, pair: LawPair, alpha: Array, tokens: Array) -> Array:
+        """`min(q̃, π)` at `tokens`."""
+        return self.rule.kept_at(pair, alpha, tokens)
 
     def law(self, pair: LawPair, alpha: Array) -> Array:
         """`π` of the rule."""
@@ -77,9 +85,14 @@ class Deferral:
 
     def __call__(self, pair: LawPair, alpha: Array) -> Acceptance:
         assert self.rule.deferral is not None
-        deferred = self.rule.deferral(pair, alpha).astype(jnp.float32)
-        kept = jnp.broadcast_to(1.0 - deferred, pair.q_tilde.shape) * pair.q_tilde
+        kept = laws.undeferred(self.rule.deferral(pair, alpha), pair)
         return Acceptance(kept=kept, replacement=pair.p_tilde)
+
+    def kept_at(self, pair: LawPair, alpha: Array, tokens: Array) -> Array:
+        """`(1 − r) q̃` at `tokens`."""
+        assert self.rule.deferral is not None
+        deferred = laws.at_tokens(self.rule.deferral(pair, alpha), tokens)
+        return laws.undeferred(deferred, laws.at_tokens(pair, tokens))[..., 0]
 
     def law(self, pair: LawPair, alpha: Array) -> Array:
         """`(1 − r) q̃ + p̃ Σ r q̃`."""
@@ -146,11 +159,10 @@ def _count_kept(accept: AcceptFn, pair: LawPair, alpha: Array, draft: Draft, key
     batch, block = draft.tokens.shape
     if block == 0:
         return jnp.zeros((batch,), jnp.int32)
+    tokens = jnp.pad(draft.tokens, [(0, 0), (0, 1)])  # cheaper than cutting the bonus position off every law
     with jax.named_scope("rule"):
-        kept = accept(pair, alpha[:, None, None]).kept
-    chosen = draft.tokens[..., None]
-    kept_at = jnp.take_along_axis(kept[:, :block], chosen, -1)[..., 0]
-    drawn_at = jnp.take_along_axis(pair.q_tilde[:, :block], chosen, -1)[..., 0]
+        kept_at = accept.kept_at(pair, alpha[:, None, None], tokens)[:, :block]
+    drawn_at = laws.at_tokens(pair.q_tilde, tokens)[:, :block, 0]
     slots = jnp.broadcast_to(jnp.arange(block, dtype=jnp.int32), (batch, block))
     keep = (keys.uniform(slots, rngs.ACCEPT) * drawn_at < kept_at) & (slots < draft.length[:, None])
     return jnp.cumprod(keep, -1).sum(-1).astype(jnp.int32)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from speccascade_jax.types import Array, LawPair
+from speccascade_jax.types import Array, LawPair, PyTree
 
 TargetLaw = Callable[[LawPair, Array], Array]
 DeferralRule = Callable[[LawPair, Array], Array]
@@ -21,15 +21,40 @@ def from_deferral(rule: DeferralRule) -> TargetLaw:
     """`π = (1 − r) q̃ + p̃ Σ r q̃`: drafted tokens that `r` defers are handed to the target (METHODS section 3)."""
 
     def law(pair: LawPair, alpha: Array) -> Array:
-        deferred = rule(pair, alpha).astype(jnp.float32)
-        return (1.0 - deferred) * pair.q_tilde + pair.p_tilde * deferral_mass(deferred, pair)
+        deferred = rule(pair, alpha)
+        return undeferred(deferred, pair) + pair.p_tilde * deferral_mass(deferred, pair)
 
     return law
 
 
+def undeferred(deferred: Array, pair: LawPair) -> Array:
+    """`(1 − r) q̃`, float32 `[..., V]`, for `r` bool or real, `[..., V]` or `[..., 1]`."""
+    if deferred.dtype == bool:  # a select costs less than a conversion and a product
+        return jnp.where(deferred, 0.0, pair.q_tilde)
+    return (1.0 - deferred) * pair.q_tilde
+
+
 def deferral_mass(deferred: Array, pair: LawPair) -> Array:
-    """`η = Σ_v r(v) q̃(v)`, float32 `[..., 1]`: the probability that a drafted token is deferred."""
-    return (deferred * pair.q_tilde).sum(-1, keepdims=True)
+    """`η = Σ_v r(v) q̃(v)`, float32 `[..., 1]`: the probability that a drafted token is deferred.
+
+    A rule that decides for the whole position needs no sum: `Σ q̃ = 1`.
+    """
+    if deferred.shape[-1] == 1:
+        return deferred.astype(jnp.float32)
+    drafted = jnp.where(deferred, pair.q_tilde, 0.0) if deferred.dtype == bool else deferred * pair.q_tilde
+    return drafted.sum(-1, keepdims=True)
+
+
+def at_tokens(values: PyTree, tokens: Array) -> PyTree:
+    """Every array `[..., V]` (or `[..., 1]`) of `values` at `tokens` `[...]`, as `[..., 1]`.
+
+    XLA does not look up an entry of an expression without computing all of it: look up first, compute after.
+    """
+
+    def one(array: Array) -> Array:
+        return array if array.shape[-1] == 1 else jnp.take_along_axis(array, tokens[..., None], axis=-1)
+
+    return jax.tree.map(one, values)
 
 
 def normalise(mass: Array, fallback: Array) -> Array:
@@ -42,6 +67,12 @@ def spec_decode(pair: LawPair, alpha: Array) -> Array:
     """`π = p̃`: lossless speculative decoding."""
     del alpha
     return pair.p_tilde
+
+
+def kept_lossless(pair: LawPair, alpha: Array) -> Array:
+    """`min(q̃, p̃)`."""
+    del alpha
+    return jnp.minimum(pair.q_tilde, pair.p_tilde)
 
 
 @functools.cache  # one function per β: a new one each time would be a new program each time
@@ -60,6 +91,14 @@ def lossy_with(beta: float) -> TargetLaw:
         return kept + rejected * residual
 
     return law
+
+
+def kept_below_ceiling(pair: LawPair, alpha: Array) -> Array:
+    """`min(q̃, π) = min(q̃, p̃/(1−α))`, what both lossy laws keep of a draft: no sum over the vocabulary.
+
+    Where the ceiling is below `q̃` neither law refills: `p̃/β` and `b p̃` are at most the ceiling.
+    """
+    return jnp.minimum(pair.q_tilde, pair.p_tilde / (1.0 - alpha))
 
 
 def lossy_tuned(pair: LawPair, alpha: Array) -> Array:

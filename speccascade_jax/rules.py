@@ -29,6 +29,8 @@ class Rule:
         name: how gin, records and tables call it.
         deferral: `r(pair, alpha)`, or `None` for a law that is no deferral.
         law: `π(pair, alpha)`; by default made from `deferral`.
+        kept: `min(q̃, π)`, where it is a function of `q̃(v)` and `p̃(v)` of the same token alone: then a block is
+            accepted or not by looking up its tokens, without a pass over the vocabulary.
         grid: the range of α worth sweeping (`None`: the rule has no α). `"lnV"` stands for `ln V`.
         domain: α must satisfy `domain[0] <= α < domain[1]`.
         reads_q: whether `π` depends on the draft's law; if not, no draft pass is spent on the bonus position.
@@ -39,6 +41,7 @@ class Rule:
     name: str
     deferral: DeferralRule | None = None
     law: TargetLaw | None = None
+    kept: TargetLaw | None = None
     grid: tuple[float | str, float | str] | None = (0.0, 1.0)
     domain: tuple[float, float] = (-math.inf, math.inf)
     reads_q: bool = True
@@ -55,6 +58,18 @@ class Rule:
             return self.law(pair, alpha)
         assert self.deferral is not None
         return laws.from_deferral(self.deferral)(pair, alpha)
+
+    def kept_at(self, pair: LawPair, alpha: Array, tokens: Array) -> Array:
+        """`min(q̃, π)` at `tokens` `[...]`, float32: only what its entries need is computed over the vocabulary."""
+        chosen = laws.at_tokens(pair, tokens)
+        if self.kept is not None:
+            return self.kept(chosen, alpha)[..., 0]
+        if self.deferral is None:
+            return laws.at_tokens(jnp.minimum(pair.q_tilde, self.target_law(pair, alpha)), tokens)[..., 0]
+        deferred = self.deferral(pair, alpha)
+        left = laws.undeferred(laws.at_tokens(deferred, tokens), chosen)
+        law = left + chosen.p_tilde * laws.deferral_mass(deferred, pair)
+        return jnp.minimum(chosen.q_tilde, law)[..., 0]
 
 
 def max_of(law: Array) -> Array:
@@ -131,7 +146,7 @@ def token_v3(pair: LawPair, alpha: Array) -> Array:
 
 def lossy_greedy(pair: LawPair, alpha: Array) -> Array:
     """Defer where `p(argmax q) < (1 − α) max p`, at temperature 0 only (Leviathan et al. 2023, App. A.5)."""
-    drafted = (pair.q_tilde * pair.p).sum(-1, keepdims=True)
+    drafted = max_of(jnp.where(pair.q_tilde > 0, pair.p, 0.0))  # q̃ is a one-hot
     return drafted < (1.0 - alpha) * max_of(pair.p)
 
 
@@ -144,7 +159,9 @@ def lossy(beta: float = 1.0) -> Rule:
     if not beta > 0:
         raise ValueError(f"beta={beta} must be positive; 1 is the usual choice")
     name = "lossy" if beta == 1.0 else f"lossy_beta_{beta:g}"
-    return Rule(name=name, law=laws.lossy_with(beta), grid=(0.0, 0.9), domain=(max(0.0, 1.0 - beta), 1.0))
+    # with β > 1 nothing may be left to refill although something was rejected: then π exceeds the ceiling
+    kept = laws.kept_below_ceiling if beta <= 1.0 else None
+    return Rule(name=name, law=laws.lossy_with(beta), kept=kept, grid=(0.0, 0.9), domain=(max(0.0, 1.0 - beta), 1.0))
 
 
 def get(rule: str | Rule) -> Rule:
@@ -199,9 +216,9 @@ def grid_bounds(rule: Rule, vocab_size: int) -> tuple[float, float]:
 
 
 _ROWS = (
-    Rule(name="spec_decode", law=laws.spec_decode, grid=None, reads_q=False, lossless=True),
+    Rule(name="spec_decode", law=laws.spec_decode, kept=laws.kept_lossless, grid=None, reads_q=False, lossless=True),
     lossy(),
-    Rule(name="lossy_tuned", law=laws.lossy_tuned, grid=(0.0, 0.9), domain=(0.0, 1.0)),
+    Rule(name="lossy_tuned", law=laws.lossy_tuned, kept=laws.kept_below_ceiling, grid=(0.0, 0.9), domain=(0.0, 1.0)),
     Rule(name="lossy_greedy", deferral=lossy_greedy, greedy_only=True),
     Rule(name="chow", deferral=chow),
     Rule(name="chow_log", deferral=chow_log, grid=(0.0, "lnV")),

@@ -91,6 +91,12 @@ def evaluate(accept, pair, alpha):
     return acceptance.kept, acceptance.replacement, implied_law(acceptance), accept.law(pair, column)
 
 
+@partial(jax.jit, static_argnums=0)
+def kept_at(accept, pair, alpha, tokens):
+    """`accept.kept_at`, compiled once per acceptance."""
+    return accept.kept_at(pair, jnp.full((*tokens.shape, 1), alpha), tokens)
+
+
 def check_identity(accept, pair, alpha, tolerance=1e-5):
     """The one identity: `kept + (1 − Σ kept) · replacement = π`, a law, with every part non-negative."""
     kept, replacement, implied, law = (np.asarray(x) for x in evaluate(accept, pair, alpha))
@@ -99,6 +105,9 @@ def check_identity(accept, pair, alpha, tolerance=1e-5):
     np.testing.assert_allclose(replacement.sum(-1), 1.0, atol=tolerance)
     assert law.min() >= 0 and replacement.min() >= 0 and kept.min() >= 0
     assert (kept <= np.asarray(pair.q_tilde) + 1e-7).all()
+    for token in range(kept.shape[-1]):  # what the engine asks for
+        found = kept_at(accept, pair, alpha, jnp.full(kept.shape[:-1], token, jnp.int32))
+        np.testing.assert_allclose(found, kept[..., token], atol=tolerance)
 
 
 def target_law(rule, q, p, alpha=0.0, temperature=1.0, top_p=1.0, **more):

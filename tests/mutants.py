@@ -143,7 +143,7 @@ class SharedBits(rngs.RoundKeys):
     """The replacement is drawn with the bits that rejected the draft."""
 
     def uniform(self, slots, purpose):
-        return super().uniform(slots, rngs.ACCEPT if purpose == rngs.REPLACE else purpose)
+        return super().uniform(slots, jnp.where(jnp.asarray(purpose) == rngs.REPLACE, rngs.ACCEPT, purpose))
 
 
 @flax.struct.dataclass

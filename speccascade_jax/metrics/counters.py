@@ -88,11 +88,11 @@ def _deferral(turn: Round, rule: Rule, alpha: Array, bonus: str) -> tuple[Array,
     if rule.deferral is None:
         return jnp.zeros((rows,)), jnp.zeros((rows, block)), jnp.zeros((rows,), jnp.int32)
     with jax.named_scope("rule"):
-        deferred = rule.deferral(turn.pair, alpha[:, None, None]).astype(jnp.float32)
+        deferred = rule.deferral(turn.pair, alpha[:, None, None])
         eta = deferral_mass(deferred, turn.pair)[..., 0]
     slots = jnp.arange(block + 1)[None]
     # a bonus from the target is not the rule's decision
     counts = (slots < turn.num_new[:, None]) & ((bonus != "target") | (slots < turn.draft.length[:, None]))
-    everywhere = jnp.broadcast_to(deferred, turn.pair.q_tilde.shape)[:, :block]
+    everywhere = jnp.broadcast_to(deferred.astype(jnp.float32), turn.pair.q_tilde.shape)[:, :block]
     at_draft = jnp.take_along_axis(everywhere, turn.draft.tokens[..., None], -1)[..., 0]
     return jnp.where(counts, eta, 0.0).sum(-1), at_draft, counts.sum(-1).astype(jnp.int32)
