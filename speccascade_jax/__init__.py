@@ -7,6 +7,7 @@ from speccascade_jax.models.fake import FakeLM
 from speccascade_jax.models.table import TableLM
 from speccascade_jax.pair import Pair, load_pair, shipped_pairs
 from speccascade_jax.rules import RULES, Rule
+from speccascade_jax.streaming import StreamedToken, stream
 
 __version__ = "0.1.0"
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "FakeLM",
     "Pair",
     "Rule",
+    "StreamedToken",
     "TableLM",
     "checkpoints",
     "decode",
@@ -23,5 +25,6 @@ __all__ = [
     "models",
     "rules",
     "shipped_pairs",
+    "stream",
     "target_law",
 ]

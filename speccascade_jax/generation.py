@@ -135,16 +135,24 @@ def compilations() -> int:
 
 
 def raise_on_failure(generation: Generation, names: Sequence[str] = ("target", "draft")) -> None:
-    """Refuse a generation that met NaN or infinite logits; `names` are what the two models are called.
+    """Refuse a generation that met NaN or infinite logits; arguments and errors as `raise_if_failed`."""
+    raise_if_failed(np.asarray(generation.failed_at), names)
+
+
+def raise_if_failed(failed_at: np.ndarray, names: Sequence[str] = ("target", "draft")) -> None:
+    """Refuse NaN or infinite logits.
+
+    Args:
+        failed_at: int `[B, 2]`, as in `DecodeState`.
+        names: what the two models are called.
 
     Raises:
         FloatingPointError: names the model, the row and the position.
     """
-    failed = np.asarray(generation.failed_at)
-    if (failed < 0).all():
+    if (failed_at < 0).all():
         return
-    row = int(np.argmax((failed >= 0).any(-1)))
-    name, at = [(n, int(p)) for n, p in zip(names, failed[row], strict=True) if p >= 0][0]
+    row = int(np.argmax((failed_at >= 0).any(-1)))
+    name, at = [(n, int(p)) for n, p in zip(names, failed_at[row], strict=True) if p >= 0][0]
     raise FloatingPointError(
         f"the {name} model gave NaN or infinite logits in row {row} at position {at} of its decoder sequence; "
         f"check its weights (a checkpoint of another configuration?) and the row's prompt"

@@ -1,0 +1,179 @@
+"""`stream`: the tokens of one output as they are committed, each with where it came from.
+
+The rounds are `Engine.step`, the same that `generate` loops over on the device. Here Python loops: one dispatch and one
+transfer of a few integers per round, while everything else stays on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade_jax.assembly import assemble, check_example_ids, method_controls
+from speccascade_jax.controls import check_seed, whole
+from speccascade_jax.data.vocabularies import Vocabulary
+from speccascade_jax.engine import DecodeState, Engine
+from speccascade_jax.generation import on_device, raise_if_failed
+from speccascade_jax.models.base import Params, Prompt
+from speccascade_jax.pair import Pair
+from speccascade_jax.prompts import make_prompt
+from speccascade_jax.rules import Rule
+from speccascade_jax.types import SOURCES, Array, Controls
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedToken:
+    """One committed token.
+
+    Attributes:
+        id: in the vocabulary; a stop id is streamed too.
+        text: what the token adds to the output: all texts joined are what `decode` returns. Empty without a vocabulary,
+            for a stop id, and for bytes of a character until the one that completes it.
+        source: "draft" (drafted and kept), "replaced" (by the target, after a rejection), "bonus" (after a fully kept
+            block) or "target" (nothing was drafted); always "draft" where the draft writes alone.
+        round: the round that committed it, from 0; slot: its place in that round, from 0; position: in the output.
+    """
+
+    id: int
+    text: str
+    source: str
+    round: int
+    slot: int
+    position: int
+
+
+def stream(
+    pair: Pair,
+    prompt: Any,
+    *,
+    rule: str | Rule = "spec_decode",
+    alpha: Any = None,
+    block_size: int = 5,
+    temperature: Any = 0.0,
+    top_p: Any = 1.0,
+    top_k: Any = 0,
+    draft_temperature: Any = None,
+    max_new_tokens: int = 64,
+    seed: int = 0,
+    bonus: str = "rule",
+    example_id: int = 0,
+    stop_ids: Sequence[int] | None = None,
+    method: str = "speculative",
+    accept: str = "speculative",
+) -> Iterator[StreamedToken]:
+    """The tokens that `decode` would give for one prompt, as they are committed.
+
+    Nothing is computed before the first token is asked for, and an iterator that is dropped halfway leaves nothing
+    behind. Compiled once per engine, prompt bucket and `max_new_tokens`, whatever numbers are given.
+
+    Args:
+        pair: the models, from `load_pair` or made by hand.
+        prompt: one text, or one list of token ids.
+        example_id: what the random bits hang on beside the seed; `decode` gives its first prompt 0.
+
+    All other arguments are those of `decode`.
+
+    Returns:
+        An iterator over `StreamedToken`.
+
+    Raises:
+        ValueError: an argument without meaning, or several prompts; at the call, before anything is compiled.
+        FloatingPointError: NaN logits, when the iterator reaches them.
+    """
+    engine, params = assemble(
+        pair, rule=rule, block_size=block_size, bonus=bonus, method=method, stop_ids=stop_ids, accept=accept
+    )
+    made = make_prompt(pair, prompt)
+    rows = made.tokens.shape[0]
+    if rows != 1:
+        raise ValueError(f"stream takes one prompt, not {rows}: give one text or one list of ids, or call decode")
+    controls = method_controls(method, rule, 1, alpha, temperature, top_p, top_k, draft_temperature)
+    seed, longest = check_seed(seed), whole("max_new_tokens", max_new_tokens, 1)
+    rounds = _rounds(engine, params, made, seed, controls, longest, check_example_ids([example_id], 1))
+    return _tokens(rounds, pair.vocabulary, draft_alone=method == "autoregressive_draft")
+
+
+class _Round(NamedTuple):
+    """What the host learns of a round: its tokens and their sources, whether it was the last, `failed_at` `[1, 2]`."""
+
+    tokens: list[int]
+    sources: list[int]
+    done: bool
+    failed_at: np.ndarray
+
+
+def _rounds(
+    engine: Engine, params: Params, prompt: Prompt, seed: int, controls: Controls, longest: int, ids: np.ndarray
+) -> Iterator[_Round]:
+    """Round after round until the row is done; the next one runs while its predecessor is looked at."""
+    state = _init(engine, params, prompt, on_device(seed, np.uint32), on_device(ids, np.int32), longest)
+    state, seen = _step(engine, params, state, controls)
+    while True:
+        turn = _unpack(np.asarray(seen))
+        if not turn.done:
+            state, seen = _step(engine, params, state, controls)
+        yield turn
+        if turn.done:
+            return
+
+
+@partial(jax.jit, static_argnames=("engine", "max_new_tokens"))
+def _init(
+    engine: Engine, params: Params, prompt: Prompt, seed: Array, example_ids: Array, max_new_tokens: int
+) -> DecodeState:
+    return engine.init(params, prompt, jax.random.key(seed, impl="threefry2x32"), example_ids, max_new_tokens)
+
+
+@partial(jax.jit, static_argnames="engine", donate_argnames="state")
+def _step(engine: Engine, params: Params, state: DecodeState, controls: Controls) -> tuple[DecodeState, Array]:
+    """One round, and int32 `[4 + 2 (G + 1)]` of it: `_unpack` says what. XLA drops the laws that nothing reads."""
+    state, turn = engine.step(params, state, controls)
+    head = jnp.stack([turn.num_new[0], state.done[0].astype(jnp.int32), *state.failed_at[0]])
+    return state, jnp.concatenate([head, turn.tokens[0], turn.source[0]])
+
+
+def _unpack(seen: np.ndarray) -> _Round:
+    number, done, *failed_at = seen[:4].tolist()
+    tokens, sources = seen[4:].reshape(2, -1)[:, :number].tolist()
+    return _Round(tokens, sources, bool(done), np.asarray([failed_at]))
+
+
+def _tokens(rounds: Iterator[_Round], vocabulary: Vocabulary | None, draft_alone: bool) -> Iterator[StreamedToken]:
+    """The rounds' tokens one by one, with their text."""
+    ids: list[int] = []
+    shown = ""
+    for number, turn in enumerate(rounds):
+        raise_if_failed(turn.failed_at, ("draft", "draft") if draft_alone else ("target", "draft"))
+        for slot, (token, source) in enumerate(zip(turn.tokens, turn.sources, strict=True)):
+            ids.append(token)
+            last = turn.done and slot + 1 == len(turn.tokens)
+            text = "" if vocabulary is None else _settled(vocabulary.decode(ids), last)[len(shown) :]
+            shown += text
+            yield StreamedToken(
+                id=token,
+                text=text,
+                source="draft" if draft_alone else SOURCES[source],
+                round=number,
+                slot=slot,
+                position=len(ids) - 1,
+            )
+
+
+def _settled(text: str, last: bool) -> str:
+    """The part of a decoded text that further tokens can't change.
+
+    A piece's text depends on its neighbours (spaces at the beginning, characters spelt in bytes), so the whole output
+    is decoded anew; all that can change is the end, where bytes of a character still lack others.
+    """
+    return text if last else text.rstrip("\N{REPLACEMENT CHARACTER}")
+
+
+def compilations() -> int:
+    """How many programs `stream` has compiled in this process: two per engine and bucket, whatever is swept."""
+    return _init._cache_size() + _step._cache_size()  # type: ignore[attr-defined]
