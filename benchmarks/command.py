@@ -44,6 +44,7 @@ from speccascade_jax import compilation_cache
 from speccascade_jax.controls import whole
 from speccascade_jax.evaluation import device, versions
 from speccascade_jax.pair import load_pair
+from speccascade_jax.report import clock_time
 from speccascade_jax.results import Record, plain, write_atomically
 
 FORMAT = 1
@@ -81,13 +82,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         if args.markdown:
-            sys.stdout.write(report.markdown(json.loads(Path(args.markdown).read_text(encoding="utf-8"))))
+            sys.stdout.write(report.markdown(read(Path(args.markdown))))
             return 0
         names = _chosen(args.sections)
         settings = _settings(args)
         output = Path(args.output or default_output(names, args.quick))
         measure_all(names, settings, output)
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, ArithmeticError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
@@ -99,25 +100,66 @@ def measure_all(names: Sequence[str], settings: Settings, output: Path) -> Recor
     console = Console(width=None if sys.stdout.isatty() else 160)
     pair = load_pair(settings.pair)
     record: Record = describe(settings, pair.name) | {"sections": {}}
-    total = sum(SECTIONS[name].seconds for name in names)
-    with _progress(console) as progress:
-        bar = progress.add_task("", total=total)
-
-        def track(items: Sequence[Any]) -> Iterator[Any]:
-            for item in items:
-                yield item
-                progress.advance(bar, SECTIONS[name].seconds / len(items))
-
-        bench = Bench(settings, pair, track)
+    with _Steps(console, names) as steps:
+        bench = Bench(settings, pair, steps.track)
         for name in names:
-            progress.update(bar, description=name)
-            begin = time.perf_counter()
+            begin = steps.begin(name)
             tables = SECTIONS[name].module.run(bench)
-            record["sections"][name] = plain({"seconds": time.perf_counter() - begin, "tables": tables})
+            record["sections"][name] = plain({"seconds": time.monotonic() - begin, "tables": tables})
             write_atomically(output, json.dumps(record, indent=1, allow_nan=False) + "\n")
             for table, rows in tables.items():
                 console.print(report.grid(table, rows).rich())
+            steps.end()
     console.print(f"results: {output}")
+    return record
+
+
+class _Steps:
+    """Progress over sections and what they go through: a bar in a terminal, a line per section in a log too."""
+
+    def __init__(self, console: Console, names: Sequence[str]):
+        self._console, self._left = console, [SECTIONS[name].seconds for name in names]
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left:"))
+        self._bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
+        self._task = self._bar.add_task("", total=sum(self._left))
+        self._name, self._begin, self._spent = "", time.monotonic(), 0.0
+
+    def __enter__(self) -> _Steps:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def begin(self, name: str) -> float:
+        """A section begins; returns when."""
+        self._name = name
+        self._bar.update(self._task, description=name)
+        return time.monotonic()
+
+    def track(self, items: Sequence[Any]) -> Iterator[Any]:
+        """What the section goes through, in equal steps."""
+        for item in items:
+            yield item
+            self._bar.advance(self._task, self._left[0] / len(items))
+
+    def end(self) -> None:
+        """The section's line, with the time left judged by what the others took."""
+        self._spent += self._left.pop(0)
+        elapsed = time.monotonic() - self._begin
+        left = sum(self._left) * elapsed / self._spent
+        self._console.print(f"{self._name} done, {clock_time(elapsed)} elapsed, about {clock_time(left)} left\n")
+
+
+def read(path: Path) -> Record:
+    """What a run stored.
+
+    Raises:
+        ValueError: the file holds something else.
+    """
+    record = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(record, dict) or record.get("format") != FORMAT or "sections" not in record:
+        raise ValueError(f"{path} holds no run of the benchmarks (format {FORMAT}): measure anew")
     return record
 
 
@@ -154,11 +196,6 @@ def _chosen(text: str) -> list[str]:
         if name not in SECTIONS:
             raise ValueError(f"no section {name!r}; the sections are {', '.join(SECTIONS)}")
     return [name for name in SECTIONS if name in names]
-
-
-def _progress(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left:"))
-    return Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
 
 
 def _parser() -> argparse.ArgumentParser:

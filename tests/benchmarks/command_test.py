@@ -1,8 +1,10 @@
 """The command from end to end with random models, and its errors; no number is looked at for its size."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 
 from benchmarks import command, compilation, report
 from benchmarks.setting import Bench
@@ -98,6 +100,25 @@ def test_bad_values_are_one_line(arguments, said, capsys, monkeypatch, tmp_path)
     monkeypatch.chdir(tmp_path)
     assert command.main(arguments) == 1
     assert said in capsys.readouterr().err
+
+
+def test_a_file_of_something_else_is_not_printed(tmp_path, capsys):
+    path = tmp_path / "other.json"
+    path.write_text('{"key": 1}')
+    assert command.main(["--markdown", str(path)]) == 1
+    assert "holds no run of the benchmarks (format 1): measure anew" in capsys.readouterr().err
+
+
+def test_the_time_left_is_judged_by_the_sections_done(monkeypatch):
+    now, said = [0.0], io.StringIO()
+    monkeypatch.setattr(command.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(command, "SECTIONS", {"a": command.Section(None, 10), "b": command.Section(None, 30)})
+    with command._Steps(Console(file=said), ["a", "b"]) as steps:
+        steps.begin("a")
+        assert list(steps.track([1, 2])) == [1, 2]
+        now[0] = 20.0  # twice as long as guessed
+        steps.end()
+    assert "a done, 0:20 elapsed, about 1:00 left" in said.getvalue()
 
 
 def test_help_lists_the_sections(capsys):
