@@ -18,11 +18,11 @@ def _call(*command: str, folder=ROOT) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.parametrize("name", ["run", "sweep", "profile_round", "tables", "plots"])
+@pytest.mark.parametrize("name", ["run", "sweep", "profile", "tables", "plots"])
 def test_help_explains_itself_with_an_example(name):
     said = _call(f"experiments/{name}.py", "--help").stdout
     assert f"python experiments/{name}.py" in said
-    assert ("--gin_file" if name in ("run", "sweep", "profile_round") else "--format") in said
+    assert ("--gin_file" if name in ("run", "sweep", "profile") else "--format") in said
 
 
 def test_a_sweep_without_a_gin_file_shows_what_to_type(tmp_path):
@@ -35,7 +35,7 @@ def test_gin_files_are_found_from_any_folder_and_settings_apply(tmp_path):
     arguments = ["--gin_file=configs/quickstart.gin", "--gin.sweep.dry_run=True", "--gin.sweep.rules=('opt',)"]
     done = _call(str(ROOT / "experiments/sweep.py"), *arguments, "--gin.sweep.alphas={'opt': (0.25,)}", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "opt alpha=0.25 block=5 T=1" in done.stdout and len(done.stdout.splitlines()) == 3
+    assert "opt alpha=0.25 block=3 T=0" in done.stdout and len(done.stdout.splitlines()) == 3
 
 
 def test_a_bad_setting_is_one_line_without_a_trace():
@@ -58,3 +58,16 @@ def test_plausible_slips_are_named(setting, said):
     done = _call("-m", "experiments.sweep", "--gin_file=configs/quickstart.gin", "--gin.sweep.dry_run=True", setting)
     assert done.returncode != 0 and "Traceback" not in done.stderr
     assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("-m", "experiments.show", "--pair=tatoba_en_de"), "no pair 'tatoba_en_de': did you mean 'tatoeba_en_de'?"),
+        (("experiments/show.py", "Hello"), "unexpected argument 'Hello'; flags look like --rule=chow"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_line(arguments, said):
+    done = _call(*arguments)
+    assert done.returncode != 0 and "Traceback" not in done.stderr
+    assert f"error: {said}" in done.stderr and len(done.stderr.splitlines()) == 1

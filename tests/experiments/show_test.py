@@ -1,0 +1,108 @@
+"""experiments/show.py: what a reader sees of every token, with colours and without."""
+
+import io
+import re
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+from rich.console import Console
+
+import speccascade_jax as sc
+from tests import conformance
+
+
+@pytest.fixture(scope="module")
+def show(script):
+    return script("show")
+
+
+def written():
+    """Three rounds: two drafts and a replacement; a draft and a bonus; the end of the sequence."""
+    rows = [
+        ("Das", "draft", 0, 0), (" Wetter", "draft", 0, 1), (" war", "replaced", 0, 2),
+        (" kalt", "draft", 1, 0), (".", "bonus", 1, 1), ("", "target", 2, 0),
+    ]  # fmt: skip
+    return [sc.StreamedToken(7, text, source, r, slot, at) for at, (text, source, r, slot) in enumerate(rows)]
+
+
+def page(show, **console):
+    out = io.StringIO()
+    return show.Page(Console(file=out, width=200, highlight=False, **console)), out
+
+
+@pytest.mark.parametrize("console", [{}, {"force_terminal": True, "no_color": True}])
+def test_without_colours_marks_say_who_wrote_what(show, console):
+    shown, out = page(show, **console)
+    for token in written():
+        shown.token(token)
+    assert out.getvalue() == "Das Wetter [war]| kalt(.)|"
+    assert shown.legend().plain.startswith(
+        "draft, kept   [replaced by the target]   (bonus after a kept block)   <target"
+    )
+
+
+def test_with_colours_each_source_has_its_own_and_rounds_end_visibly(show):
+    shown, out = page(show, force_terminal=True, color_system="standard")
+    styles = {}
+    for token in written():
+        before = len(out.getvalue())
+        shown.token(token)
+        codes = re.findall(r"\x1b\[([\d;]+)m([^\x1b|]+)", out.getvalue()[before:])
+        styles |= {token.source: code for code, _ in codes}
+    assert len(set(styles.values())) == len(styles) == 3
+    assert re.sub(r"\x1b\[[\d;]*m", "", out.getvalue()) == "Das Wetter war| kalt.|"
+
+
+def test_the_summary_counts_tokens_rounds_and_time(show):
+    lines = show.summary(written(), [11.0, 11.0, 11.0, 12.0, 12.0, 13.5], begin=10.25)
+    assert lines == [
+        "6 tokens in 3 rounds: 2.00 tokens per round",
+        "3 draft, 1 replaced, 1 bonus, 1 target; acceptance rate 75%",
+        "first token after 0.75 s, then 1 tokens/s",
+    ]
+    assert show.summary([], [], 0.0) == ["no token was written"]
+    assert show.summary(written()[:3], [2.0] * 3, 0.0)[2] == "first token after 2.00 s"
+
+
+def test_an_interrupt_ends_the_output_and_keeps_what_was_seen(show):
+    def interrupted():
+        yield from written()[:4]
+        raise KeyboardInterrupt
+
+    shown, _ = page(show)
+    tokens, at = show.show(interrupted(), shown)
+    assert tokens == written()[:4] and len(at) == 4
+
+
+class Letters:
+    """A vocabulary of one-letter words."""
+
+    vocab_size, eos_id = 9, 4
+
+    def encode(self, text):
+        return ["abcdefghi".index(letter) for letter in text]
+
+    def decode(self, ids):
+        return " ".join("abcdefghi"[i] for i in ids)
+
+
+@pytest.mark.parametrize("rule", ["spec_decode", "autoregressive_draft"])
+def test_what_is_printed_is_what_decode_gives(show, capsys, monkeypatch, rule):
+    models = (sc.TableLM(table) for table in conformance.tables(9, seed=0))
+    pair = sc.Pair(*models, vocabulary=Letters())
+    monkeypatch.setattr(sc, "load_pair", lambda name: pair)
+    changes = {"prompt": "cd", "rule": rule, "block_size": 3, "max_new_tokens": 14, "temperature": 1.0, "seed": 5}
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()
+    with flagsaver.flagsaver(**changes):
+        show.main(["show"])
+    output = capsys.readouterr().out.splitlines()
+    method = {"method": rule, "rule": "spec_decode"} if rule.startswith("auto") else {"rule": rule}
+    arguments = {name: changes[name] for name in ("block_size", "max_new_tokens", "temperature", "seed")}
+    expected = sc.decode(pair, ["cd"], **arguments, **method)
+    assert output[0] == "prompt: cd" and output[1].startswith("draft, kept")
+    assert re.sub(r"[\[\]()<>|■]", "", output[2]) == expected.texts[0]
+    assert output[3].startswith(f"{expected.lengths[0]} tokens in {expected.stats['rounds']} rounds")
+    rate = expected.stats["acceptance_rate"]
+    assert (f"acceptance rate {rate:.0%}" in output[4]) if rate else ("acceptance" not in output[4])
