@@ -5,7 +5,9 @@ r"""Where a round's time goes: draft, score, sampling, verify, commit, and the m
 
 `python -m experiments.profile` does the same. One configuration, chosen as for run.py, with gin/profile.gin in place of
 gin/run.gin; a record's `configuration` goes behind gin/profile.gin in place of the other three. What is printed: the
-parts of a round, with the prefill below them; the parts of the models; the dearest single instructions. Settings, with their defaults:
+parts of a round, with the prefill below them; the parts of the models; the dearest single instructions.
+
+Settings, with their defaults:
 
     --gin.profile.batch=1           rows decoded together
     --gin.profile.generations=4     batches, each of other examples
