@@ -116,13 +116,13 @@ class Program:
         return Place((*found.phase, MODEL) if module and found.phase[-1] == "draft" else found.phase, module)
 
     def _by_name(self, one: Instruction) -> Place:
-        if one.path:
-            return place_of(one.path)
         around = place_of(self._enclosing(one))
-        if one.opcode.startswith("copy"):
+        if not one.path and one.opcode.startswith("copy"):
             return Place((*around.phase, COPIES))
-        near = place_of(next(self._near(one), ""))
-        return around if OTHER in near.phase or around.phase == (PREFILL,) else near
+        named = place_of(one.path or next(self._near(one), ""))
+        if around.phase == (PREFILL,):  # whatever its name: the compiler takes out of a loop what does not change
+            return Place(around.phase, named.module)
+        return around if OTHER in named.phase else named
 
     def _enclosing(self, one: Instruction) -> str:
         """The path of the innermost loop or branch around an instruction that has one, or ""."""

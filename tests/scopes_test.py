@@ -19,7 +19,8 @@ HloModule jit_generation, is_scheduled=true, entry_computation_layout={(f32[8,9]
   %hidden.1 = f32[1,8]{1,0} get-tuple-element(%state.1), index=1
   %dot.1 = f32[1,9]{1,0} dot(%hidden.1, %kernel.1), lhs_contracting_dims={1}, rhs_contracting_dims={0}
   %slice.1 = f32[1,9]{1,0} slice(%dot.1), slice={[0:1], [0:9]}, metadata={op_name="jit(generation)/jit(_generate)/while/body/draft/while/body/slice" stack_frame_id=4}
-  %copy.1 = f32[1,8]{1,0} copy(%hidden.1)
+  %alone.1 = f32[1,8]{1,0} negate(%hidden.1)
+  %copy.1 = f32[1,8]{1,0} copy(%alone.1)
   ROOT %tuple.1 = (f32[8,9]{1,0}, f32[1,8]{1,0}, f32[1,9]{1,0}) tuple(%kernel.1, %copy.1, %slice.1)
 }
 
@@ -39,7 +40,9 @@ HloModule jit_generation, is_scheduled=true, entry_computation_layout={(f32[8,9]
   %scores.3 = f32[1,8]{1,0} dot(%hidden.3, %hidden.3), lhs_contracting_dims={0}, rhs_contracting_dims={0}
   %softmax.3 = f32[1,8]{1,0} exponential(%scores.3), metadata={op_name="jit(generation)/jit(_generate)/while/body/score/T5Module.extend/decoder/layers_0/self_attention/exp" stack_frame_id=6}
   %fusion.3 = f32[9]{0} fusion(%law.3), kind=kLoop, calls=%fused_computation.1
-  %copy.3 = f32[1,8]{1,0} copy(%softmax.3)
+  %between.3 = f32[1,8]{1,0} negate(%softmax.3)
+  %kept.3 = f32[1,8]{1,0} floor(%between.3), metadata={op_name="jit(generation)/jit(_generate)/while/body/commit/floor" stack_frame_id=9}
+  %copy.3 = f32[1,8]{1,0} copy(%kept.3)
   %drawn.3 = f32[1,9]{1,0} get-tuple-element(%while.1), index=2
   ROOT %tuple.4 = (f32[8,9]{1,0}, f32[1,8]{1,0}, f32[1,9]{1,0}) tuple(%kernel.3, %copy.3, %drawn.3)
 }
@@ -53,6 +56,7 @@ ENTRY %main.1 (params.1: f32[8,9], prompt.1: f32[1,8]) -> f32[9] {
   %params.1 = f32[8,9]{1,0} parameter(0), metadata={op_name="params[\\'drafter\\'][\\'model\\'][\\'decoder\\'][\\'logits_dense\\'][\\'kernel\\']"}
   %prompt.1 = f32[1,8]{1,0} parameter(1), metadata={op_name="prompt.tokens"}
   %encoded.1 = f32[1,8]{1,0} negate(%prompt.1), metadata={op_name="jit(generation)/jit(_generate)/T5Module.start/T5Module.encode/encoder/layers_0/mlp/neg" stack_frame_id=7}
+  %hoisted.1 = f32[1,8]{1,0} negate(%prompt.1), metadata={op_name="jit(generation)/jit(_generate)/while/body/score/T5Module.extend/decoder/layers_0/mlp/neg" stack_frame_id=10}
   %nameless.1 = f32[1,9]{1,0} dot(%encoded.1, %params.1), lhs_contracting_dims={1}, rhs_contracting_dims={0}
   %tuple.5 = (f32[8,9]{1,0}, f32[1,8]{1,0}, f32[1,9]{1,0}) tuple(%params.1, %encoded.1, %nameless.1)
   %while.2 = (f32[8,9]{1,0}, f32[1,8]{1,0}, f32[1,9]{1,0}) while(%tuple.5), condition=%round_cond, body=%round_body, metadata={op_name="jit(generation)/jit(_generate)/while" stack_frame_id=8}
@@ -84,11 +88,14 @@ def test_loops_contain_others_and_products_do_not(program):
     [
         ("slice.1", "draft", ""),
         ("dot.1", "draft/model", "logits_dense"),  # its weights, two loops up; the phase of what reads it
+        ("alone.1", "draft", ""),
         ("copy.1", "draft/copies", ""),  # the loop it stands in
         ("scores.3", "score", "self_attention"),  # no weights: what reads it
         ("fusion.3", "verify/rule", ""),  # what is fused in it
+        ("between.3", "commit", ""),  # what reads it, before what it reads
         ("copy.3", "other/copies", ""),
         ("encoded.1", "prefill", "mlp"),
+        ("hoisted.1", "prefill", "mlp"),  # taken out of the loop: once per generation
         ("nameless.1", "prefill", "logits_dense"),
         ("unknown", "other", ""),
     ],
