@@ -18,11 +18,21 @@ def _call(*command: str, folder=ROOT) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.parametrize("name", ["run", "sweep", "profile", "tables", "plots"])
+FLAGS = {
+    "run": "gin_file",
+    "sweep": "gin_file",
+    "profile": "gin_file",
+    "tables": "format",
+    "plots": "format",
+    "show": "alpha",
+}
+
+
+@pytest.mark.parametrize("name", list(FLAGS))
 def test_help_explains_itself_with_an_example(name):
     said = _call(f"experiments/{name}.py", "--help").stdout
     assert f"python experiments/{name}.py" in said
-    assert ("--gin_file" if name in ("run", "sweep", "profile") else "--format") in said
+    assert f"--{FLAGS[name]}" in said
 
 
 def test_a_sweep_without_a_gin_file_shows_what_to_type(tmp_path):

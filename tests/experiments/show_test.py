@@ -37,9 +37,7 @@ def test_without_colours_marks_say_who_wrote_what(show, console):
     for token in written():
         shown.token(token)
     assert out.getvalue() == "Das Wetter [war]| kalt(.)|"
-    assert shown.legend().plain.startswith(
-        "draft, kept   [replaced by the target]   (bonus after a kept block)   <target"
-    )
+    assert shown.legend().plain == "draft   [replaced]   (bonus)   <target>   | next round   ■ end"
 
 
 def test_with_colours_each_source_has_its_own_and_rounds_end_visibly(show):
@@ -49,7 +47,7 @@ def test_with_colours_each_source_has_its_own_and_rounds_end_visibly(show):
         before = len(out.getvalue())
         shown.token(token)
         codes = re.findall(r"\x1b\[([\d;]+)m([^\x1b|]+)", out.getvalue()[before:])
-        styles |= {token.source: code for code, _ in codes}
+        styles.update((token.source, code) for code, _ in codes)
     assert len(set(styles.values())) == len(styles) == 3
     assert re.sub(r"\x1b\[[\d;]*m", "", out.getvalue()) == "Das Wetter war| kalt.|"
 
@@ -101,7 +99,7 @@ def test_what_is_printed_is_what_decode_gives(show, capsys, monkeypatch, rule):
     method = {"method": rule, "rule": "spec_decode"} if rule.startswith("auto") else {"rule": rule}
     arguments = {name: changes[name] for name in ("block_size", "max_new_tokens", "temperature", "seed")}
     expected = sc.decode(pair, ["cd"], **arguments, **method)
-    assert output[0] == "prompt: cd" and output[1].startswith("draft, kept")
+    assert output[0] == "prompt: cd" and output[1].startswith("draft   [replaced]")
     assert re.sub(r"[\[\]()<>|■]", "", output[2]) == expected.texts[0]
     assert output[3].startswith(f"{expected.lengths[0]} tokens in {expected.stats['rounds']} rounds")
     rate = expected.stats["acceptance_rate"]

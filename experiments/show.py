@@ -1,0 +1,145 @@
+r"""One output in the terminal while it is written: what the draft wrote, what the target wrote, and where rounds end.
+
+    python experiments/show.py
+    python experiments/show.py --rule=token_v3 --alpha=0.5 --temperature=1 --seed=3 \
+        --prompt="We have no time to lose. The train leaves in ten minutes."
+    python experiments/show.py --rule=autoregressive      the target alone; --rule=autoregressive_draft: the draft alone
+
+A token was drafted and kept; or put in place of one that was rejected; or is the bonus after a block kept whole; or
+comes from the target where nothing was drafted. Each has its colour; without colours (NO_COLOR is set, or the output is
+no terminal) its brackets.
+At the end: tokens per round; the acceptance rate, kept drafts over those that were kept or rejected; the time to the
+first token, with loading and compiling (or reading what was compiled before); tokens/s after the first round.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from absl import app, flags
+from rich.console import Console
+from rich.text import Text
+
+import speccascade_jax as sc
+from speccascade_jax import gin_flags
+from speccascade_jax.assembly import METHODS
+
+PAIR = flags.DEFINE_string("pair", "tatoeba_en_de", "A shipped pair, or the folder of one (sc.load_pair).")
+PROMPT = flags.DEFINE_string(
+    "prompt",
+    "The weather was cold. I stayed at home and read a book until my sister came back.",
+    "The text that the pair is given.",
+)
+RULE = flags.DEFINE_string(
+    "rule", "spec_decode", "A rule's name, or autoregressive, or autoregressive_draft; a wrong one lists all rules."
+)
+ALPHA = flags.DEFINE_float("alpha", None, "The rule's trade-off; needed by rules that have one.")
+BLOCK_SIZE = flags.DEFINE_integer("block_size", 5, "Draft tokens per round.")
+TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy, 1 samples from the models' own laws.")
+SEED = flags.DEFINE_integer("seed", 0, "Of what is sampled.")
+MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "The longest output.")
+
+# how each source looks: in colours, and in brackets
+LOOKS = {
+    "draft": ("green", ("", "")),
+    "replaced": ("bold red", ("[", "]")),
+    "bonus": ("bold blue", ("(", ")")),
+    "target": ("bold yellow", ("<", ">")),
+}
+ROUND, END = "|", "■"
+
+
+class Page:
+    """The output as it grows, on a console with or without colours."""
+
+    def __init__(self, console: Console):
+        self.console = console
+        self.coloured = console.color_system is not None and not console.no_color
+
+    def token(self, token: sc.StreamedToken) -> None:
+        """Add a token; the first of a round stands behind the round's boundary."""
+        if token.slot == 0 and token.round > 0:
+            self._write(Text(ROUND, style="dim" if self.coloured else ""))
+        self._write(self._dressed(token.text, token.source))
+
+    def legend(self) -> Text:
+        """What the looks mean."""
+        return Text("   ").join(
+            [*(self._dressed(name, name) for name in LOOKS), Text(f"{ROUND} next round   {END} end")]
+        )
+
+    def _dressed(self, text: str, source: str) -> Text:
+        style, (before, after) = LOOKS[source]
+        if self.coloured or not text:
+            return Text(text, style=style)
+        word = text.lstrip()
+        return Text(f"{text[: len(text) - len(word)]}{before}{word}{after}")
+
+    def _write(self, text: Text) -> None:
+        self.console.print(text, end="", soft_wrap=True)
+
+
+def show(tokens: Iterable[sc.StreamedToken], page: Page) -> tuple[list[sc.StreamedToken], list[float]]:
+    """Print tokens as they come; returns them and the seconds at which they came. Ctrl-C ends the output."""
+    seen, at = [], []
+    with page.console.status("compiling, or reading what was compiled before …") as waiting:
+        try:
+            for token in tokens:
+                waiting.stop()
+                seen.append(token)
+                at.append(time.perf_counter())
+                page.token(token)
+        except KeyboardInterrupt:
+            pass
+    return seen, at
+
+
+def summary(
+    tokens: Sequence[sc.StreamedToken], at: Sequence[float], begin: float, speculative: bool = True
+) -> list[str]:
+    """The counts and times of an output, in lines; `at` and `begin` in seconds."""
+    if not tokens:
+        return ["no token was written"]
+    counts, rounds = Counter(token.source for token in tokens), tokens[-1].round + 1
+    later = [when for token, when in zip(tokens, at, strict=True) if token.round > 0]
+    examined = counts["draft"] + counts["replaced"]
+    accepted = f"; acceptance rate {counts['draft'] / examined:.0%}" if speculative and examined else ""
+    rate = f", then {len(later) / (later[-1] - at[0]):.0f} tokens/s" if later else ""
+    return [
+        f"{len(tokens)} tokens in {rounds} rounds: {len(tokens) / rounds:.2f} tokens per round",
+        ", ".join(f"{counts[source]} {source}" for source in LOOKS) + accepted,
+        f"first token after {at[0] - begin:.2f} s{rate}",
+    ]
+
+
+def main(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+        sys.exit(f"error: unexpected argument {argv[1]!r}; flags look like --rule=chow; --help explains")
+    with gin_flags.one_line_errors():
+        alone = RULE.value in METHODS[1:]
+        begin = time.perf_counter()
+        tokens = sc.stream(
+            sc.load_pair(PAIR.value),
+            PROMPT.value,
+            method=RULE.value if alone else "speculative",
+            rule="spec_decode" if alone else RULE.value,
+            alpha=ALPHA.value,
+            block_size=BLOCK_SIZE.value,
+            temperature=TEMPERATURE.value,
+            seed=SEED.value,
+            max_new_tokens=MAX_NEW_TOKENS.value,
+        )
+        page = Page(Console(highlight=False))
+        page.console.print(Text.assemble(("prompt: ", "dim"), PROMPT.value))
+        page.console.print(page.legend())
+        seen, at = show(tokens, page)
+        page.console.print(END if seen else "")
+        for line in summary(seen, at, begin, not alone):
+            page.console.print(line)
+
+
+if __name__ == "__main__":
+    app.run(main)
