@@ -14,7 +14,7 @@ Settings, with their defaults:
     --gin.profile.trials=3          the quickest of these counts
     --gin.profile.top=10            how many single instructions
     --gin.profile.output="'profile.json'"     (not written) all numbers
-    --gin.profile.keep="'folder'"             (not kept) the trace, for XProf or Perfetto
+    --gin.profile.keep="'folder'"             (not kept) the traces, for XProf or Perfetto
 """
 
 import sys

@@ -57,17 +57,21 @@ def _sums(measured: Record, key: Callable[[Mapping[str, Any]], Any]) -> dict[Any
 
 
 def _notes(measured: Record) -> list[str]:
-    each = measured["generations"]
-    rounds, tokens = measured["rounds"] / each, measured["tokens_per_round"]
+    each, rounds = measured["generations"], measured["rounds"]
     traced, untraced = measured["traced_ms"] / each, measured["untraced_ms"] / each
-    placed = sum(one["traced_us"] for one in measured["instructions"]) / 1e3 / measured["traced_ms"]
-    return [
-        f"{each} generations, {rounds:.1f} rounds each, {tokens:.2f} tokens per round and row.",
-        f"A generation takes {untraced:.2f} ms ({untraced * 1e3 / rounds:.0f} µs per round, prefill included), "
-        f"{traced:.2f} ms when traced; {placed:.1%} of that ran, or waited for, an instruction.",
-        "µs: an estimate, the traced time less what tracing adds, taken to be the same for every execution.",
+    shown, placed = (sum(one[name] for one in measured["instructions"]) / 1e3 / each for name in ("us", "traced_us"))
+    per_round = untraced * 1e3 * each / rounds
+    notes = [
+        f"{each} generations, {rounds / each:.1f} rounds each, "
+        f"{measured['tokens_per_round']:.2f} tokens per round and row.",
+        f"µs: traced, less {measured['tracing_us']:.2f} per execution: what tracing adds to a small instruction.",
+        f"A generation: {shown:.2f} ms by this table; {untraced:.2f} ms timed without the profiler ({per_round:.0f} µs "
+        f"per round, prefill included); {traced:.2f} ms traced, {placed / traced:.1%} of it in the table.",
         "Waiting: time before an instruction in which none ran, with what tracing adds.",
     ]
+    if not 0.8 < shown / untraced < 1.25:
+        notes.append("The table and the clock disagree: was the machine busy with something else? Run this again.")
+    return notes
 
 
 def modules(measured: Record) -> Grid:

@@ -1,7 +1,7 @@
 """Where a generation's time goes: one configuration, traced, each instruction placed in the engine's parts.
 
-The profiler slows a program of many small instructions down by a third and more (measured on 2 CPU cores). So the same
-program is also timed without it, and `untraced_us` estimates from both what an instruction costs when nobody looks.
+Tracing costs about as much as a small instruction itself. What it adds to one execution is measured on a loop of such
+instructions (`tracing_cost`) and taken off; the sum is shown beside the time of the same program without the profiler.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
@@ -52,7 +53,7 @@ def profile(
         batch: rows decoded together; generations: how many batches, each of other examples.
         trials: how often all of it is timed, and traced; the quickest time counts.
         top: how many of the dearest single instructions to list.
-        output: a JSON file for the numbers; keep: a folder for the trace itself, which XProf and Perfetto read.
+        output: a JSON file for the numbers; keep: a folder for the traces themselves, which XProf and Perfetto read.
 
     Raises:
         ValueError: a value without meaning, before anything is loaded.
@@ -89,15 +90,19 @@ def measure(evaluator: Evaluator, point: Point, batch: int, generations: int, tr
     for result in results:
         raise_on_failure(result)
     console.print(f"timing and tracing {generations} generations, {trials} times each …")
-    untraced = min(_seconds(compiled, calls) for _ in range(trials))
-    with _tracing(folder):
-        seconds = [_seconds(compiled, calls) for _ in range(trials)]
+    with tempfile.TemporaryDirectory() as scratch:
+        cost = tracing_cost(Path(scratch))
+    folders = [folder / f"trial_{n}" for n in range(trials)]
+    untraced, traced = zip(*(_pass(compiled, calls, each) for each in folders), strict=True)
+    best = int(np.argmin(traced))
     text = compiled.as_text()
-    runs = traces.read_runs(folder, text.split(None, 2)[1].rstrip(","), trials * generations)
-    best = int(np.argmin(seconds))
-    spent, program = _spent(runs[best * generations :][:generations], text)
-    times = {"untraced_ms": untraced * 1e3, "traced_ms": seconds[best] * 1e3}
-    return _totals(point, batch, results) | times | {"instructions": _instructions(spent, program, times)}
+    runs = traces.read_runs(folders[best], text.split(None, 2)[1].rstrip(","), generations)
+    return _totals(point, batch, results) | {
+        "untraced_ms": min(untraced) * 1e3,
+        "traced_ms": traced[best] * 1e3,
+        "tracing_us": cost,
+        "instructions": _instructions(runs, Program.parse(text), cost),
+    }
 
 
 def _prepare(given: Sequence[Mapping[str, Any]], seed: int) -> tuple[Any, list[dict[str, Any]]]:
@@ -124,12 +129,13 @@ def _names_in_cache_keys() -> Iterator[None]:
         jax.config.update(name, before)
 
 
-@contextmanager
-def _tracing(folder: Path) -> Iterator[None]:
+def _pass(compiled: Any, calls: Sequence[Mapping[str, Any]], folder: Path) -> tuple[float, float]:
+    """Seconds of all calls, and seconds of the same under the profiler, which writes to `folder`."""
+    untraced = _seconds(compiled, calls)
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # Python's own calls would only slow it down
     with jax.profiler.trace(str(folder), profiler_options=options):
-        yield
+        return untraced, _seconds(compiled, calls)
 
 
 def _seconds(compiled: Any, calls: Sequence[Mapping[str, Any]]) -> float:
@@ -153,22 +159,39 @@ def _totals(point: Point, batch: int, results: Sequence[Generation]) -> Record:
     }
 
 
-def _spent(runs: Sequence[Sequence[traces.Event]], text: str) -> tuple[dict[str, traces.Spent], Program]:
-    program = Program.parse(text)
-    return traces.own_times(runs, program.is_control), program
+def tracing_cost(folder: Path, calls: int = 10, passes: int = 4) -> float:
+    """µs that tracing adds to the execution of one instruction: from a loop of small ones, the quickest of passes."""
+
+    def loop(x: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, 1000, lambda _, y: jnp.tanh(y @ x), x)
+
+    given = [{"x": jnp.eye(8)}] * calls
+    compiled = jax.jit(loop).lower(**given[0]).compile()
+    _seconds(compiled, given)  # warms the caches, as the first pass below does for the profiler's own memory
+    timed = np.asarray([_pass(compiled, given, folder / str(n)) for n in range(passes)])
+    runs = traces.read_runs(folder / str(passes - 1), "jit_loop", calls)
+    untraced, traced = timed.min(axis=0)
+    return max(float(traced - untraced), 0.0) * 1e6 / sum(len(run) for run in runs)
 
 
-def _instructions(spent: Mapping[str, traces.Spent], program: Program, times: Mapping[str, float]) -> list[Record]:
+def _instructions(runs: Sequence[Sequence[traces.Event]], program: Program, cost: float) -> list[Record]:
     """One entry per instruction: where it belongs, what it is, and its µs, waiting and running, over all calls."""
-    traced = np.asarray([each.total for each in spent.values()]) / 1e3
-    counts = np.asarray([each.count for each in spent.values()])
-    # what starting a call costs is no instruction's: the same part of both times
-    untraced = without_profiler(traced, counts, traced.sum() * times["untraced_ms"] / times["traced_ms"])
     return [
         _describe(name, program)
-        | {"us": float(us), "traced_us": each.total / 1e3, "waiting_us": each.waiting / 1e3, "count": each.count}
-        for (name, each), us in zip(spent.items(), untraced, strict=True)
+        | {
+            "us": without_profiler(each, cost),
+            "traced_us": each.total / 1e3,
+            "waiting_us": each.waiting / 1e3,
+            "count": each.count,
+        }
+        for name, each in traces.own_times(runs, program.is_control).items()
     ]
+
+
+def without_profiler(spent: traces.Spent, cost: float, least: float = 0.25) -> float:
+    """µs of an instruction untraced: `cost` µs less per execution, but at `least` that part of what was seen."""
+    traced = spent.total / 1e3
+    return max(traced - cost * spent.count, least * traced)
 
 
 def _describe(name: str, program: Program) -> Record:
@@ -181,22 +204,3 @@ def _describe(name: str, program: Program) -> Record:
         "shape": one.shape if one else "",
         "op_name": one.op_name if one else "",
     }
-
-
-def without_profiler(traced: np.ndarray, counts: np.ndarray, total: float, least: float = 0.2) -> np.ndarray:
-    """What instructions cost untraced: tracing is taken to add the same to every execution, whatever its length.
-
-    Args:
-        traced: `[N]`, time of each instruction in the trace; counts: `[N]`, its executions.
-        total: of all of them without the profiler, in the same unit.
-        least: the smallest part of its traced time that an instruction is left with.
-
-    Returns:
-        `[N]`, adding up to `total`; `traced` itself where that is not above `total`.
-    """
-    low, high = 0.0, float(np.max(traced / np.maximum(counts, 1), initial=0.0))
-    for _ in range(60):
-        middle = (low + high) / 2
-        kept = np.maximum(traced - middle * counts, least * traced).sum()
-        low, high = (middle, high) if kept > total else (low, middle)
-    return np.maximum(traced - low * counts, least * traced)

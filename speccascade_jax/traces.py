@@ -56,7 +56,7 @@ def read_runs(folder: Path | str, module: str, count: int) -> list[list[Event]]:
     """The executions of one program's instructions in a trace, by run and by time.
 
     Args:
-        folder: what `jax.profiler.trace` wrote to; the newest trace in it is read.
+        folder: what `jax.profiler.trace` wrote to; of several traces the newest is read.
         module: the program's name, such as `jit_generate`; count: how often it ran.
 
     Raises:
