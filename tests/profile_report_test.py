@@ -53,8 +53,9 @@ def test_parts_of_a_round_with_their_sums(measured):
     )
 
 
-@pytest.mark.parametrize(("untraced", "said"), [(1.2, False), (0.8, True), (1.6, True)])
+@pytest.mark.parametrize(("untraced", "said"), [(2.9, False), (2.0, True), (4.0, True)])
 def test_a_table_that_the_clock_contradicts_says_so(measured, untraced, said):
+    """1.1 ms by the instructions, 1.8 ms that none of them took: 2.9 ms."""
     notes = profile_report.phases(measured | {"untraced_ms": untraced}).notes
     assert any("disagree" in note for note in notes) == said
 
