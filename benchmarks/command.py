@@ -178,7 +178,9 @@ def describe(settings: Settings, pair: str) -> Record:
 
 def _settings(args: argparse.Namespace) -> Settings:
     examples = whole("examples", args.examples, 1)
-    settings = Settings(pair=args.pair, task=args.task, acceptance_examples=examples)
+    settings = Settings(
+        pair=args.pair, task=args.task or Settings().task, acceptance_task=args.task, acceptance_examples=examples
+    )
     if args.thorough:
         settings = dataclasses.replace(settings, lossy_block_sizes=settings.block_sizes)
     return quick(settings) if args.quick else settings
@@ -208,7 +210,8 @@ def _parser() -> argparse.ArgumentParser:
     defaults = Settings()
     parser.add_argument("--sections", default="", help="comma-separated; default: all")
     parser.add_argument("--pair", default=defaults.pair, help="a shipped pair, or a folder (default %(default)s)")
-    parser.add_argument("--task", default=defaults.task, help="where prompts come from (default %(default)s)")
+    told = f"where prompts come from (default {defaults.task}; of `acceptance`: tatoeba_joined where its data are)"
+    parser.add_argument("--task", help=told)
     parser.add_argument(
         "--examples", type=int, default=defaults.acceptance_examples, help="of `acceptance` (default %(default)s)"
     )
