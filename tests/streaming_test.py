@@ -3,20 +3,16 @@
 from itertools import groupby
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import speccascade_jax as sc
 from speccascade_jax import streaming
 from speccascade_jax.assembly import assemble, method_controls
-from speccascade_jax.data import vocabularies
-from speccascade_jax.data.tasks import get_task
 from speccascade_jax.generation import generate
-from speccascade_jax.models.t5 import T5, T5Config, T5Module
 from speccascade_jax.prompts import make_prompt
 from speccascade_jax.types import SOURCES
-from tests import conformance
+from tests import conformance, tiny_pair
 
 VOCAB, LENGTH, STOP = 9, 14, 4
 SETTINGS = {"rule": "token_v3", "alpha": 0.3, "block_size": 3, "max_new_tokens": LENGTH, "stop_ids": [STOP]}
@@ -154,12 +150,14 @@ def test_nan_logits_raise_what_decode_raises_after_the_tokens_before_them(broken
 
 
 @pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory):
-    """A small one with all bytes."""
-    texts = [text for e in get_task("tiny_translation").load(limit=40) for text in (e.source, e.reference)]
-    path = tmp_path_factory.mktemp("vocabulary") / "vocabulary.model"
-    path.write_bytes(vocabularies.train(texts, 340))
-    return vocabularies.Vocabulary(path)
+def words(tmp_path_factory):
+    """A pair whose vocabulary has all bytes."""
+    return sc.load_pair(tiny_pair.write(tmp_path_factory.mktemp("pair")))
+
+
+@pytest.fixture(scope="module")
+def vocabulary(words):
+    return words.vocabulary
 
 
 def shown(vocabulary, ids):
@@ -188,14 +186,7 @@ def test_a_character_appears_with_its_last_byte(vocabulary):
     assert "".join(shown(vocabulary, ids[:snow])) == vocabulary.decode(ids[:snow])  # ends in the middle of a character
 
 
-def test_a_t5_pair_streams_the_text_that_it_decodes(vocabulary):
-    config = T5Config(vocabulary.vocab_size, vocabulary.vocab_size, 16, 2, 8, 16, 1, 1)
-    token = jnp.ones((1, 2), jnp.int32)
-    models = []
-    for seed in range(2):
-        params = T5Module(config).init(jax.random.key(seed), token, token)["params"]
-        models.append(sc.BoundModel(params=params, model=T5(config)))
-    pair = sc.Pair(*models, vocabulary=vocabulary)
+def test_a_t5_pair_streams_the_text_that_it_decodes(words):
     settings = {"temperature": 1.0, "block_size": 2, "max_new_tokens": 12}
-    out = sc.decode(pair, ["A cold day."], **settings)
-    assert "".join(token.text for token in sc.stream(pair, "A cold day.", **settings)) == out.texts[0]
+    out = sc.decode(words, ["A cold day."], **settings)
+    assert "".join(token.text for token in sc.stream(words, "A cold day.", **settings)) == out.texts[0]

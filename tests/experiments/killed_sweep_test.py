@@ -7,15 +7,11 @@ import subprocess
 import sys
 import time
 
-import jax
-import jax.numpy as jnp
 import pytest
 
-from speccascade_jax import checkpoints, compilation_cache
-from speccascade_jax.data import vocabularies
+from speccascade_jax import compilation_cache
 from speccascade_jax.data.directory import repository_root
-from speccascade_jax.data.tasks import get_task
-from speccascade_jax.models.t5 import T5, T5Config, T5Module
+from tests import tiny_pair
 
 ROOT = repository_root()
 POINTS = 2 + 1 + 3  # the two ends, spec_decode, chow at three α's
@@ -23,18 +19,7 @@ POINTS = 2 + 1 + 3  # the two ends, spec_decode, chow at three α's
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """A folder with a pair of random, very small T5s."""
-    folder = tmp_path_factory.mktemp("pair")
-    texts = [
-        text for example in get_task("tiny_translation").load(limit=40) for text in (example.source, example.reference)
-    ]
-    (folder / "vocabulary.model").write_bytes(vocabularies.train(texts, 320))
-    token = jnp.ones((1, 2), jnp.int32)
-    for seed, part in enumerate(("target", "draft")):
-        config = T5Config(320, 320, 16, 2, 8, 16, 1, 1)
-        params = T5Module(config).init(jax.random.key(seed), token, token)["params"]
-        checkpoints.save(folder / part, T5(config), params)
-    return folder
+    return tiny_pair.write(tmp_path_factory.mktemp("pair"))
 
 
 def start(pair, output):
