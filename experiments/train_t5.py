@@ -24,10 +24,9 @@ import sys
 from pathlib import Path
 
 import gin
-import jax
 from absl import app, flags, logging
 
-from speccascade_jax import gin_flags
+from speccascade_jax import compilation_cache, gin_flags
 from speccascade_jax.training import export, loop, memory, outputs
 
 gin_flags.define_flags()
@@ -47,14 +46,15 @@ EXAMPLES = flags.DEFINE_integer(
     "examples", 1000, "evaluate: validation examples, at most. translate: joined training examples.", 1
 )
 TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "translate: 0 is greedy, 1 samples from the model's law.", 0.0)
-COMPILATION_CACHE = flags.DEFINE_string("compilation_cache", "", "Folder to keep compiled programs in; empty: none.")
+COMPILATION_CACHE = flags.DEFINE_string(
+    "compilation_cache", None, "Folder to keep compiled programs in, or off (default: the user's cache folder)."
+)
 
 
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown argument {argv[1]!r}; flags look like --gin.NAME=VALUE")
-    if COMPILATION_CACHE.value:
-        jax.config.update("jax_compilation_cache_dir", COMPILATION_CACHE.value)
+    compilation_cache.switch_on(COMPILATION_CACHE.value)
     if MODE.value in ("export", "translate") and not OUTPUT.value:
         raise app.UsageError(f"--mode={MODE.value} needs --output=PATH")
     if not flags.FLAGS.gin_file:

@@ -21,14 +21,17 @@ _JAX_KEEPS_FROM = 1.0  # seconds of compilation, JAX's default
 def switch_on(folder: str | Path | None = None) -> None:
     """Keep compiled programs on disk from now on; called by `assemble`, so by whatever decodes.
 
-    In this order: a folder that JAX was given (`JAX_COMPILATION_CACHE_DIR`, `jax.config`) stays, with JAX's other
-    settings for it; `folder`; the environment variable `SPECCASCADE_COMPILATION_CACHE`; `speccascade_jax/xla` in the
-    user's cache folder (`XDG_CACHE_HOME`, or `~/.cache`). An empty name or `off` leaves the cache off.
+    Where: `folder`; else a folder that JAX was given (`JAX_COMPILATION_CACHE_DIR`, `jax.config`), with JAX's other
+    settings for it; else what the environment variable `SPECCASCADE_COMPILATION_CACHE` names; else
+    `speccascade_jax/xla` in the user's cache folder (`XDG_CACHE_HOME`, or `~/.cache`). An empty name or `off` switches
+    nothing on.
 
     A folder that can't be written is a warning, and nothing is kept.
     """
     set_so_far = jax.config.values
-    if set_so_far["jax_compilation_cache_dir"] is not None or not set_so_far["jax_enable_compilation_cache"]:
+    if folder is None and set_so_far["jax_compilation_cache_dir"] is not None:
+        return
+    if not set_so_far["jax_enable_compilation_cache"]:
         return
     try:
         path = _path(folder)

@@ -78,6 +78,7 @@ def test_what_the_user_told_jax_stays(tmp_path):
     jax.config.update(DIRECTORY, str(tmp_path / "theirs"))
     assert switched_on() == (str(tmp_path / "theirs"), 1.0)
     assert not (tmp_path / "theirs").exists()
+    assert switched_on(tmp_path / "argument") == (str(tmp_path / "argument"), 0.0)
 
 
 @pytest.mark.parametrize("named", ["a_file/below", "locked"])
