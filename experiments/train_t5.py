@@ -20,6 +20,7 @@ a macro of the file (MINUTES) or a parameter (loop.Trainer.seed).
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -47,14 +48,16 @@ EXAMPLES = flags.DEFINE_integer(
 )
 TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "translate: 0 is greedy, 1 samples from the model's law.", 0.0)
 COMPILATION_CACHE = flags.DEFINE_string(
-    "compilation_cache", None, "Folder to keep compiled programs in, or off (default: the user's cache folder)."
+    "compilation_cache", None, f"Folder to keep compiled programs in, or off; default: ${compilation_cache.VARIABLE}."
 )
 
 
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown argument {argv[1]!r}; flags look like --gin.NAME=VALUE")
-    compilation_cache.switch_on(COMPILATION_CACHE.value)
+    if COMPILATION_CACHE.value is not None:
+        os.environ[compilation_cache.VARIABLE] = COMPILATION_CACHE.value
+    compilation_cache.switch_on()
     if MODE.value in ("export", "translate") and not OUTPUT.value:
         raise app.UsageError(f"--mode={MODE.value} needs --output=PATH")
     if not flags.FLAGS.gin_file:

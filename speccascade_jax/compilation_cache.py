@@ -18,23 +18,20 @@ VARIABLE = "SPECCASCADE_COMPILATION_CACHE"
 _JAX_KEEPS_FROM = 1.0  # seconds of compilation, JAX's default
 
 
-def switch_on(folder: str | Path | None = None) -> None:
+def switch_on() -> None:
     """Keep compiled programs on disk from now on; called by `assemble`, so by whatever decodes.
 
-    Where: `folder`; else a folder that JAX was given (`JAX_COMPILATION_CACHE_DIR`, `jax.config`), with JAX's other
-    settings for it; else what the environment variable `SPECCASCADE_COMPILATION_CACHE` names; else
-    `speccascade_jax/xla` in the user's cache folder (`XDG_CACHE_HOME`, or `~/.cache`). An empty name or `off` switches
-    nothing on.
+    In this order: a folder that JAX was given (`JAX_COMPILATION_CACHE_DIR`, `jax.config`) stays, with JAX's other
+    settings for it; what the environment variable `SPECCASCADE_COMPILATION_CACHE` names; `speccascade_jax/xla` in the
+    user's cache folder (`XDG_CACHE_HOME`, or `~/.cache`). If the variable is empty or `off`, nothing is kept.
 
     A folder that can't be written is a warning, and nothing is kept.
     """
     set_so_far = jax.config.values
-    if folder is None and set_so_far["jax_compilation_cache_dir"] is not None:
-        return
-    if not set_so_far["jax_enable_compilation_cache"]:
+    if set_so_far["jax_compilation_cache_dir"] is not None or not set_so_far["jax_enable_compilation_cache"]:
         return
     try:
-        path = _path(folder)
+        path = _path()
         if path is None:
             return
         path.mkdir(mode=0o700, parents=True, exist_ok=True)  # private: whoever writes here decides what we execute
@@ -53,9 +50,9 @@ def switch_on(folder: str | Path | None = None) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
-def _path(folder: str | Path | None) -> Path | None:
+def _path() -> Path | None:
     """The folder meant, `None` for none; RuntimeError where the user has no home."""
-    named = os.environ.get(VARIABLE) if folder is None else str(folder)
+    named = os.environ.get(VARIABLE)
     if named is not None:
         return None if named.strip().lower() in ("", "off") else Path(named).expanduser().absolute()
     user = os.environ.get("XDG_CACHE_HOME", "")

@@ -31,9 +31,9 @@ def as_after_an_import(monkeypatch, tmp_path):
         jax.config.update(name, value)
 
 
-def switched_on(*folder):
+def switched_on():
     """The directory and the seconds that JAX was left with, as `(folder or None, seconds)`."""
-    compilation_cache.switch_on(*folder)
+    compilation_cache.switch_on()
     return jax.config.values[DIRECTORY], jax.config.values[SECONDS]
 
 
@@ -62,32 +62,27 @@ def test_the_environment_names_another_folder_or_none(monkeypatch, tmp_path, var
     assert switched_on() == ((str(tmp_path / expected), 0.0) if expected else (None, 1.0))
 
 
-def test_an_argument_comes_before_the_environment(monkeypatch, tmp_path):
-    monkeypatch.setenv(compilation_cache.VARIABLE, str(tmp_path / "variable"))
-    assert switched_on("off") == (None, 1.0)
-    assert switched_on(tmp_path / "argument") == (str(tmp_path / "argument"), 0.0)
-
-
-def test_what_the_user_told_jax_stays(tmp_path):
+def test_what_the_user_told_jax_stays(monkeypatch, tmp_path):
+    monkeypatch.setenv(compilation_cache.VARIABLE, str(tmp_path / "ours"))
     jax.config.update("jax_enable_compilation_cache", False)
     assert switched_on() == (None, 1.0)
     jax.config.update("jax_enable_compilation_cache", True)
     jax.config.update(SECONDS, 7.0)
-    assert switched_on(tmp_path / "ours") == (str(tmp_path / "ours"), 7.0)
+    assert switched_on() == (str(tmp_path / "ours"), 7.0)
     jax.config.update(SECONDS, 1.0)
     jax.config.update(DIRECTORY, str(tmp_path / "theirs"))
     assert switched_on() == (str(tmp_path / "theirs"), 1.0)
     assert not (tmp_path / "theirs").exists()
-    assert switched_on(tmp_path / "argument") == (str(tmp_path / "argument"), 0.0)
 
 
 @pytest.mark.parametrize("named", ["a_file/below", "locked"])
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch, named):
     (tmp_path / "a_file").write_text("")
     (tmp_path / "locked").mkdir()
+    monkeypatch.setenv(compilation_cache.VARIABLE, str(tmp_path / named))
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path / "locked")  # root may write everywhere
     with pytest.warns(UserWarning, match=rf"not kept \(.*{named}.*\): .* variable {compilation_cache.VARIABLE}, or"):
-        assert switched_on(tmp_path / named) == (None, 1.0)
+        assert switched_on() == (None, 1.0)
 
 
 DECODE = """
