@@ -1,4 +1,4 @@
-"""Texts or token ids as a `Prompt`: right-padded to a power of two, checked before anything is compiled."""
+"""Texts or token ids as a `Prompt`: right-padded to a bucket's width, checked before anything is compiled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from speccascade_jax.pair import Pair
 
 
 def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1) -> Prompt:
-    """Texts or ids as a right-padded `Prompt`, its width a power of two (one compilation per bucket).
+    """Texts or ids as a right-padded `Prompt` of a bucket's width (`models.base.bucket`; one compilation each).
 
     Texts end in the end-of-sequence id; ids are taken as they are. Encoder-decoder models get them as the
     encoder's input and start decoding from id 0.

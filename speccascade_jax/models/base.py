@@ -123,8 +123,13 @@ def right_pad(rows: list[list[int]], width: int) -> np.ndarray:
 
 
 def bucket(length: int) -> int:
-    """The power of two that a prompt of `length` tokens is padded to, at least 8 (one compilation each)."""
-    return max(8, 1 << max(0, length - 1).bit_length())
+    """The width that a prompt of `length` tokens is padded to: 8, 12, 16, 24, 32, 48, 64, … (one compilation each).
+
+    Powers of two and the middles between them: beyond 8, padding is less than half of the prompt.
+    """
+    power = max(8, 1 << max(0, length - 1).bit_length())
+    middle = 3 * power // 4
+    return middle if power > 8 and length <= middle else power
 
 
 def causal_slots_mask(length: Array, new: int, slots: int) -> Array:
