@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.compilation import STEPS
 from benchmarks.memory import PARTS
-from speccascade_jax.report import NONE, Grid
+from speccascade_jax.grid import NONE, Grid
 from speccascade_jax.results import Record
 
 Row = dict[str, Any]

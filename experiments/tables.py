@@ -1,10 +1,12 @@
 """Paper 1's Table 2 from the records of one or more sweeps.
 
 For each method: the speed-up of its fastest α that reaches the target's quality, and the best quality among its α's
-that are no slower than the target. Sweeps over several tasks or pairs stand side by side.
+that are no slower than the target. Sweeps over several tasks or pairs stand side by side. Brackets hold 95% intervals,
+paired over examples, against the target alone; * is better than all else in its column, ≈ not told apart from the best.
 
     python experiments/tables.py results/quickstart.jsonl
     python experiments/tables.py results/a.jsonl results/b.jsonl --format markdown --output results/table2.md
+    python experiments/tables.py results/quickstart.jsonl --format latex      booktabs, for a paper
     python experiments/tables.py results/quickstart.jsonl --points      every point: quality, latency, rejection rate
     python experiments/tables.py results/quickstart.jsonl --format csv --points      the records themselves as CSV
 """
@@ -18,7 +20,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from speccascade_jax import report, results, summary
+from speccascade_jax import report, results, summary, tables
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,10 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _text(records: Sequence[results.Record], panels: Sequence[summary.Panel], args: argparse.Namespace) -> str:
     if args.format == "csv":
-        return results.to_csv(records) if args.points else report.table2_csv(panels, args.tolerance, args.margin)
-    grids = report.grids(panels, args.points, args.tolerance, args.margin)
-    if args.format == "markdown":
-        return "\n".join(grid.markdown() for grid in grids)
+        return results.to_csv(records) if args.points else tables.table2_csv(panels, args.tolerance, args.margin)
+    grids = tables.grids(panels, args.points, args.tolerance, args.margin)
+    if args.format in ("markdown", "latex"):
+        return "\n".join(grid.markdown() if args.format == "markdown" else grid.latex() for grid in grids)
     text = io.StringIO()
     for grid in grids:
         Console(width=160, file=text).print(grid.rich())
@@ -57,7 +59,7 @@ def _text(records: Sequence[results.Record], panels: Sequence[summary.Panel], ar
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="+", help="result files (JSON lines) that sweep.py or run.py wrote")
-    parser.add_argument("--format", choices=("terminal", "markdown", "csv"), default="terminal")
+    parser.add_argument("--format", choices=("terminal", "markdown", "latex", "csv"), default="terminal")
     parser.add_argument("--output", help="file to write instead of printing")
     parser.add_argument("--points", action="store_true", help="list every point, not Table 2 (csv: whole records)")
     parser.add_argument(

@@ -53,7 +53,10 @@ class Evaluator:
 
     def __init__(self, source: ModelPair, evaluation: Evaluation, pair: Pair | None = None):
         self.source, self.evaluation, self.task = source, evaluation.resolved(), get_task(evaluation.task)
-        self.pair = load_pair(source.name) if pair is None else pair
+        for name in self.task.metrics:
+            quality.get_metric(name)  # a misspelt one should not show after the last example only
+        longest = max(Pair.max_prompt_length, self.task.max_input_length)  # the former is for prompts that nobody cuts
+        self.pair = replace(load_pair(source.name), max_prompt_length=longest) if pair is None else pair
         wanted = max(evaluation.quality_examples, evaluation.latency_examples)
         self.examples = self.task.load(self.evaluation.split, wanted)
         if len(self.examples) < wanted:

@@ -17,8 +17,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
 
-from speccascade_jax.report import label
-from speccascade_jax.summary import Panel, Spot, Value
+from speccascade_jax.summary import Panel, Spot, Value, label
 
 # Okabe and Ito's palette: distinct under the common kinds of colour blindness; markers tell the rest apart.
 STYLES = {

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from speccascade_jax.report import NONE, Grid
+from speccascade_jax.grid import NONE, Grid
 from speccascade_jax.results import Record
 from speccascade_jax.scopes import OTHER, PREFILL
 

@@ -239,7 +239,7 @@ def write_atomically(path: str | Path, text: str) -> None:
 
 
 def to_csv(records: Sequence[Record]) -> str:
-    """The records as CSV text: nested names joined by dots, lists as JSON, undefined values empty."""
+    """The records, less their single examples, as CSV text: names joined by dots, lists as JSON, undefined empty."""
     rows = [dict(_flatten(record)) for record in records]
     names = list(dict.fromkeys(name for row in rows for name in row))
     out = io.StringIO()
@@ -251,6 +251,8 @@ def to_csv(records: Sequence[Record]) -> str:
 
 def _flatten(value: Record, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, item in value.items():
+        if name.startswith("per_example"):
+            continue  # longer than the cells that CSV readers take
         if isinstance(item, dict):
             yield from _flatten(item, f"{prefix}{name}.")
         else:

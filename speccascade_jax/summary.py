@@ -53,7 +53,7 @@ class Spot:
     """One point of a curve, averaged over seeds. `None` where it was not measured or is undefined.
 
     Spreads: with one seed those of the record (bootstrap over examples; extremes of the trials), with several one
-    standard deviation over seeds to either side.
+    standard deviation over seeds to either side. `records` are what it is the average of, one per seed.
     """
 
     method: str
@@ -64,6 +64,7 @@ class Spot:
     measures: dict[str, Value]
     seeds: int
     inconclusive: bool
+    records: tuple[Record, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +109,11 @@ class Panel:
                 f", {self.setting['latency_examples']} examples × {self.setting['latency_trials']} trials for latency"
             )
         return f"{text}, {'–'.join(map(str, seeds))} {'seed' if seeds == [1] else 'seeds'}"
+
+
+def label(method: str) -> str:
+    """A method's name in tables and legends: paper 1's, else its own."""
+    return LABELS.get(method, method)
 
 
 def short_name(pair: str) -> str:
@@ -182,6 +188,7 @@ def _spot(method: str, alpha: float | None, records: Sequence[Record]) -> Spot:
         },
         seeds=len(records),
         inconclusive=any(r.get("inconclusive", False) for r in records) and method not in (TARGET, DRAFT),
+        records=tuple(records),
     )
 
 

@@ -29,8 +29,3 @@ def test_progress_estimates_from_what_this_process_measured(capsys):
 @pytest.mark.parametrize(("seconds", "shown"), [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3661, "1:01:01")])
 def test_clock_times(seconds, shown):
     assert report.clock_time(seconds) == shown
-
-
-def test_markdown_marks_winners_and_keeps_brackets():
-    grid = report.Grid(title="T", header=["a", "b"], rows=[["x [y]", "1|2"]], notes=["n"], bold={(0, 1)})
-    assert grid.markdown() == "**T**\n\n| a | b |\n| --- | ---: |\n| x [y] | **1\\|2** |\n\n- n\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from speccascade_jax import report, summary
+from speccascade_jax import summary, tables
 from speccascade_jax.summary import panels, table2
 
 _spec = importlib.util.spec_from_file_location(
@@ -55,16 +55,16 @@ def test_tolerance_and_margin():
 def test_a_method_without_a_qualifying_point_has_a_dash():
     row = _rows(_record("opt", 0.3, quality=10.0, latency=1.5))["opt"]
     assert row.fastest is None and row.best is None
-    (grid,) = report.table2_grids(panels([*_ENDS, _record("opt", 0.3, quality=10.0, latency=1.5)]))
+    (grid,) = tables.table2_grids(panels([*_ENDS, _record("opt", 0.3, quality=10.0, latency=1.5)]))
     assert grid.rows[0] == ["SpecCascade [OPT]", "–", "–"]
 
 
 def test_inconclusive_points_do_not_count_and_are_named():
     records = [*_ENDS, _record("opt", 0.3, quality=30.0, latency=0.2, inconclusive=True)]
     assert _rows(*records[2:])["opt"].fastest is None
-    (grid,) = report.table2_grids(panels(records))
+    (grid,) = tables.table2_grids(panels(records))
     assert any("Inconclusive (nothing was drafted), left out: opt (α 0.3)" in note for note in grid.notes)
-    (points,) = [report.points_grid(panel) for panel in panels(records)]
+    (points,) = [tables.points_grid(panel) for panel in panels(records)]
     assert points.rows[-1][0] == "SpecCascade [OPT] (inconclusive)"
 
 
@@ -115,7 +115,7 @@ def test_records_without_latency_still_make_curves():
     assert panel.curves["opt"][0].latency is None
     (row,) = table2(panel)
     assert row.fastest is None and row.best is None
-    assert report.points_grid(panel).rows[1][4] == "–"
+    assert tables.points_grid(panel).rows[1][5] == "–"
 
 
 def test_a_point_measured_again_is_no_further_seed():

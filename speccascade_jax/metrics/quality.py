@@ -1,7 +1,8 @@
 """Text quality: BLEU (sacrebleu), ROUGE (rouge-score), exact match; all from 0 to 100.
 
 Each metric is kept as statistics per example (match counts for BLEU, the score itself for the others), so that a
-corpus score, a score per example and a bootstrap come from one pass over the texts.
+corpus score, a score per example and a bootstrap come from one pass over the texts. A record keeps them (`measure`), so
+that two records can be compared example by example without their texts (`metrics.paired`).
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ class Metric:
 
     Attributes:
         statistics: (prediction, reference) -> K numbers.
-        corpus: statistics `[N, K]` -> the score of all N together.
+        from_sums: statistics added up over the N examples of each of R corpora, `[R, K]`, and N -> the scores `[R]`.
         sentence: statistics `[K]` -> the score of one example.
         signature: () -> what identifies the computation in a record.
     """
 
     statistics: Callable[[str, str], Sequence[float]]
-    corpus: Callable[[np.ndarray], float]
+    from_sums: Callable[[np.ndarray, int], np.ndarray]
     sentence: Callable[[np.ndarray], float]
     signature: Callable[[], str]
 
@@ -47,7 +48,7 @@ def score(metric_names: Sequence[str], predictions: Sequence[str], references: S
     """
     if isinstance(metric_names, str):
         raise ValueError(f"metric_names={metric_names!r} is one string; give a list or tuple of names")
-    return {name: get_metric(name).corpus(_statistics(name, predictions, references)) for name in metric_names}
+    return {name: _corpus_score(name, _statistics(name, predictions, references)) for name in metric_names}
 
 
 def sentence_scores(name: str, predictions: Sequence[str], references: Sequence[str]) -> list[float]:
@@ -72,12 +73,52 @@ def bootstrap_interval(
 
     sacrebleu offers this for its own metrics only, with a seed from the environment.
     """
-    metric = get_metric(name)
-    statistics = _statistics(name, predictions, references)
-    drawn = np.random.default_rng(seed).integers(len(statistics), size=(samples, len(statistics)))
-    scores = [metric.corpus(statistics[rows]) for rows in drawn]
-    low, high = np.quantile(scores, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return float(low), float(high)
+    return _interval(name, _statistics(name, predictions, references), seed, samples, confidence)
+
+
+def measure(
+    metric_names: Sequence[str],
+    ids: Sequence[int],
+    predictions: Sequence[str],
+    references: Sequence[str],
+    *,
+    samples: int = 200,
+) -> dict[str, Any]:
+    """A record's entry `quality`: the scores, the first metric's interval, and the statistics of every example.
+
+    Args:
+        metric_names: keys of `METRICS`, the main one first.
+        ids: what each example is called, in the order of the texts.
+        predictions, references: one text per example.
+        samples: bootstrap resamples behind the interval.
+
+    Returns:
+        `metric`, `value`, `low`, `high`, `interval`, `examples`, `all` (every metric's score), `signature`, and
+        `per_example`: `ids` and, for each metric, `statistics` in the same order (a list of K numbers, or the number
+        itself where K is 1).
+
+    Raises:
+        ValueError: as `score`; another number of ids; an id that occurs twice.
+    """
+    if len(ids) != len(predictions) or len(set(ids)) != len(ids):
+        raise ValueError(f"{len(set(ids))} different ids for {len(predictions)} predictions; one each is needed")
+    statistics = {name: _statistics(name, predictions, references) for name in metric_names}
+    scores, main = {name: _corpus_score(name, rows) for name, rows in statistics.items()}, metric_names[0]
+    low, high = _interval(main, statistics[main], seed=0, samples=samples)
+    return {
+        "metric": main,
+        "value": scores[main],
+        "low": low,
+        "high": high,
+        "interval": f"95% bootstrap over examples, {samples} resamples",
+        "examples": len(predictions),
+        "all": scores,
+        "signature": signature(main),
+        "per_example": {
+            "ids": [int(one) for one in ids],
+            "statistics": {name: _compact(rows) for name, rows in statistics.items()},
+        },
+    }
 
 
 def signature(name: str) -> str:
@@ -109,6 +150,26 @@ def _statistics(name: str, predictions: Sequence[str], references: Sequence[str]
         raise ValueError(f"no predictions to score with {name}; give at least one example")
     statistics = get_metric(name).statistics
     return np.asarray([statistics(*pair) for pair in zip(predictions, references, strict=True)], np.float64)
+
+
+def _corpus_score(name: str, statistics: np.ndarray) -> float:
+    return float(get_metric(name).from_sums(statistics.sum(axis=0, keepdims=True), len(statistics))[0])
+
+
+def _interval(
+    name: str, statistics: np.ndarray, seed: int, samples: int, confidence: float = 0.95
+) -> tuple[float, float]:
+    drawn = np.random.default_rng(seed).integers(len(statistics), size=(samples, len(statistics)))
+    scores = get_metric(name).from_sums(np.stack([statistics[rows].sum(axis=0) for rows in drawn]), len(statistics))
+    low, high = np.quantile(scores, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
+
+
+def _compact(statistics: np.ndarray) -> list:
+    """`[N, K]` as lists for a record: counts as whole numbers, single numbers without a list of their own."""
+    whole = statistics.astype(np.int64)
+    numbers = whole if np.array_equal(whole, statistics) else statistics
+    return (numbers[:, 0] if numbers.shape[1] == 1 else numbers).tolist()
 
 
 @functools.cache
@@ -162,7 +223,7 @@ def _mean_of(statistics: Callable[[str, str], Sequence[float]], described: str) 
     """A metric whose corpus score is the mean over examples."""
     return Metric(
         statistics=statistics,
-        corpus=lambda rows: float(np.mean(rows)),
+        from_sums=lambda sums, examples: sums[:, 0] / examples,
         sentence=lambda row: float(row[0]),
         signature=lambda: described,
     )
@@ -171,7 +232,7 @@ def _mean_of(statistics: Callable[[str, str], Sequence[float]], described: str) 
 METRICS = {
     "bleu": Metric(
         statistics=_bleu_statistics,
-        corpus=lambda rows: _bleu_from(rows.sum(axis=0), effective_order=False),
+        from_sums=lambda sums, _: np.asarray([_bleu_from(row, effective_order=False) for row in sums]),
         sentence=lambda row: _bleu_from(row, effective_order=True),
         signature=_bleu_signature,
     ),

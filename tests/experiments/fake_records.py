@@ -8,6 +8,10 @@ import math
 import random
 from typing import Any
 
+import numpy as np
+
+from speccascade_jax.metrics import quality
+
 RULES = {
     "spec_decode": (None,),
     "lossy": (0.0, 0.2, 0.4, 0.6, 0.8),
@@ -49,6 +53,8 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     relative = {"autoregressive": 1.0, "autoregressive_draft": 0.12}.get(point["method"], 1.15 - 0.62 * kept)
     relative *= 1 + noise.gauss(0, 0.01)
     speculative = point["block_size"] is not None
+    judged, (own, target) = _judged(key_of(point), score), _timed(key_of(point), relative)
+    score, relative = judged["value"], sum(own) / sum(target)
     return {
         "key": key_of(point), "format": 1, "point": point, "configuration": "", "started": "2026-01-01T00:00:00+00:00",
         "wall_seconds": 1.0, "fingerprints": {"weights": "fake", "examples": "fake"},
@@ -61,16 +67,35 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
             "rejections_per_token": (1 - kept) / 2 if speculative else None,
         },
         "quality": {
-            "metric": "bleu", "value": score, "low": score - 1.2, "high": score + 1.3, "interval": "95% bootstrap",
+            "metric": "bleu", "low": score - 1.2, "high": score + 1.3, "interval": "95% bootstrap", **judged,
             "examples": 64, "tokens_per_example": 30.0, "all": {"bleu": score}, "signature": "fake",
         },
-        "target_latency": {"ms_per_example": _over_trials(60.0, 2.0)},
+        "target_latency": {"ms_per_example": _over_trials(60.0, 2.0), "per_example_ms": target},
         "latency": {
             "ms_per_example": _over_trials(60 * relative, 2.0), "ms_per_token": _over_trials(2 * relative, 0.1),
-            "tokens_per_example": 30.0, "examples": 16, "trials": 2,
+            "per_example_ms": own, "tokens_per_example": 30.0, "examples": 16, "trials": 2,
         },
         "relative_latency": _over_trials(relative, 0.02) | {"per_token": relative},
     }  # fmt: skip
+
+
+def _judged(key: str, score: float) -> dict[str, Any]:
+    """BLEU near `score` and the counts behind it; how easy an example is, is the same in every record."""
+    shared, own = np.random.default_rng(64), np.random.default_rng(int(key[:8], 16))
+    lengths = shared.integers(15, 45, 64)
+    share = score / 100 * shared.normal(1, 0.3, 64) * own.normal(1, 0.1, 64)
+    totals = lengths[:, None] - np.arange(4)
+    counts = np.round(np.clip(share[:, None], 0, 1) * totals).astype(int)
+    rows = np.column_stack([counts, totals, lengths, lengths])
+    value = float(quality.get_metric("bleu").from_sums(rows.sum(0, keepdims=True), 64)[0])
+    return {"value": value, "per_example": {"ids": list(range(64)), "statistics": {"bleu": rows.tolist()}}}
+
+
+def _timed(key: str, relative: float) -> tuple[list[float], list[float]]:
+    """Milliseconds of 16 examples over two trials: of the point, and of the target beside it."""
+    own = np.random.default_rng(int(key[8:16], 16))
+    target = 120 * np.random.default_rng(16).normal(1, 0.2, 16)
+    return (target * relative * own.normal(1, 0.05, 16)).tolist(), target.tolist()
 
 
 def _kept_share(point: dict[str, Any]) -> float:

@@ -1,4 +1,4 @@
-"""experiments/tables.py: Table 2 in three forms from fake records."""
+"""experiments/tables.py: Table 2 in all its forms from fake records."""
 
 import csv
 import io
@@ -41,10 +41,24 @@ def test_csv_has_one_line_per_method_with_both_summaries(script, store, tmp_path
 
 def test_all_points_as_table_and_as_records(script, store, capsys):
     assert script("tables").main([str(store), "--points"]) == 0
-    assert "block efficiency" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "efficiency" in said and "bleu − target's" in said
     assert script("tables").main([str(store), "--points", "--format", "csv"]) == 0
     lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert len(lines) == 28 and "relative_latency.value" in lines[0]
+    assert not any(name.endswith((".ids", ".bleu", ".per_example_ms")) and "all" not in name for name in lines[0])
+
+
+def test_latex_holds_the_cells_of_the_markdown(script, store, tmp_path, capsys):
+    out = tmp_path / "table.tex"
+    assert script("tables").main([str(store), "--format", "latex", "--output", str(out)]) == 0
+    text = out.read_text()
+    assert text.count("\\begin{table}") == text.count("\\toprule") == text.count("\\bottomrule") == 1
+    assert capsys.readouterr().out == f"written: {out}\n"
+    assert script("tables").main([str(store), "--format", "markdown"]) == 0
+    cells = [line.split(" | ")[-1].strip(" |*\\") for line in capsys.readouterr().out.splitlines() if " (α " in line]
+    written = text.replace("{[}", "[").replace("{]}", "]").replace("$\\alpha$", "α").replace("$-$", "-")
+    assert len(cells) == 5 and all(cell in written for cell in cells)
 
 
 def test_the_terminal_table_can_be_written_to_a_file(script, store, tmp_path):

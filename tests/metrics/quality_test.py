@@ -119,6 +119,30 @@ def test_bootstrap_interval_surrounds_the_score_and_repeats(name):
     assert (low, high) != quality.bootstrap_interval(name, predictions, references, seed=2)
 
 
+def test_a_record_keeps_the_statistics_of_every_example():
+    predictions, references = noisy_corpus()
+    ids = list(range(100, 140))
+    given = json.loads(json.dumps(quality.measure(["bleu", *ROUGE], ids, predictions, references, samples=50)))
+    scores = quality.score(["bleu", *ROUGE], predictions, references)
+    assert given["metric"] == "bleu" and given["value"] == scores["bleu"] and given["all"] == scores
+    interval = quality.bootstrap_interval("bleu", predictions, references, seed=0, samples=50)
+    assert (given["low"], given["high"]) == interval and given[
+        "interval"
+    ] == "95% bootstrap over examples, 50 resamples"
+    assert given["examples"] == 40 and given["signature"] == quality.signature("bleu")
+    held = given["per_example"]
+    assert held["ids"] == ids and set(held["statistics"]) == {"bleu", *ROUGE}
+    assert all(type(number) is int for row in held["statistics"]["bleu"] for number in row)
+    for name in ROUGE:
+        assert held["statistics"][name] == quality.sentence_scores(name, predictions, references)
+
+
+@pytest.mark.parametrize("ids", [[1], [1, 1], [1, 2, 3]])
+def test_every_example_has_an_id_of_its_own(ids):
+    with pytest.raises(ValueError, match="different ids for 2 predictions; one each is needed"):
+        quality.measure(["bleu"], ids, ["a", "b"], ["a", "b"])
+
+
 def test_signatures_name_what_matters():
     assert quality.signature("bleu").startswith("BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
     assert quality.signature("rougeL").startswith("rougeL|f1|stemmer:porter|version:")

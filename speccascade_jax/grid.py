@@ -1,0 +1,108 @@
+"""A table before it has a form, and its forms: terminal, Markdown, LaTeX."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import JustifyMethod
+from rich.markup import escape
+from rich.table import Table
+
+NONE = "–"
+
+_LATEX = str.maketrans(
+    {character: "\\" + character for character in "&%$#_{}"}
+    | {
+        "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}",
+        "<": "$<$", ">": "$>$",
+        "[": "{[}", "]": "{]}", "*": "{*}",  # \\ takes a bracket or star that begins the next line for its own
+        "α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$", "π": r"$\pi$", "η": r"$\eta$", "×": r"$\times$",
+        "≈": r"$\approx$", "≤": r"$\leq$", "≥": r"$\geq$", "−": "$-$", "–": "--", "…": r"\dots{}",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """A table before it has a form: strings, the winners of each column, and what must be said below it.
+
+    Attributes:
+        title: above it; header, rows: one string per cell, the first column names the row; notes: below it.
+        bold: (row, column) of the cells to be set in bold.
+    """
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    notes: list[str]
+    bold: set[tuple[int, int]] = field(default_factory=set)
+
+    def rich(self) -> Table:
+        """For a terminal."""
+        table = Table(
+            title=escape(self.title),
+            caption=escape("\n".join(self.notes)),
+            title_justify="left",
+            caption_justify="left",
+        )
+        for n, name in enumerate(self.header):
+            # a header wraps before it makes its column wider than the cells are
+            width = max(map(len, [*(row[n] for row in self.rows), *name.split()]), default=1)
+            justify: JustifyMethod = "left" if n == 0 else "right"
+            table.add_column(escape(name), justify=justify, overflow="fold", max_width=width)
+        for row in self._cells(escape, "[bold]{}[/bold]"):
+            table.add_row(*row)
+        return table
+
+    def markdown(self) -> str:
+        """For a page; the notes follow as a list."""
+        aligned = ["---"] + ["---:"] * (len(self.header) - 1)
+        rows = self._cells(_markdown, "**{}**")
+        lines = [_pipes(cells) for cells in ([_markdown(name) for name in self.header], aligned, *rows)]
+        notes = [f"- {_markdown(note)}" for note in self.notes]
+        return "\n".join([f"**{_markdown(self.title)}**", "", *lines, "", *notes]) + "\n"
+
+    def latex(self) -> str:
+        r"""For a paper: a `table` with the rules of booktabs, the title as its caption, the notes below.
+
+        It needs `\usepackage{booktabs}` and nothing else; long headers are stacked. Wide tables want a wide page.
+        """
+        rows = [" & ".join(cells) + r" \\" for cells in self._cells(_latex, r"\textbf{{{}}}")]
+        notes = [rf"{_latex(note)}\par" for note in self.notes]
+        lines = [
+            r"\begin{table}", r"\centering\footnotesize", rf"\caption{{{_latex(self.title)}}}",
+            rf"\begin{{tabular}}{{l{'r' * (len(self.header) - 1)}}}", r"\toprule",
+            " & ".join(map(_latex_header, self.header)) + r" \\", r"\midrule", *rows, r"\bottomrule", r"\end{tabular}",
+            r"\par\medskip", r"\begin{minipage}{\linewidth}\raggedright", *notes, r"\end{minipage}",
+            r"\end{table}",
+        ]  # fmt: skip
+        return "\n".join(["% \\usepackage{booktabs}", *lines]) + "\n"
+
+    def _cells(self, write: Callable[[str], str], bold: str) -> list[list[str]]:
+        """The rows in a form's own characters, the bold cells in its brackets."""
+        return [
+            [bold.format(write(x)) if (r, c) in self.bold else write(x) for c, x in enumerate(row)]
+            for r, row in enumerate(self.rows)
+        ]
+
+
+def _markdown(text: str) -> str:
+    return text.replace("*", r"\*").replace("|", r"\|")
+
+
+def _latex(text: str) -> str:
+    minus = re.sub(r"(?<![\w.])-(?=\d)", "−", text)  # a hyphen is too short to be read as a sign
+    return minus.translate(_LATEX)
+
+
+def _latex_header(text: str) -> str:
+    lines = [_latex(line) for line in textwrap.wrap(text, 22, break_long_words=False, break_on_hyphens=False)]
+    stacked = r" \\ ".join(lines)
+    return rf"\shortstack[r]{{{stacked}}}" if len(lines) > 1 else stacked
+
+
+def _pipes(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
