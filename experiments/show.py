@@ -25,7 +25,7 @@ from rich.text import Text
 
 import speccascade_jax as sc
 from speccascade_jax import gin_flags
-from speccascade_jax.assembly import METHODS
+from speccascade_jax.methods import METHODS
 
 PAIR = flags.DEFINE_string("pair", "tatoeba_en_de", "A shipped pair, or the folder of one (sc.load_pair).")
 PROMPT = flags.DEFINE_string(
@@ -34,10 +34,15 @@ PROMPT = flags.DEFINE_string(
     "The text that the pair is given.",
 )
 RULE = flags.DEFINE_string(
-    "rule", "spec_decode", "A rule's name, or autoregressive, or autoregressive_draft; a wrong one lists all rules."
+    "rule",
+    "spec_decode",
+    "A rule, or a method such as autoregressive, fuzzy or token_cascade; a wrong one lists all rules.",
 )
 ALPHA = flags.DEFINE_float("alpha", None, "The rule's trade-off; needed by rules that have one.")
-BLOCK_SIZE = flags.DEFINE_integer("block_size", 5, "Draft tokens per round.")
+BLOCK_SIZE = flags.DEFINE_integer("block_size", None, "Draft tokens per round; default: the method's own, mostly 5.")
+STOP_THRESHOLD = flags.DEFINE_float(
+    "stop_threshold", None, "bild: draft while the draft's maximum is at least 1 minus this."
+)
 TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy, 1 samples from the models' own laws.")
 SEED = flags.DEFINE_integer("seed", 0, "Of what is sampled.")
 MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "The longest output.")
@@ -119,15 +124,17 @@ def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         sys.exit(f"error: unexpected argument {argv[1]!r}; flags look like --rule=chow; --help explains")
     with gin_flags.one_line_errors():
-        alone = RULE.value in METHODS[1:]
+        method = RULE.value if RULE.value in METHODS else "speculative"
+        alone = METHODS[method].alone is not None
         begin = time.perf_counter()
         tokens = sc.stream(
             sc.load_pair(PAIR.value),
             PROMPT.value,
-            method=RULE.value if alone else "speculative",
-            rule="spec_decode" if alone else RULE.value,
+            method=method,
+            rule=None if method == RULE.value else RULE.value,
             alpha=ALPHA.value,
             block_size=BLOCK_SIZE.value,
+            stop_threshold=STOP_THRESHOLD.value,
             temperature=TEMPERATURE.value,
             seed=SEED.value,
             max_new_tokens=MAX_NEW_TOKENS.value,

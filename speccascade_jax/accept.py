@@ -99,7 +99,36 @@ class Deferral:
         return self.rule.target_law(pair, alpha)
 
 
-ACCEPT_FNS: dict[str, Callable[[Rule], AcceptFn]] = {"speculative": Speculative, "deferral": Deferral}
+@dataclass(frozen=True)
+class SoftRatio:
+    """Keep with probability `min(1, p̃/q)` whatever the token was drawn from: paper 2's published baseline.
+
+    Wrong on purpose: where `q̃` is not `q` its law is not the target's (METHODS section 5).
+    """
+
+    rule: Rule
+
+    def __post_init__(self) -> None:
+        if self.rule.name != "sd_reference":
+            raise ValueError(f"the acceptance 'soft_ratio' belongs to rule 'sd_reference', got {self.rule.name!r}")
+
+    def __call__(self, pair: LawPair, alpha: Array) -> Acceptance:
+        return Acceptance(kept=laws.kept_by_soft_ratio(pair), replacement=laws.soft_residual(pair))
+
+    def kept_at(self, pair: LawPair, alpha: Array, tokens: Array) -> Array:
+        """`q̃ min(1, p̃/q)` at `tokens`."""
+        return laws.kept_by_soft_ratio(laws.at_tokens(pair, tokens))[..., 0]
+
+    def law(self, pair: LawPair, alpha: Array) -> Array:
+        """What kept and replaced tokens add up to."""
+        return self.rule.target_law(pair, alpha)
+
+
+ACCEPT_FNS: dict[str, Callable[[Rule], AcceptFn]] = {
+    "speculative": Speculative,
+    "deferral": Deferral,
+    "soft_ratio": SoftRatio,
+}
 
 
 def implied_law(acceptance: Acceptance) -> Array:

@@ -46,39 +46,43 @@ def decode(
     pair: Pair,
     prompts: Any,
     *,
-    rule: str | Rule = "spec_decode",
+    rule: str | Rule | None = None,
     alpha: Any = None,
-    block_size: int = 5,
+    block_size: int | None = None,
     temperature: Any = 0.0,
     top_p: Any = 1.0,
     top_k: Any = 0,
     draft_temperature: Any = None,
     max_new_tokens: int = 64,
     seed: int = 0,
-    bonus: str = "rule",
+    bonus: str | None = None,
     example_ids: Any = None,
     stop_ids: Sequence[int] | None = None,
     method: str = "speculative",
-    accept: str = "speculative",
+    accept: str | None = None,
+    stop_threshold: Any = None,
 ) -> DecodeOutput:
     """Generate with a draft and a target under a rule.
 
     Args:
         pair: the models, from `load_pair` or made by hand.
         prompts: texts, or token ids: `[B, P]` or a list of lists (one flat list is one prompt).
-        rule: a name of `speccascade_jax.rules.RULES`, or a `Rule` of your own.
+        rule: a name of `speccascade_jax.rules.RULES`, or a `Rule` of your own; `None` is the method's own, which for
+            "speculative" is lossless.
         alpha: the rule's trade-off, a number or `[B]`; rules without one ignore it.
-        block_size: γ, draft tokens per round.
+        block_size: γ, draft tokens per round at most; `None` is the method's own, which for "speculative" is 5.
         temperature: 0 is greedy; a number or `[B]`. So are `top_p`, `top_k` (0: off) and `draft_temperature`
             (`None`: the target's).
         max_new_tokens: the most tokens to generate.
         seed: of all randomness; a row's bits depend on the seed and its example id only.
-        bonus: what follows a fully kept block: "rule", "target" or "none" (METHODS section 2).
+        bonus: what follows a fully kept block: "rule", "target" or "none" (METHODS section 2); `None` is the method's.
         example_ids: `[B]`, default `0 … B − 1`; rows with one id draw the same bits.
         stop_ids: ids that end a row; default: the vocabulary's end of sequence, or none without a vocabulary.
-        method: "speculative", or the two ends of every plot: "autoregressive" (the target alone) and
-            "autoregressive_draft".
-        accept: "speculative", or "deferral" (keep with probability 1 − r, replace from the target).
+        method: a name of `speccascade_jax.methods.METHODS`: "speculative"; the two ends of every plot,
+            "autoregressive" (the target alone) and "autoregressive_draft"; "fuzzy", "bild", "token_cascade" and others.
+        accept: "speculative", or "deferral" (keep with probability 1 − r, replace from the target); `None` is the
+            method's.
+        stop_threshold: where the method drafts only while it is sure, how unsure it may be, a number or `[B]`.
 
     Returns:
         A `DecodeOutput`.
@@ -92,7 +96,10 @@ def decode(
     )
     prompt = make_prompt(pair, prompts)
     rows = prompt.tokens.shape[0]
-    controls = method_controls(method, rule, rows, alpha, temperature, top_p, top_k, draft_temperature)
+    controls = method_controls(
+        method, rule, rows, alpha=alpha, temperature=temperature, top_p=top_p, top_k=top_k,
+        draft_temperature=draft_temperature, stop_threshold=stop_threshold,
+    )  # fmt: skip
     generation = generate(
         engine,
         params,

@@ -7,30 +7,28 @@ from typing import Any
 
 import numpy as np
 
-from speccascade_jax import compilation_cache, rules
+from speccascade_jax import compilation_cache, methods, rules
 from speccascade_jax.accept import ACCEPT_FNS, Speculative
-from speccascade_jax.controls import make_controls, own_temperature, per_row, whole
+from speccascade_jax.controls import make_controls, own_temperature, per_row
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.none import NoDrafter
 from speccascade_jax.engine import Engine
 from speccascade_jax.models.base import Params
 from speccascade_jax.pair import Pair
 from speccascade_jax.rules import Rule
-from speccascade_jax.stopping import Fixed, StopPolicy
+from speccascade_jax.stopping import StopPolicy
 from speccascade_jax.types import Controls
-
-METHODS = ("speculative", "autoregressive", "autoregressive_draft")
 
 
 def assemble(
     pair: Pair,
     *,
-    rule: str | Rule = "spec_decode",
-    block_size: int = 5,
-    bonus: str = "rule",
+    rule: str | Rule | None = None,
+    block_size: int | None = None,
+    bonus: str | None = None,
     method: str = "speculative",
     stop_ids: Sequence[int] | None = None,
-    accept: str = "speculative",
+    accept: str | None = None,
     stop_policy: StopPolicy | None = None,
 ) -> tuple[Engine, Params]:
     """An engine for a pair and the parameters to pass beside it.
@@ -38,59 +36,70 @@ def assemble(
     Whoever decodes comes through here first, so it is here that the compilation cache is switched on
     (`compilation_cache.switch_on`), and not by an import.
 
-    Arguments as in `decode`; `stop_policy` replaces `Fixed(block_size)`.
+    Arguments as in `decode`; what is `None` is the method's own (`methods.METHODS`). `stop_policy` replaces the
+    method's.
 
     Raises:
-        ValueError: unknown method, rule, acceptance or bonus, or a block size below 1.
+        ValueError: unknown method, rule, acceptance or bonus, a block size below 1, or one it does not have.
     """
-    if method not in METHODS:
-        raise ValueError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
+    recipe = methods.get(method)
+    accept = recipe.accept if accept is None else accept
     if accept not in ACCEPT_FNS:
         raise ValueError(f"unknown acceptance {accept!r}: choose one of {', '.join(ACCEPT_FNS)}")
     stops = _stop_ids(pair, stop_ids)
     compilation_cache.switch_on()
-    if method != "speculative":
-        alone = pair.target if method == "autoregressive" else pair.draft
+    if recipe.alone is not None:
+        alone = getattr(pair, recipe.alone)
         lossless = Speculative(rules.RULES["spec_decode"])
         engine = Engine(target=alone.model, drafter=NoDrafter(), accept=lossless, stop_ids=stops, bonus="target")
         return engine, {"target": alone.params, "drafter": {}}
-    policy = stop_policy or Fixed(whole("block_size", block_size, 1))
+    policy = stop_policy or recipe.policy(methods.block_size(recipe, block_size))
     engine = Engine(
         target=pair.target.model,
         drafter=ModelDrafter(pair.draft.model, policy),
-        accept=ACCEPT_FNS[accept](rules.get(rule)),
+        accept=ACCEPT_FNS[accept](methods.rule_of(recipe, rule)),
         stop_ids=stops,
-        bonus=bonus,
+        bonus=recipe.bonus if bonus is None else bonus,
+        verify_final=recipe.verify_final,
     )
     return engine, {"target": pair.target.params, "drafter": {"model": pair.draft.params}}
 
 
 def method_controls(
     method: str,
-    rule: str | Rule,
+    rule: str | Rule | None,
     rows: int,
-    alpha: Any,
-    temperature: Any,
-    top_p: Any,
-    top_k: Any,
-    draft_temperature: Any,
+    *,
+    alpha: Any = None,
+    temperature: Any = 0.0,
+    top_p: Any = 1.0,
+    top_k: Any = 0,
+    draft_temperature: Any = None,
+    stop_threshold: Any = None,
 ) -> Controls:
     """The numbers of a generation, one value per row, checked against what the method and its rule allow.
 
     Raises:
-        ValueError: as `check_alpha` and `make_controls`, or a rule that is greedy only at another temperature.
+        ValueError: as `check_alpha` and `make_controls`; a rule that is greedy only at another temperature; a stop
+            threshold that the method needs and lacks, or has no use for.
     """
-    if method == "speculative":
-        chosen = rules.get(rule)
-        alpha = check_alpha(chosen, alpha, rows)
-        rules.check_greedy(chosen, temperature, draft_temperature)
+    recipe = methods.get(method)
+    sampling = {"top_p": top_p, "top_k": top_k}
+    if recipe.alone is not None:
+        own = own_temperature(method, temperature, draft_temperature)
+        return make_controls(rows, temperature=own, draft_temperature=draft_temperature, **sampling)
+    if recipe.greedy_draft and draft_temperature is None:
+        draft_temperature = 0.0
+    chosen = methods.rule_of(recipe, rule)
+    alpha = check_alpha(chosen, alpha, rows)
+    rules.check_greedy(chosen, temperature, draft_temperature)
     return make_controls(
         rows,
-        alpha=alpha if method == "speculative" else 0.0,
-        temperature=own_temperature(method, temperature, draft_temperature),
-        top_p=top_p,
-        top_k=top_k,
+        alpha=alpha,
+        temperature=temperature,
         draft_temperature=draft_temperature,
+        stop_threshold=methods.stop_threshold(recipe, alpha, stop_threshold),
+        **sampling,
     )
 
 

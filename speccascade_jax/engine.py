@@ -53,7 +53,10 @@ class DecodeState:
 
 
 class Assessment(NamedTuple):
-    """A block, drafted and scored but not decided: `pair` over `[B, G + 1, V]`, `bad` bool `[B, G + 1]`."""
+    """A block, drafted and scored but not decided: `pair` over `[B, G + 1, V]`, `bad` bool `[B, G + 1]`.
+
+    `unverified` bool `[B]`: the row's block is to be committed as it is (`Engine.verify_final`).
+    """
 
     draft: Draft
     drafter: PyTree
@@ -61,6 +64,7 @@ class Assessment(NamedTuple):
     pair: LawPair
     bad: Array
     keys: rngs.RoundKeys
+    unverified: Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +80,8 @@ class Engine:
         stop_ids: token ids that end a row; they are committed.
         bonus: what follows a fully kept block: "rule" (from `π`, the default), "target" (from `p̃`) or
             "none". A block of length 0 gives one token from `π` under "none" too.
+        verify_final: whether a block that ends its row, in a drafted stop id or at the length limit, is scored like any
+            other. If not, it is committed as it is: published token cascades and Big-Little do so (METHODS section 4).
     """
 
     target: LanguageModel
@@ -83,6 +89,7 @@ class Engine:
     accept: AcceptFn
     stop_ids: tuple[int, ...] = ()
     bonus: str = "rule"
+    verify_final: bool = True
 
     def __post_init__(self) -> None:
         if self.bonus not in BONUSES:
@@ -142,12 +149,34 @@ class Engine:
                 complete=complete, stop_ids=self.stop_ids,
             )  # fmt: skip
         pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
+        unverified = self._unverified(state, draft)
         with jax.named_scope("score"):
-            out, cache = self.target.extend(params["target"], cache, jnp.concatenate([pending, draft.tokens], axis=1))
-            logits = out.logits[..., : self.target.vocab_size]
+            needed = None if self.verify_final else jnp.any(~unverified & ~state.done)
+            logits, cache = self._score(params, cache, jnp.concatenate([pending, draft.tokens], axis=1), needed)
         with jax.named_scope("sampling"):
             pair = make_law_pair(draft.q, draft.q_tilde, draft.greedy, logits, controls.target)
-        return Assessment(draft, drafter, cache, pair, ~jnp.isfinite(logits.max(-1)), keys)
+        bad = ~jnp.isfinite(logits.max(-1)) & ~unverified[:, None]
+        return Assessment(draft, drafter, cache, pair, bad, keys, unverified)
+
+    def _unverified(self, state: DecodeState, draft: Draft) -> Array:
+        """bool `[B]`: rows whose block ends them and is therefore not verified."""
+        if self.verify_final:
+            return jnp.zeros_like(state.done)
+        last = jnp.take_along_axis(draft.tokens, jnp.maximum(draft.length - 1, 0)[:, None], axis=1)[:, 0]
+        ends = is_stop(last, self.stop_ids) | (draft.length >= state.limit - state.length)
+        return ends & (draft.length > 0) & ~state.done
+
+    def _score(self, params: Params, cache: Cache, tokens: Array, needed: Array | None) -> tuple[Array, Cache]:
+        """The target's logits `[B, G + 1, V]` of a block in one call; no call, and zeros, where none is `needed`."""
+
+        def call(cache: Cache) -> tuple[Array, Cache]:
+            out, cache = self.target.extend(params["target"], cache, tokens)
+            return out.logits[..., : self.target.vocab_size], cache
+
+        if needed is None:
+            return call(cache)
+        shape = jax.eval_shape(call, cache)[0]
+        return jax.lax.cond(needed, call, lambda cache: (jnp.zeros(shape.shape, shape.dtype), cache), cache)
 
     def round_keys(self, state: DecodeState) -> rngs.RoundKeys:
         """This round's bits."""
@@ -158,6 +187,7 @@ class Engine:
         seen = self.assess(params, state, controls, state.limit - state.length, self.complete)
         with jax.named_scope("verify"):
             verdict = verify(self.accept, seen.pair, controls.alpha, seen.draft, seen.keys, self.bonus)
+            verdict = _kept_whole(verdict, seen)
         with jax.named_scope("commit"):
             turn = self._cut(state, seen, verdict)
             failed_at = self._failures(state, seen, turn.num_new)
@@ -172,7 +202,7 @@ class Engine:
         tokens = jnp.where(slots == kept[:, None], verdict.final[:, None], padded)
         # a block of length 0 must give a token under any bonus, or the row would stand still
         has_final = verdict.rejected | (self.bonus != "none") | (draft.length == 0)
-        num_new = jnp.minimum(kept + has_final, state.limit - state.length)
+        num_new = jnp.minimum(kept + (has_final & ~seen.unverified), state.limit - state.length)
         stops = is_stop(tokens, self.stop_ids) & (slots < num_new[:, None])
         num_new = jnp.minimum(num_new, jnp.where(stops, slots, self.block + 1).min(-1) + 1)
         num_new = jnp.where(state.done, 0, num_new)
@@ -188,6 +218,7 @@ class Engine:
             source=jnp.where(slots < kept[:, None], 0, final[:, None]),
             pair=seen.pair,
             law=verdict.law,
+            unverified=seen.unverified,
         )
 
     def _failures(self, state: DecodeState, seen: Assessment, num_new: Array) -> Array:
@@ -224,6 +255,16 @@ class Engine:
             counters=count_round(state.counters, turn, self.accept.rule, controls.alpha, self.bonus),
             failed_at=failed_at,
         )
+
+
+def _kept_whole(verdict: Verdict, seen: Assessment) -> Verdict:
+    """The verdict with unverified blocks kept whole: their tokens' law is what they were drawn from."""
+    as_it_is = seen.unverified
+    return verdict._replace(
+        num_kept=jnp.where(as_it_is, seen.draft.length, verdict.num_kept),
+        rejected=verdict.rejected & ~as_it_is,
+        law=jnp.where(as_it_is[:, None, None], seen.pair.q_tilde, verdict.law),
+    )
 
 
 def _without(turn: Round, failed: Array) -> Round:

@@ -21,8 +21,8 @@ import jax
 import numpy as np
 
 from speccascade_jax import timing
-from speccascade_jax.api import assemble, make_controls, make_prompt
-from speccascade_jax.controls import own_temperature
+from speccascade_jax.api import assemble, make_prompt
+from speccascade_jax.assembly import method_controls
 from speccascade_jax.data.tasks import Example, get_task
 from speccascade_jax.data.vocabularies import Vocabulary
 from speccascade_jax.engine import Engine
@@ -135,21 +135,10 @@ class Evaluator:
         texts = [decode([int(t) for t in row[:length]]) for row, length in zip(tokens, lengths, strict=True)]
         predictions = [self.task.postprocess(text) for text in texts]
         references = [self.examples[row].reference for row in rows]
-        metric, samples = self.task.main_metric, self.evaluation.resamples
-        scores = quality.score(self.task.metrics, predictions, references)
-        low, high = quality.bootstrap_interval(metric, predictions, references, seed=0, samples=samples)
+        ids, samples = [self.examples[row].id for row in rows], self.evaluation.resamples
+        scored = quality.measure(self.task.metrics, ids, predictions, references, samples=samples)
         return split_measures(summarise(stats, lengths, draft_alone=draft_alone)) | {
-            "quality": {
-                "metric": metric,
-                "value": scores[metric],
-                "low": low,
-                "high": high,
-                "interval": f"95% bootstrap over examples, {samples} resamples",
-                "examples": len(predictions),
-                "tokens_per_example": float(np.mean(lengths)),
-                "all": scores,
-                "signature": quality.signature(metric),
-            }
+            "quality": scored | {"tokens_per_example": float(np.mean(lengths))}
         }
 
     def time(self, points: Sequence[Point]) -> list[Record]:
@@ -197,13 +186,17 @@ class Evaluator:
         """What `generate` takes, but the seed, for the examples `rows` with one α each."""
         engine, params = self._engine(point.method)
         sampling = point.sampling
-        controls = make_controls(
+        method = point.method
+        controls = method_controls(
+            method.recipe.name,
+            None if method.autoregressive else method.decides,
             len(rows),
             alpha=np.asarray(alphas, np.float32),
-            temperature=own_temperature(point.method.name, sampling.temperature, sampling.draft_temperature),
+            temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             draft_temperature=sampling.draft_temperature,
+            stop_threshold=method.stop_threshold,
         )
         return {
             "engine": engine,
@@ -215,14 +208,15 @@ class Evaluator:
         }
 
     def _engine(self, method: Method) -> tuple[Engine, Params]:
-        method = replace(method, alpha=None)
+        method = replace(method, alpha=None, stop_threshold=None)
         if method not in self._engines:
-            if method.block_size is None or method.bonus is None:
-                self._engines[method] = assemble(self.pair, method=method.name)
-            else:
-                self._engines[method] = assemble(
-                    self.pair, rule=method.name, block_size=method.block_size, bonus=method.bonus
-                )
+            self._engines[method] = assemble(
+                self.pair,
+                method=method.recipe.name,
+                rule=None if method.autoregressive else method.decides,
+                block_size=method.block_size,
+                bonus=method.bonus,
+            )
         return self._engines[method]
 
     def _describe(self, point: Point) -> Record:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speccascade_jax import report, summary
-from speccascade_jax.points import Evaluation, Method, ModelPair, Point, Sampling, enumerate_points, validate
+from speccascade_jax.points import Evaluation, Method, ModelPair, Point, Sampling, validate
 from speccascade_jax.results import Record, ResultStore, fill
+from speccascade_jax.sweeps import enumerate_points
 
 if TYPE_CHECKING:
     from speccascade_jax.evaluation import Evaluator
@@ -48,7 +49,8 @@ def sweep(
     *,
     pair: ModelPair,
     evaluation: Evaluation,
-    rules: Sequence[str],
+    rules: Sequence[str] = (),
+    methods: Sequence[Method] = (),
     alphas: Mapping[str, Sequence[float]] | None = None,
     block_sizes: Sequence[int] = (5,),
     temperatures: Sequence[float] = (0.0,),
@@ -56,7 +58,7 @@ def sweep(
     top_k: int = 0,
     draft_temperature: float | None = None,
     seeds: Sequence[int] = (0,),
-    bonus: str = "rule",
+    bonus: str | None = None,
     output: str = "results/sweep.jsonl",
     dry_run: bool = False,
 ) -> Path | None:
@@ -66,8 +68,9 @@ def sweep(
 
     Args:
         pair, evaluation: the models, and on what.
-        rules: names in `speccascade_jax.rules.RULES`.
-        alphas: rule -> its α's; a rule that is not named gets its usual range.
+        rules: names in `speccascade_jax.rules.RULES` or `speccascade_jax.methods.METHODS`.
+        methods: further ones, with a rule or a stop threshold of their own.
+        alphas: rule (or `Method.curve()`) -> its α's; one that is not named gets its usual range.
         block_sizes: γ's; each is a compilation per rule.
         temperatures, top_ps, top_k, draft_temperature, bonus: as `sc.decode` takes them.
         seeds: each is a record of its own; tables and plots average over them.
@@ -88,6 +91,7 @@ def sweep(
         pair=pair,
         evaluation=evaluation,
         rule_names=tuple(rules),
+        methods=tuple(methods),
         alphas=alphas,
         block_sizes=tuple(block_sizes),
         samplings=samplings,

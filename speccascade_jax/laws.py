@@ -75,6 +75,29 @@ def kept_lossless(pair: LawPair, alpha: Array) -> Array:
     return jnp.minimum(pair.q_tilde, pair.p_tilde)
 
 
+def sd_reference(pair: LawPair, alpha: Array) -> Array:
+    """The law of paper 2's published baseline, which is not lossless (METHODS section 5).
+
+    It keeps a token drawn from `q̃` with probability `min(1, p̃/q)`, dividing by the raw `q` although the token may have
+    been chosen greedily, and replaces from `norm(max(0, p̃ − q))`.
+    """
+    del alpha
+    kept = kept_by_soft_ratio(pair)
+    rejected = jnp.maximum(pair.q_tilde - kept, 0.0).sum(-1, keepdims=True)
+    return kept + rejected * soft_residual(pair)
+
+
+def kept_by_soft_ratio(pair: LawPair) -> Array:
+    """`q̃ min(1, p̃/q)`; a token with `q = 0` that was drawn all the same is kept."""
+    ratio = pair.p_tilde / jnp.where(pair.q > 0, pair.q, 1.0)
+    return pair.q_tilde * jnp.where(pair.q > 0, jnp.minimum(ratio, 1.0), 1.0)
+
+
+def soft_residual(pair: LawPair) -> Array:
+    """`norm(max(0, p̃ − q))`, or `p̃` where that is empty."""
+    return normalise(jnp.maximum(pair.p_tilde - pair.q, 0.0), pair.p_tilde)
+
+
 @functools.cache  # one function per β: a new one each time would be a new program each time
 def lossy_with(beta: float) -> TargetLaw:
     """Lossy speculative decoding's law for a fixed `β`.

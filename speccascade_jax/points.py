@@ -1,4 +1,4 @@
-"""What one measured point is, and which points a sweep has: pure values, checked before anything is loaded.
+"""What one measured point is: pure values, checked before anything is loaded.
 
 The classes are what gin files bind. A point's configuration is itself a gin file (`Point.configuration`): stored with
 every record, it runs that point again through `experiments/run.py`.
@@ -7,20 +7,19 @@ every record, it runs that point again through `experiments/run.py`.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+import difflib
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from speccascade_jax import controls, rules
-from speccascade_jax.data.tasks import get_task
+from speccascade_jax import controls, methods, rules
+from speccascade_jax.data.tasks import SeqioTask, get_task
 from speccascade_jax.engine import BONUSES
 from speccascade_jax.summary import DRAFT, TARGET
 
-# Most of token_v3's range lies where hardly anything is deferred (METHODS section 3).
-DENSE_GRIDS: dict[str, tuple[float, ...]] = {"token_v3": (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)}
+# A name of both tables is a method's: its row says which rule that is.
+_RULE_NAMES = frozenset(rules.RULES) - frozenset(methods.METHODS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +34,15 @@ class Evaluation:
     """On what a point is measured, and how thoroughly.
 
     Attributes:
-        task: a name in `speccascade_jax.data.tasks.TASKS`; split: one of its splits (`None`: the task's own choice).
+        task: a name in `speccascade_jax.data.tasks.TASKS`, or a `SeqioTask`.
+        split: one of its splits (`None`: the task's own choice).
         max_new_tokens: longest output in tokens; `None` is the task's.
         quality_examples: examples that quality and counts are taken on; quality_batch: rows decoded together.
         latency_examples: examples timed one at a time; latency_trials: how often each. Published tables: 500 and 3.
         resamples: bootstrap resamples behind the spread of quality.
     """
 
-    task: str
+    task: str | SeqioTask
     split: str | None = None
     max_new_tokens: int | None = None
     quality_examples: int = 64
@@ -61,27 +61,51 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """How tokens are made: `name` is a rule of `rules.RULES`, `autoregressive` or `autoregressive_draft`.
+    """How tokens are made: `name` is a row of `methods.METHODS`, or a rule of `rules.RULES` under "speculative".
 
-    The last two have neither α nor block nor bonus; a rule without α has none either.
+    Attributes:
+        alpha: the rule's trade-off; rules without one have none.
+        block_size, bonus: `None` is the method's own. A model that writes alone has neither.
+        rule: the rule that decides, where `name` is a method that takes several; `None` is the method's own.
+        stop_threshold: where the method drafts only while it is sure, how unsure it may be.
     """
 
     name: str
     alpha: float | None = None
-    block_size: int | None = 5
-    bonus: str | None = "rule"
+    block_size: int | None = None
+    bonus: str | None = None
+    rule: str | None = None
+    stop_threshold: float | None = None
 
     def __post_init__(self) -> None:
-        if self.alpha is not None:
-            object.__setattr__(self, "alpha", float(self.alpha))
-        if self.autoregressive:
-            object.__setattr__(self, "block_size", None)
-            object.__setattr__(self, "bonus", None)
+        for name in ("alpha", "stop_threshold"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, float(getattr(self, name)))
+        if self.name not in (*methods.METHODS, *rules.RULES):
+            return  # `validate` says so
+        alone, recipe = self.autoregressive, self.recipe
+        object.__setattr__(self, "block_size", None if alone else _or(self.block_size, recipe.block_size))
+        object.__setattr__(self, "bonus", None if alone else _or(self.bonus, recipe.bonus))
+
+    @property
+    def recipe(self) -> methods.Recipe:
+        """How the engine's parts are put together; a rule's name means "speculative"."""
+        return methods.METHODS["speculative"] if self.name in _RULE_NAMES else methods.get(self.name)
+
+    @property
+    def decides(self) -> rules.Rule:
+        """The rule."""
+        return methods.rule_of(self.recipe, self.name if self.name in _RULE_NAMES else self.rule)
 
     @property
     def autoregressive(self) -> bool:
         """Whether one model writes alone."""
         return self.name in (TARGET, DRAFT)
+
+    def curve(self) -> str:
+        """What its points are a curve of: the name, with rule and stop threshold where those were chosen."""
+        rule = "" if self.rule in (None, self.recipe.rule) else f"[{self.rule}]"
+        return self.name + rule + ("" if self.stop_threshold is None else f"@{self.stop_threshold:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,30 +136,31 @@ class Point:
     def coordinates(self) -> dict[str, Any]:
         """Everything that the point is, flat, for records, tables and plots."""
         out: dict[str, Any] = {"pair": self.pair.name}
-        out |= dataclasses.asdict(self.evaluation)
-        out |= {"method": self.method.name, **dataclasses.asdict(self.method)}
+        out |= _settings(self.evaluation) | {"task": get_task(self.evaluation.task).name}
+        out |= {"method": self.method.curve(), **dataclasses.asdict(self.method)}
         del out["name"]
         return out | dataclasses.asdict(self.sampling) | {"seed": self.seed}
 
     def configuration(self) -> str:
         """The point as a complete gin file for `experiments/run.py`."""
-        lines = [
-            "from __gin__ import dynamic_registration",
-            "",
-            "from speccascade_jax import experiment",
-            "from speccascade_jax import points",
-            "",
-        ]
-        for part in (self.pair, self.evaluation, self.method, self.sampling):
-            lines.append(f"points.{type(part).__name__}:")
-            lines += [f"  {name} = {value!r}" for name, value in dataclasses.asdict(part).items()]
+        imports = ["from speccascade_jax import experiment", "from speccascade_jax import points"]
+        blocks: dict[str, Any] = {
+            f"points.{type(part).__name__}": part for part in (self.pair, self.evaluation, self.method, self.sampling)
+        }
+        if isinstance(self.evaluation.task, SeqioTask):
+            imports.append("from speccascade_jax.data import tasks")
+            blocks["tasks.SeqioTask"] = self.evaluation.task
+        lines = ["from __gin__ import dynamic_registration", "", *imports, ""]
+        for block, part in blocks.items():
+            lines.append(f"{block}:")
+            lines += [f"  {name} = {_in_gin(value)}" for name, value in _settings(part).items()]
         lines.append("experiment.run:")
         lines += [f"  {field} = @points.{kind}()" for field, kind in _PARTS.items()]
         return "\n".join([*lines, f"  seed = {self.seed}"]) + "\n"
 
     def label(self) -> str:
         """The point in a few words, for progress lines."""
-        parts = [self.method.name]
+        parts = [self.method.curve()]
         if self.method.alpha is not None:
             parts.append(f"alpha={self.method.alpha:g}")
         if self.method.block_size is not None:
@@ -146,70 +171,16 @@ class Point:
         return " ".join([*parts, f"seed={self.seed}"])
 
 
+def _settings(part: Any) -> dict[str, Any]:
+    """Name -> value of what a dataclass is made of."""
+    return {field.name: getattr(part, field.name) for field in dataclasses.fields(part) if field.init}
+
+
+def _in_gin(value: Any) -> str:
+    return "@tasks.SeqioTask()" if isinstance(value, SeqioTask) else repr(value)
+
+
 _PARTS = {"pair": "ModelPair", "evaluation": "Evaluation", "method": "Method", "sampling": "Sampling"}
-
-
-def default_alphas(rule: str, count: int = 7, vocab_size: int = 8192) -> tuple[float, ...]:
-    """A grid over the rule's sweep range (METHODS section 3), ends included; `ln V` is rounded up to a tenth."""
-    if rule in DENSE_GRIDS:
-        return DENSE_GRIDS[rule]
-    low, high = rules.grid_bounds(rules.get(rule), vocab_size)
-    return tuple(float(np.round(alpha, 3)) for alpha in np.linspace(low, high, count))
-
-
-def enumerate_points(
-    *,
-    pair: ModelPair,
-    evaluation: Evaluation,
-    rule_names: Sequence[str],
-    alphas: Mapping[str, Sequence[float]] | None = None,
-    block_sizes: Sequence[int] = (5,),
-    samplings: Iterable[Sampling] = (Sampling(),),
-    seeds: Sequence[int] = (0,),
-    bonus: str = "rule",
-) -> list[list[Point]]:
-    """The points of a sweep, in groups that share a compilation and a batch (the α's of one rule).
-
-    Target and draft alone come first for every sampling and seed: the two ends of every plot. A rule without α is one
-    point; a rule that `alphas` does not name gets `default_alphas`.
-
-    Raises:
-        ValueError: an unknown rule, an α outside a rule's domain, any other value without a meaning, a point named
-            twice; `alphas` for a rule that is not swept.
-    """
-    alphas = dict(alphas or {})
-    if stray := [name for name in alphas if name not in rule_names]:
-        raise ValueError(f"alphas names {', '.join(stray)}, which is not among the rules {', '.join(rule_names)}")
-    _validate_evaluation(evaluation)
-    evaluation = evaluation.resolved()
-    groups: list[list[Point]] = []
-    for sampling, seed in itertools.product(samplings, seeds):
-
-        def group(*methods: Method, sampling: Sampling = sampling, seed: int = seed) -> list[Point]:
-            shared: dict[str, Any] = {"pair": pair, "evaluation": evaluation, "sampling": sampling, "seed": seed}
-            return [Point(method=method, **shared) for method in methods]
-
-        groups += [group(Method(name=TARGET)), group(Method(name=DRAFT))]
-        for block, name in itertools.product(block_sizes, rule_names):
-            grid = _alphas(name, alphas.get(name))
-            groups.append(group(*(Method(name=name, alpha=a, block_size=block, bonus=bonus) for a in grid)))
-    points = [point for each in groups for point in each]
-    for point in points:
-        validate(point)
-    if len(set(points)) < len(points):
-        twice = next(point for n, point in enumerate(points) if point in points[:n])
-        raise ValueError(f"the sweep names a point twice: {twice.label()}")
-    return groups
-
-
-def _alphas(rule: str, given: Sequence[float] | None) -> tuple[float | None, ...]:
-    if rules.get(rule).grid is None:
-        if given:
-            raise ValueError(f"rule {rule!r} has no alpha, but alphas gives it {tuple(given)}")
-        return (None,)
-    if given is not None and not len(given):
-        raise ValueError(f"alphas gives rule {rule!r} no value; leave the rule out of alphas to sweep its usual range")
-    return tuple(default_alphas(rule) if given is None else given)
 
 
 def validate(point: Point) -> None:
@@ -218,7 +189,7 @@ def validate(point: Point) -> None:
     Raises:
         ValueError: as above.
     """
-    _validate_evaluation(point.evaluation)
+    validate_evaluation(point.evaluation)
     sampling, method = point.sampling, point.method
     for temperature in (sampling.temperature, sampling.draft_temperature):
         controls.make_sampling(1, temperature or 0.0, sampling.top_p, sampling.top_k)
@@ -227,8 +198,10 @@ def validate(point: Point) -> None:
         if method.alpha is not None:
             raise ValueError(f"{method.name} has no alpha, got {method.alpha:g}")
         return
-    rule = rules.get(method.name)
-    controls.whole("block_size", method.block_size, 1)
+    check_name(method)
+    rule = method.decides
+    methods.block_size(method.recipe, method.block_size)
+    methods.stop_threshold(method.recipe, method.alpha, method.stop_threshold)
     if method.bonus not in BONUSES:
         raise ValueError(f"bonus={method.bonus!r} is not one of {', '.join(BONUSES)}")
     if (rule.grid is None) != (method.alpha is None):
@@ -239,7 +212,26 @@ def validate(point: Point) -> None:
     rules.check_greedy(rule, sampling.temperature, sampling.draft_temperature)
 
 
-def _validate_evaluation(evaluation: Evaluation) -> None:
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def check_name(method: Method) -> None:
+    """Refuse a name that is neither a method's nor a rule's (the message names the nearest), and a rule of a rule.
+
+    Raises:
+        ValueError: as above.
+    """
+    names = [*methods.METHODS, *rules.RULES]
+    if method.name not in names:
+        near = difflib.get_close_matches(str(method.name), names, n=3, cutoff=0.4)
+        hint = f"did you mean {', '.join(near)}? " if near else ""
+        raise ValueError(f"unknown rule {method.name!r}: {hint}the rules and methods are {', '.join(names)}")
+    if method.name in _RULE_NAMES and method.rule not in (None, method.name):
+        raise ValueError(f"{method.name!r} is a rule already: leave rule={method.rule!r} out")
+
+
+def validate_evaluation(evaluation: Evaluation) -> None:
     task = get_task(evaluation.task)
     if evaluation.split not in (None, *task.splits):
         raise ValueError(f"task {task.name} has no split {evaluation.split!r}; its splits: {', '.join(task.splits)}")

@@ -9,67 +9,17 @@ Formulas: METHODS section 3; paper 1, Tables 1 and 3.
 from __future__ import annotations
 
 import difflib
+import functools
+import itertools
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade_jax import laws
-from speccascade_jax.laws import DeferralRule, TargetLaw
+from speccascade_jax import divergences, laws
+from speccascade_jax.rule import Rule
 from speccascade_jax.types import Array, LawPair
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rule:
-    """A rule and what the tools must know of it.
-
-    Attributes:
-        name: how gin, records and tables call it.
-        deferral: `r(pair, alpha)`, or `None` for a law that is no deferral.
-        law: `π(pair, alpha)`; by default made from `deferral`.
-        kept: `min(q̃, π)`, where it is a function of `q̃(v)` and `p̃(v)` of the same token alone: then a block is
-            accepted or not by looking up its tokens, without a pass over the vocabulary.
-        grid: the range of α worth sweeping (`None`: the rule has no α). `"lnV"` stands for `ln V`.
-        domain: α must satisfy `domain[0] <= α < domain[1]`.
-        reads_q: whether `π` depends on the draft's law; if not, no draft pass is spent on the bonus position.
-        lossless: whether `π = p̃` for every α.
-        greedy_only: defined at temperature 0 only.
-    """
-
-    name: str
-    deferral: DeferralRule | None = None
-    law: TargetLaw | None = None
-    kept: TargetLaw | None = None
-    grid: tuple[float | str, float | str] | None = (0.0, 1.0)
-    domain: tuple[float, float] = (-math.inf, math.inf)
-    reads_q: bool = True
-    lossless: bool = False
-    greedy_only: bool = False
-
-    def __post_init__(self) -> None:
-        if (self.law is None) == (self.deferral is None):
-            raise ValueError(f"rule {self.name!r} needs either a deferral function or a law, not both and not neither")
-
-    def target_law(self, pair: LawPair, alpha: Array) -> Array:
-        """`π`, float32 `[..., V]`; `alpha` is `[..., 1]`."""
-        if self.law is not None:
-            return self.law(pair, alpha)
-        assert self.deferral is not None
-        return laws.from_deferral(self.deferral)(pair, alpha)
-
-    def kept_at(self, pair: LawPair, alpha: Array, tokens: Array) -> Array:
-        """`min(q̃, π)` at `tokens` `[...]`, float32: only what its entries need is computed over the vocabulary."""
-        chosen = laws.at_tokens(pair, tokens)
-        if self.kept is not None:
-            return self.kept(chosen, alpha)[..., 0]
-        if self.deferral is None:
-            return laws.at_tokens(jnp.minimum(pair.q_tilde, self.target_law(pair, alpha)), tokens)[..., 0]
-        deferred = self.deferral(pair, alpha)
-        left = laws.undeferred(laws.at_tokens(deferred, tokens), chosen)
-        law = left + chosen.p_tilde * laws.deferral_mass(deferred, pair)
-        return jnp.minimum(chosen.q_tilde, law)[..., 0]
 
 
 def max_of(law: Array) -> Array:
@@ -164,6 +114,40 @@ def lossy(beta: float = 1.0) -> Rule:
     return Rule(name=name, law=laws.lossy_with(beta), kept=kept, grid=(0.0, 0.9), domain=(max(0.0, 1.0 - beta), 1.0))
 
 
+def random_accept(pair: LawPair, alpha: Array) -> Array:
+    """Defer every token with probability `1 − α`, whatever the laws are: paper 2's random baseline."""
+    return (1.0 - alpha) + 0.0 * pair.greedy
+
+
+# the largest value of each divergence, or where a sweep of those without one may end
+_LARGEST = {"js": 1.0, "js_reference": 2.0, "kl": 10.0, "kl_reversed": 10.0, "tv": 1.0}
+
+
+def fuzzy(divergence: str = "js", top_k: int = 0, scaled: bool = False) -> Rule:
+    """Fuzzy speculative decoding's decision: defer where `Div(p, q) >= τ`, with τ as α (METHODS section 5; paper 2).
+
+    Args:
+        divergence: a row of `divergences.DIVERGENCES`.
+        top_k: compare the target's `top_k` likeliest tokens and the rest as one; 0 compares all.
+        scaled: compare `p̃` and `q̃` instead of the raw laws.
+
+    Raises:
+        ValueError: no such divergence, or a negative `top_k`.
+    """
+    if divergence not in divergences.DIVERGENCES:
+        raise ValueError(f"unknown divergence {divergence!r}: choose one of {', '.join(divergences.DIVERGENCES)}")
+    if top_k < 0:
+        raise ValueError(f"top_k={top_k} is negative; 0 compares the whole vocabulary")
+    return _fuzzy(divergence, int(top_k), bool(scaled))
+
+
+@functools.cache  # one rule per choice: a new one each time would be a new program each time
+def _fuzzy(divergence: str, top_k: int, scaled: bool) -> Rule:
+    name = f"fuzzy_{divergence}" + (f"_top{top_k}" if top_k else "") + ("_scaled" if scaled else "")
+    deferral = divergences.deferral(divergence, top_k, scaled)
+    return Rule(name=name, deferral=deferral, grid=(0.0, _LARGEST.get(divergence, 1.0)))
+
+
 def get(rule: str | Rule) -> Rule:
     """The rule of that name.
 
@@ -183,13 +167,13 @@ def check_alpha(rule: Rule, alpha: np.ndarray) -> None:
     """Refuse α outside the rule's domain, naming the value.
 
     Raises:
-        ValueError: some α is outside `[domain[0], domain[1])`.
+        ValueError: some α is outside it.
     """
     low, high = rule.domain
-    bad = ~((alpha >= low) & (alpha < high))
+    bad = ~((alpha >= low) & ((alpha <= high) if rule.closed else (alpha < high)))
     if bad.any():
-        value = float(np.asarray(alpha)[bad].ravel()[0])
-        raise ValueError(f"alpha={value:g} is outside the domain [{low:g}, {high:g}) of rule {rule.name!r}")
+        value, end = float(np.asarray(alpha)[bad].ravel()[0]), "]" if rule.closed else ")"
+        raise ValueError(f"alpha={value:g} is outside the domain [{low:g}, {high:g}{end} of rule {rule.name!r}")
 
 
 def check_greedy(rule: Rule, temperature: Any, draft_temperature: Any = None) -> None:
@@ -230,5 +214,8 @@ _ROWS = (
     Rule(name="token_v1", deferral=token_v1, grid=(-1.0, 1.0)),
     Rule(name="token_v2", deferral=token_v2),
     Rule(name="token_v3", deferral=token_v3),
+    Rule(name="random_accept", deferral=random_accept, domain=(0.0, 1.0), closed=True),
+    Rule(name="sd_reference", law=laws.sd_reference, grid=None),
+    *(fuzzy(*each) for each in itertools.product(divergences.DIVERGENCES, (0, 50), (False, True))),
 )
 RULES: dict[str, Rule] = {row.name: row for row in _ROWS}

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import jax.numpy as jnp
 
 from speccascade_jax.controls import whole
+from speccascade_jax.rules import entropy
 from speccascade_jax.types import Array, Controls, PyTree
 
 
@@ -85,4 +86,26 @@ class Confidence:
         return Decision(draw=sure, proceed=sure & (step.slot + 1 < self.block)), state
 
 
-STOP_POLICIES = {"fixed": Fixed, "confidence": Confidence}
+@dataclass(frozen=True)
+class Entropy:
+    """Draft while `H(q) <= stop_threshold` (nats), at most `block` tokens: `Confidence` with ChowLog's measure.
+
+    It ends *before* the unsure token. Reads `controls.stop_threshold`.
+    """
+
+    block: int
+
+    def __post_init__(self) -> None:
+        whole("block_size", self.block, 1)
+
+    def init(self, batch_size: int) -> PyTree:
+        """No state."""
+        return ()
+
+    def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
+        """Draw only where the draft is sure."""
+        sure = entropy(step.q)[..., 0] <= controls.stop_threshold
+        return Decision(draw=sure, proceed=sure & (step.slot + 1 < self.block)), state
+
+
+STOP_POLICIES = {"fixed": Fixed, "confidence": Confidence, "entropy": Entropy}

@@ -52,20 +52,21 @@ def stream(
     pair: Pair,
     prompt: Any,
     *,
-    rule: str | Rule = "spec_decode",
+    rule: str | Rule | None = None,
     alpha: Any = None,
-    block_size: int = 5,
+    block_size: int | None = None,
     temperature: Any = 0.0,
     top_p: Any = 1.0,
     top_k: Any = 0,
     draft_temperature: Any = None,
     max_new_tokens: int = 64,
     seed: int = 0,
-    bonus: str = "rule",
+    bonus: str | None = None,
     example_id: int = 0,
     stop_ids: Sequence[int] | None = None,
     method: str = "speculative",
-    accept: str = "speculative",
+    accept: str | None = None,
+    stop_threshold: Any = None,
 ) -> Iterator[StreamedToken]:
     """The tokens that `decode` would give for one prompt, as they are committed.
 
@@ -93,7 +94,10 @@ def stream(
     rows = made.tokens.shape[0]
     if rows != 1:
         raise ValueError(f"stream takes one prompt, not {rows}: give one text or one list of ids, or call decode")
-    controls = method_controls(method, rule, 1, alpha, temperature, top_p, top_k, draft_temperature)
+    controls = method_controls(
+        method, rule, 1, alpha=alpha, temperature=temperature, top_p=top_p, top_k=top_k,
+        draft_temperature=draft_temperature, stop_threshold=stop_threshold,
+    )  # fmt: skip
     seed, longest = check_seed(seed), whole("max_new_tokens", max_new_tokens, 1)
     rounds = _rounds(engine, params, made, seed, controls, longest, check_example_ids([example_id], 1))
     return _tokens(rounds, pair.vocabulary, draft_alone=method == "autoregressive_draft")

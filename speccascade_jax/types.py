@@ -96,6 +96,7 @@ class Round:
         source: int32 `[B, G + 1]`, where each committed token came from: see `SOURCES`.
         pair: `LawPair` over `[B, G + 1, V]`.
         law: float32 `[B, G + 1, V]`, the law that each committed token obeys given its prefix.
+        unverified: bool `[B]`, the block was committed without the target having seen it (`Engine.verify_final`).
     """
 
     start: Array
@@ -108,6 +109,7 @@ class Round:
     source: Array
     pair: LawPair
     law: Array
+    unverified: Array
 
 
 SOURCES = ("draft", "replaced", "bonus", "target")

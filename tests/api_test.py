@@ -147,7 +147,7 @@ BAD = {
     "unknown rule, nothing near": ({"rule": "?!"}, r"unknown rule '\?!': the rules are spec_decode, lossy, "),
     "unknown method": (
         {"method": "speculativ"},
-        r"unknown method 'speculativ': choose one of speculative, autoregressive, autoregressive_draft",
+        r"unknown method 'speculativ': did you mean speculative",
     ),
     "unknown bonus": ({"bonus": "draft"}, r"unknown bonus 'draft': choose one of rule, target, none"),
     "unknown acceptance": ({"accept": "strict"}, r"unknown acceptance 'strict': choose one of speculative, deferral"),

@@ -6,9 +6,9 @@ from pathlib import Path
 import gin
 import pytest
 
-from speccascade_jax import evaluation, experiment, gin_flags, points, profiling
+from speccascade_jax import evaluation, experiment, gin_flags, methods, points, profiling
 from speccascade_jax.data.directory import repository_root
-from speccascade_jax.data.tasks import TASKS
+from speccascade_jax.data.tasks import TASKS, get_task
 from speccascade_jax.rules import RULES
 
 ROOT = repository_root()
@@ -18,7 +18,15 @@ MODELS, TASK_FILES, METHODS = (
 )
 CONFIGS = sorted(f"configs/{path.name}" for path in (ROOT / "configs").glob("*.gin"))
 TRAINING = sorted(f"gin/{path.name}" for path in (ROOT / "gin").glob("train_*.gin"))
-HOLES = {"gin/models/directory.gin": ["PAIR='some/pair'"]}
+HOLES = {
+    "gin/models/directory.gin": ["PAIR='some/pair'"],
+    "gin/tasks/seqio.gin": [
+        "SeqioTask.name='seqio'",
+        "SeqioTask.module='some.module'",
+        "SeqioTask.max_input_length=512",
+        "SeqioTask.max_output_length=64",
+    ],
+}
 
 
 class _Resolved(BaseException):
@@ -54,7 +62,7 @@ def test_each_method_file_is_a_run(method):
 @pytest.mark.parametrize("model", MODELS)
 def test_each_pair_and_task_file_is_a_run(model, task):
     point = _resolve(experiment.run, ["gin/run.gin", model, task, "gin/methods/token_v3.gin"])
-    assert point.evaluation.task == Path(task).stem
+    assert get_task(point.evaluation.task).name == Path(task).stem
 
 
 def test_the_files_of_a_run_and_the_recipe_in_a_record_are_a_profile_too(monkeypatch, tmp_path):
@@ -71,8 +79,9 @@ def test_the_files_of_a_run_and_the_recipe_in_a_record_are_a_profile_too(monkeyp
 
 
 def test_every_rule_and_task_has_its_file():
-    assert {Path(name).stem for name in METHODS} == {*RULES, "autoregressive", "autoregressive_draft"}
-    assert {Path(name).stem for name in TASK_FILES} == set(TASKS)
+    rules = {name for name in RULES if not name.startswith("fuzzy_")}  # those are settings of `fuzzy`
+    assert {Path(name).stem for name in METHODS} == rules | set(methods.METHODS) - {"speculative"}
+    assert {Path(name).stem for name in TASK_FILES} == {*TASKS, "seqio"}
 
 
 @pytest.mark.parametrize("config", CONFIGS)

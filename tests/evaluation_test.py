@@ -12,7 +12,8 @@ from speccascade_jax import evaluation, experiment, results, summary
 from speccascade_jax.data import vocabularies
 from speccascade_jax.data.tasks import TASKS
 from speccascade_jax.generation import compilations
-from speccascade_jax.points import DRAFT, TARGET, Evaluation, Method, ModelPair, Point, Sampling, enumerate_points
+from speccascade_jax.points import DRAFT, TARGET, Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.sweeps import enumerate_points
 
 SMALL = Evaluation(
     task="tiny_translation", max_new_tokens=6, quality_examples=7, quality_batch=5, latency_examples=2, resamples=20
@@ -89,6 +90,11 @@ def test_a_record_says_everything(evaluator):
     assert record["device"]["platform"] == jax.default_backend() and record["device"]["count"] >= 1
     assert record["quality"]["low"] <= record["quality"]["high"] and record["quality"]["examples"] == 7
     assert record["latency"]["examples"] == 2 and record["latency"]["trials"] == 2
+    given, times = record["quality"]["per_example"], [record[x] for x in ("latency", "target_latency")]
+    assert sorted(given["ids"]) == sorted(example.id for example in evaluator.examples[:7])
+    assert np.shape(given["statistics"]["bleu"]) == (7, 10)
+    own, target = (sum(timed["per_example_ms"]) for timed in times)
+    assert own / target == pytest.approx(record["relative_latency"]["value"])
     assert record["relative_latency"]["value"] > 0 and len(record["relative_latency"]["trials"]) == 2
     assert record["counts"]["drafted"] > 0 and not record["inconclusive"]
     measures = record["measures"]

@@ -4,8 +4,9 @@ import gin
 import pytest
 
 from speccascade_jax import experiment, gin_flags, points
-from speccascade_jax.points import Evaluation, Method, ModelPair, Point, Sampling, enumerate_points
+from speccascade_jax.points import Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.rules import RULES
+from speccascade_jax.sweeps import enumerate_points
 
 
 def _points(**changes):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 
@@ -68,6 +70,26 @@ def cross_entropy(q, p, greedy):
     return float(np.where(q > 0, q * np.where(q > 0, surprise, 0), 0).sum())
 
 
+def divergence(name, p, q, top_k=0):
+    """`Div(p, q)` entry by entry; with `top_k` over the likeliest tokens of `p` and one bucket."""
+    if top_k:
+        order = sorted(range(len(p)), key=lambda v: (-p[v], v))
+        top, rest = order[:top_k], order[top_k:]
+        p, q = (np.array([*law[top], law[rest].sum()]) for law in (p, q))
+    m = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
+
+    def kl(x, y):
+        return sum(0.0 if a == 0 else math.inf if b == 0 else a * math.log(a / b) for a, b in zip(x, y, strict=True))
+
+    return {
+        "kl": lambda: kl(p, q),
+        "kl_reversed": lambda: kl(q, p),
+        "js": lambda: (kl(p, m) + kl(q, m)) / 2 / math.log(2),
+        "js_reference": lambda: (kl(m, p) + kl(m, q)) / 2,
+        "tv": lambda: sum(max(0.0, a - b) for a, b in zip(p, q, strict=True)),
+    }[name]()
+
+
 # the decision of every deferral rule: (q, p, q̃, p̃, α, greedy) -> a number or a vector, true where it defers
 DECISIONS = {
     "chow": lambda q, p, qt, pt, a, g: q.max() < 1 - a,
@@ -81,7 +103,22 @@ DECISIONS = {
     "token_v2": lambda q, p, qt, pt, a, g: p < p.max() - a,
     "token_v3": lambda q, p, qt, pt, a, g: p < (1 - a) * p.max(),
     "lossy_greedy": lambda q, p, qt, pt, a, g: p[int(np.argmax(q))] < (1 - a) * p.max(),
+    "random_accept": lambda q, p, qt, pt, a, g: 1 - a,
+    "fuzzy_js": lambda q, p, qt, pt, a, g: divergence("js", p, q) >= a,
+    "fuzzy_js_reference": lambda q, p, qt, pt, a, g: divergence("js_reference", p, q) >= a,
+    "fuzzy_kl": lambda q, p, qt, pt, a, g: divergence("kl", p, q) >= a,
+    "fuzzy_kl_reversed": lambda q, p, qt, pt, a, g: divergence("kl_reversed", p, q) >= a,
+    "fuzzy_tv": lambda q, p, qt, pt, a, g: divergence("tv", p, q) >= a,
+    "fuzzy_js_top2": lambda q, p, qt, pt, a, g: divergence("js", p, q, 2) >= a,
+    "fuzzy_tv_scaled": lambda q, p, qt, pt, a, g: divergence("tv", pt, qt) >= a,
 }
+
+
+def sd_reference(q, qt, pt):
+    """What dividing by the soft `q` gives, whatever the token was drawn from."""
+    kept = np.array([d * min(1.0, b / a) if a > 0 else d for a, b, d in zip(q, pt, qt, strict=True)])
+    residual = np.maximum(pt - q, 0)
+    return kept + (1 - kept.sum()) * (residual / residual.sum() if residual.sum() > 0 else pt)
 
 
 def decision(rule, q_logits, p_logits, alpha, temperature, top_p=1.0, top_k=0, draft_temperature=None):
@@ -102,6 +139,8 @@ def target_law(rule, q_logits, p_logits, alpha, temperature, top_p=1.0, top_k=0,
         return lossy(qt, pt, alpha)
     if rule == "lossy_tuned":
         return lossy_tuned(qt, pt, alpha)
+    if rule == "sd_reference":
+        return sd_reference(softmax(q_logits), qt, pt)
     r = decision(rule, q_logits, p_logits, alpha, temperature, top_p, top_k, draft_temperature)
     return (1 - r) * qt + pt * (r * qt).sum()
 

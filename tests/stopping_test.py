@@ -10,7 +10,7 @@ from speccascade_jax.api import assemble, make_controls
 from speccascade_jax.generation import generate
 from speccascade_jax.models.base import Prompt
 from speccascade_jax.rules import RULES
-from speccascade_jax.stopping import STOP_POLICIES, Confidence, Decision, DraftStep, Fixed
+from speccascade_jax.stopping import STOP_POLICIES, Confidence, Decision, DraftStep, Entropy, Fixed
 from tests import conformance, reference
 
 
@@ -33,6 +33,12 @@ def test_confidence_ends_before_the_unsure_token():
     assert ask(Confidence(3), laws, 2, threshold=0.25) == ([True, False], [False, False])
     # one threshold per row
     assert ask(Confidence(3), laws, 0, threshold=np.array([0.2, 0.5])) == ([False, True], [False, True])
+
+
+def test_entropy_ends_before_the_unsure_token():
+    laws = [[0.75, 0.25, 0.0], [1 / 3, 1 / 3, 1 / 3]]
+    assert ask(Entropy(3), laws, 0, threshold=0.6) == ([True, False], [True, False])
+    assert ask(Entropy(3), laws, 2, threshold=1.2) == ([True, True], [False, False])
 
 
 @dataclass(frozen=True)
@@ -76,4 +82,4 @@ def test_blocks_of_length_zero_leave_every_token_to_the_target():
 
 
 def test_the_table_names_the_policies():
-    assert {"fixed": Fixed, "confidence": Confidence} == STOP_POLICIES
+    assert {"fixed": Fixed, "confidence": Confidence, "entropy": Entropy} == STOP_POLICIES

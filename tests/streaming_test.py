@@ -34,7 +34,7 @@ def what_happened(turn):
 def recorded(pair, method, rule, alpha, temperature, seed, bonus):
     """`(round, token, source)` of every token, from the rounds that `generate` records."""
     engine, params = assemble(pair, rule=rule, block_size=3, method=method, stop_ids=[STOP], bonus=bonus)
-    controls = method_controls(method, rule, 1, alpha, temperature, 1.0, 0, None)
+    controls = method_controls(method, rule, 1, alpha=alpha, temperature=temperature)
     out = generate(
         engine, params, make_prompt(pair, [2, 3]), seed, controls=controls, max_new_tokens=LENGTH, record=what_happened
     )
@@ -93,7 +93,7 @@ def test_numbers_seeds_and_prompts_of_a_bucket_share_one_compilation(pair):
 
 def test_little_leaves_the_device_and_the_state_is_reused(pair):
     engine, params = assemble(pair, rule="token_v3", block_size=3)
-    controls = method_controls("speculative", "token_v3", 1, 0.3, 0.0, 1.0, 0, None)
+    controls = method_controls("speculative", "token_v3", 1, alpha=0.3)
     prompt = make_prompt(pair, [1])
     before = streaming._init(engine, params, prompt, np.uint32(0), np.zeros(1, np.int32), LENGTH)
     _, seen = streaming._step(engine, params, before, controls)

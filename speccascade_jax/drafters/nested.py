@@ -29,6 +29,8 @@ class NestedDrafter:
 
     def __post_init__(self) -> None:
         whole("budget", self.budget, 1)
+        if not self.engine.verify_final:
+            raise ValueError("an engine that leaves final blocks unverified cannot draft: set its verify_final=True")
 
     @property
     def block(self) -> int:

@@ -16,11 +16,13 @@ class Counters:
     """Statistics per row; `[B]` int32 unless said otherwise (METHODS section 9).
 
     Attributes:
-        rounds, target_calls: rounds the row took part in; each is one call of the target.
+        rounds, target_calls: rounds the row took part in; each is one call of the target, but for those whose block
+            was `unverified`: committed as it was drafted, because it ended the row (`Engine.verify_final`).
         drafted: draft tokens handed over; examined: those up to and including the first rejection.
         kept, rejected: of the examined ones. committed: tokens of the output; discarded: sampled tokens, the
             target's own included, that were not committed.
         draft_steps: forward passes of the draft this row needed.
+        unverified_tokens: the tokens of such blocks; neither kept nor examined.
         deferred: float32, Σ of `η` over the committed positions the rule decided; decided: how many those are.
         examined_at, kept_at: `[B, G]` by position in the block; deferred_at: float32, `Σ r(x)` over the
             examined drafts; kept_although_deferred_at: float32, the same over the kept ones.
@@ -35,6 +37,8 @@ class Counters:
     committed: Array
     discarded: Array
     draft_steps: Array
+    unverified: Array
+    unverified_tokens: Array
     deferred: Array
     decided: Array
     examined_at: Array
@@ -59,26 +63,30 @@ def count_round(old: Counters, turn: Round, rule: Rule, alpha: Array, bonus: str
     active = turn.active.astype(jnp.int32)
     block = turn.draft.tokens.shape[1]
     slots = jnp.arange(block)[None]
-    examined = (turn.num_kept + turn.rejected)[:, None] > slots
-    kept = turn.num_kept[:, None] > slots
+    verified = (turn.active & ~turn.unverified).astype(jnp.int32)
+    examined = verified[:, None] * (turn.num_kept + turn.rejected)[:, None] > slots
+    kept = verified[:, None] * turn.num_kept[:, None] > slots
     eta, at_draft, decided = _deferral(turn, rule, alpha, bonus)
-    own = turn.rejected | (bonus != "none") | (turn.draft.length == 0)  # did the target draw a token itself?
+    # did the target draw a token itself?
+    own = (turn.rejected | (bonus != "none") | (turn.draft.length == 0)) & ~turn.unverified
     return Counters(
         rounds=old.rounds + active,
-        target_calls=old.target_calls + active,
+        target_calls=old.target_calls + verified,
         drafted=old.drafted + active * turn.draft.length,
-        examined=old.examined + active * (turn.num_kept + turn.rejected),
-        kept=old.kept + active * turn.num_kept,
+        examined=old.examined + verified * (turn.num_kept + turn.rejected),
+        kept=old.kept + verified * turn.num_kept,
         rejected=old.rejected + turn.rejected,
         committed=old.committed + turn.num_new,
         discarded=old.discarded + active * (turn.draft.length + own - turn.num_new),
         draft_steps=old.draft_steps + active * turn.draft.steps,
+        unverified=old.unverified + active - verified,
+        unverified_tokens=old.unverified_tokens + (active - verified) * turn.num_new,
         deferred=old.deferred + eta,
         decided=old.decided + decided,
-        examined_at=old.examined_at + active[:, None] * examined,
-        kept_at=old.kept_at + active[:, None] * kept,
-        deferred_at=old.deferred_at + active[:, None] * jnp.where(examined, at_draft, 0.0),
-        kept_although_deferred_at=old.kept_although_deferred_at + active[:, None] * jnp.where(kept, at_draft, 0.0),
+        examined_at=old.examined_at + examined,
+        kept_at=old.kept_at + kept,
+        deferred_at=old.deferred_at + jnp.where(examined, at_draft, 0.0),
+        kept_although_deferred_at=old.kept_although_deferred_at + jnp.where(kept, at_draft, 0.0),
     )
 
 
@@ -92,7 +100,8 @@ def _deferral(turn: Round, rule: Rule, alpha: Array, bonus: str) -> tuple[Array,
         eta = deferral_mass(deferred, turn.pair)[..., 0]
     slots = jnp.arange(block + 1)[None]
     # a bonus from the target is not the rule's decision
-    counts = (slots < turn.num_new[:, None]) & ((bonus != "target") | (slots < turn.draft.length[:, None]))
+    counts = (slots < turn.num_new[:, None]) & ~turn.unverified[:, None]
+    counts &= (bonus != "target") | (slots < turn.draft.length[:, None])
     everywhere = jnp.broadcast_to(deferred.astype(jnp.float32), turn.pair.q_tilde.shape)[:, :block]
     at_draft = jnp.take_along_axis(everywhere, turn.draft.tokens[..., None], -1)[..., 0]
     return jnp.where(counts, eta, 0.0).sum(-1), at_draft, counts.sum(-1).astype(jnp.int32)

@@ -8,7 +8,10 @@ import numpy as np
 
 from speccascade_jax.metrics.counters import Counters
 
-COUNTS = ("rounds", "target_calls", "drafted", "examined", "kept", "rejected", "committed", "discarded", "draft_steps")
+COUNTS = (
+    "rounds", "target_calls", "drafted", "examined", "kept", "rejected", "committed", "discarded", "draft_steps",
+    "unverified", "unverified_tokens",
+)  # fmt: skip
 
 
 def summarise(stats: Counters, lengths: Any = None, *, rows: Any = None, draft_alone: bool = False) -> dict[str, Any]:
@@ -46,7 +49,7 @@ def measures(totals: dict[str, Any]) -> dict[str, Any]:
         "deferral_rate": _ratio(float(totals["deferred"]), int(totals["decided"])),
         "block_efficiency": _ratio(counts["committed"], counts["target_calls"]),
         "average_accepted_length": _ratio(counts["kept"], counts["target_calls"]),
-        "draft_share": _ratio(counts["kept"], counts["committed"]),
+        "draft_share": _ratio(counts["kept"] + counts["unverified_tokens"], counts["committed"]),
         "by_position": {
             "examined": [int(x) for x in totals["examined_at"]],
             "kept": [int(x) for x in totals["kept_at"]],

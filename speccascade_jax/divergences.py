@@ -1,0 +1,87 @@
+"""★ Divergences between the target's law `p` and the draft's `q`: what fuzzy speculative decoding compares with τ.
+
+Each is a sum over the vocabulary of a function of `p(v)` and `q(v)` alone, so it is given as that function, `[..., V]`
+from `[..., V]`; a new one is one function and one row in `DIVERGENCES`. `0 log 0 = 0` and `p log(p/0) = ∞`.
+Formulas: METHODS section 5; paper 2, section 3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import jax.numpy as jnp
+
+from speccascade_jax.laws import DeferralRule
+from speccascade_jax.sampling import keep_largest
+from speccascade_jax.types import Array, LawPair
+
+Pointwise = Callable[[Array, Array], Array]
+
+
+def relative(a: Array, b: Array) -> Array:
+    """`a log(a/b)`, the terms of KL(a ‖ b) in nats."""
+    return jnp.where(a > 0, a * (jnp.log(jnp.where(a > 0, a, 1.0)) - jnp.log(b)), 0.0)
+
+
+def kl(p: Array, q: Array) -> Array:
+    """KL(p ‖ q), nats; infinite where the draft excludes what the target may say."""
+    return relative(p, q)
+
+
+def kl_reversed(p: Array, q: Array) -> Array:
+    """KL(q ‖ p), nats: what the authors' code calls `kl`."""
+    return relative(q, p)
+
+
+def js(p: Array, q: Array) -> Array:
+    """Jensen-Shannon, `½ KL(p ‖ M) + ½ KL(q ‖ M)`, `M = (p + q)/2`, base 2: in [0, 1]."""
+    middle = 0.5 * (p + q)
+    return (0.5 * relative(p, middle) + 0.5 * relative(q, middle)) / math.log(2.0)
+
+
+def js_reference(p: Array, q: Array) -> Array:
+    """`½ KL(M ‖ p) + ½ KL(M ‖ q)`, nats: the authors' code, to which the thresholds of the paper belong."""
+    middle = 0.5 * (p + q)
+    return 0.5 * relative(middle, p) + 0.5 * relative(middle, q)
+
+
+def tv(p: Array, q: Array) -> Array:
+    """Total variation, `½ Σ abs(p − q)`, in [0, 1]."""
+    return 0.5 * jnp.abs(p - q)
+
+
+DIVERGENCES: dict[str, Pointwise] = {f.__name__: f for f in (js, js_reference, kl, kl_reversed, tv)}
+
+
+def divergence(name: str, p: Array, q: Array, top_k: int = 0) -> Array:
+    """`Div(p, q)`, float32 `[..., 1]`, never negative.
+
+    Args:
+        name: a row of `DIVERGENCES`.
+        p, q: laws `[..., V]` of target and draft.
+        top_k: where positive, over the target's `top_k` likeliest tokens (ties: lowest index) and one bucket for all
+            others together; 0 is the whole vocabulary.
+    """
+    terms = DIVERGENCES[name]
+    if not top_k:
+        return jnp.maximum(terms(p, q).sum(-1, keepdims=True), 0.0)
+    inside = keep_largest(p, jnp.ones_like(p), jnp.full((*p.shape[:-1], 1), min(top_k, p.shape[-1]), jnp.float32))
+    rest_p, rest_q = (jnp.where(inside, 0.0, law).sum(-1, keepdims=True) for law in (p, q))
+    # outside, both laws are 0 and their term is 0 too
+    top = terms(jnp.where(inside, p, 0.0), jnp.where(inside, q, 0.0)).sum(-1, keepdims=True)
+    return jnp.maximum(top + terms(rest_p, rest_q), 0.0)
+
+
+def deferral(name: str, top_k: int = 0, scaled: bool = False) -> DeferralRule:
+    """`δ = [Div(p, q) >= τ]` with τ as the rule's α: a position is kept only below the threshold.
+
+    Args:
+        name, top_k: as in `divergence`; scaled: compare `p̃` and `q̃` instead of the raw laws.
+    """
+
+    def rule(pair: LawPair, alpha: Array) -> Array:
+        p, q = (pair.p_tilde, pair.q_tilde) if scaled else (pair.p, pair.q)
+        return divergence(name, p, q, top_k) >= alpha
+
+    return rule

@@ -1,0 +1,143 @@
+"""★ Methods: named ways to put the engine's parts together. A new one is one row in `METHODS` below.
+
+A method fixes an acceptance, a stop policy, what follows a kept block, and which rule decides if none is named. All of
+them run in the same loop (`engine.py`); a paper's method is the row, not code. Sources: METHODS sections 2, 4, 5.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from speccascade_jax import rules
+from speccascade_jax.controls import whole
+from speccascade_jax.rules import Rule
+from speccascade_jax.stopping import Confidence, Entropy, Fixed, StopPolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What a method is made of; a caller's own choice replaces `rule`, `block_size` or `bonus`, unless they are fixed.
+
+    Attributes:
+        name: how `decode`, gin and records call it.
+        alone: "target" or "draft", where one model writes alone; everything below then means nothing.
+        rule: the rule that decides, a name in `rules.RULES`; rules: those that may take its place (empty: any).
+        accept: a name in `accept.ACCEPT_FNS`.
+        policy: the stop policy of the draft, from the block size.
+        block_size: the default, or the only one where `fixed_block`.
+        bonus: the default.
+        greedy_draft: whether the draft is greedy unless a draft temperature is named.
+        alpha_stops: whether α is the stop policy's threshold too; stops: whether the policy needs one of its own.
+        verify_final: see `Engine`.
+    """
+
+    name: str
+    alone: str | None = None
+    rule: str = "spec_decode"
+    rules: tuple[str, ...] = ()
+    accept: str = "speculative"
+    policy: Callable[[int], StopPolicy] = Fixed
+    block_size: int = 5
+    fixed_block: bool = False
+    bonus: str = "rule"
+    greedy_draft: bool = False
+    alpha_stops: bool = False
+    stops: bool = False
+    verify_final: bool = True
+
+    @property
+    def swept_block(self) -> bool:
+        """Whether γ is a setting worth sweeping: not where the draft itself says when to stop."""
+        return self.policy is Fixed and not self.fixed_block
+
+
+def get(name: str) -> Recipe:
+    """The method of that name.
+
+    Raises:
+        ValueError: no such method; the message names the nearest ones.
+    """
+    if name not in METHODS:
+        near = difflib.get_close_matches(str(name), METHODS, n=3, cutoff=0.4)
+        hint = f"did you mean {', '.join(near)}? " if near else ""
+        raise ValueError(f"unknown method {name!r}: {hint}the methods are {', '.join(METHODS)}")
+    return METHODS[name]
+
+
+def rule_of(recipe: Recipe, rule: str | Rule | None) -> Rule:
+    """The rule that decides: the caller's, or the recipe's own.
+
+    Raises:
+        ValueError: no such rule, or one that the method does not take.
+    """
+    chosen = rules.get(recipe.rule if rule is None else rule)
+    if recipe.rules and chosen.name not in recipe.rules:
+        raise ValueError(f"method {recipe.name!r} takes rule {' or '.join(recipe.rules)}, not {chosen.name!r}")
+    return chosen
+
+
+def block_size(recipe: Recipe, given: int | None) -> int:
+    """γ: the caller's, or the recipe's own.
+
+    Raises:
+        ValueError: below 1, or another than the only one that the method has.
+    """
+    size = recipe.block_size if given is None else whole("block_size", given, 1)
+    if recipe.fixed_block and size != recipe.block_size:
+        raise ValueError(f"method {recipe.name!r} has blocks of {recipe.block_size}: leave block_size={size} out")
+    return size
+
+
+def stop_threshold(recipe: Recipe, alpha: Any, given: Any) -> Any:
+    """What the stop policy compares with: α, the caller's threshold, or 0 where the method has no use for one.
+
+    Raises:
+        ValueError: a threshold that the method needs and lacks, or has no use for.
+    """
+    if recipe.stops and given is None:
+        raise ValueError(f"method {recipe.name!r} needs stop_threshold: it drafts while max q >= 1 - stop_threshold")
+    if not recipe.stops and given is not None:
+        why = "its alpha is the threshold" if recipe.alpha_stops else "its blocks have a fixed length"
+        raise ValueError(f"method {recipe.name!r} has no stop_threshold ({given}): {why}; leave it out")
+    return alpha if recipe.alpha_stops else 0.0 if given is None else given
+
+
+_CAP = 10  # draft tokens in a row before the target must write one (paper 1, section F.1)
+
+_ROWS = (
+    Recipe(name="speculative"),
+    Recipe(name="autoregressive", alone="target"),
+    Recipe(name="autoregressive_draft", alone="draft"),
+    # paper 2: all tokens of a position or none, replaced from the target; the draft is greedy, the target sampled
+    Recipe(name="fuzzy", rule="fuzzy_js", accept="deferral", bonus="target", greedy_draft=True),
+    # its variant: lossless first, and by divergence only what that rejects
+    Recipe(name="fuzzy_after_sd", rule="fuzzy_js", bonus="target", greedy_draft=True),
+    Recipe(
+        name="sd_reference", rule="sd_reference", rules=("sd_reference",), accept="soft_ratio", bonus="target",
+        greedy_draft=True,
+    ),
+    Recipe(
+        name="random_accept", rule="random_accept", rules=("random_accept",), accept="deferral", bonus="target",
+        greedy_draft=True,
+    ),
+    # Big-Little: fallback where the draft is unsure (stop threshold), rollback where the target disagrees (α)
+    Recipe(
+        name="bild", rule="bild_star", accept="deferral", policy=Confidence, block_size=_CAP, bonus="target",
+        stops=True, verify_final=False,
+    ),
+    # paper 1, Algorithm 2: the rule reads q alone, so it is asked before the target is
+    Recipe(
+        name="token_cascade", rule="chow", rules=("chow",), accept="deferral", policy=Confidence, block_size=_CAP,
+        bonus="target", alpha_stops=True, verify_final=False,
+    ),
+    Recipe(
+        name="token_cascade_log", rule="chow_log", rules=("chow_log",), accept="deferral", policy=Entropy,
+        block_size=_CAP, bonus="target", alpha_stops=True, verify_final=False,
+    ),
+    # paper 1, Algorithm 3: both models at every token
+    Recipe(name="oracle_cascade", rule="diff", accept="deferral", block_size=1, fixed_block=True, bonus="none"),
+)  # fmt: skip
+METHODS: dict[str, Recipe] = {row.name: row for row in _ROWS}

@@ -1,0 +1,117 @@
+"""Which points a sweep has: methods × α × γ × temperature × top-p × seeds, in groups that share a compilation."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from speccascade_jax import rules
+from speccascade_jax.methods import METHODS
+from speccascade_jax.points import (
+    Evaluation,
+    Method,
+    ModelPair,
+    Point,
+    Sampling,
+    check_name,
+    validate,
+    validate_evaluation,
+)
+from speccascade_jax.summary import DRAFT, TARGET
+
+# Most of token_v3's range lies where hardly anything is deferred (METHODS section 3).
+DENSE_GRIDS: dict[str, tuple[float, ...]] = {"token_v3": (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)}
+
+
+def default_alphas(rule: str | rules.Rule, count: int = 7, vocab_size: int = 8192) -> tuple[float, ...]:
+    """A grid over the rule's sweep range (METHODS section 3), ends included; `ln V` is rounded up to a tenth."""
+    rule = rules.get(rule)
+    if rule.name in DENSE_GRIDS:
+        return DENSE_GRIDS[rule.name]
+    low, high = rules.grid_bounds(rule, vocab_size)
+    return tuple(float(np.round(alpha, 3)) for alpha in np.linspace(low, high, count))
+
+
+def enumerate_points(
+    *,
+    pair: ModelPair,
+    evaluation: Evaluation,
+    rule_names: Sequence[str],
+    methods: Sequence[Method] = (),
+    alphas: Mapping[str, Sequence[float]] | None = None,
+    block_sizes: Sequence[int] = (5,),
+    samplings: Iterable[Sampling] = (Sampling(),),
+    seeds: Sequence[int] = (0,),
+    bonus: str | None = None,
+) -> list[list[Point]]:
+    """The points of a sweep, in groups that share a compilation and a batch (the α's of one rule).
+
+    Target and draft alone come first for every sampling and seed: the two ends of every plot. A rule without α is one
+    point; a rule that `alphas` does not name gets `default_alphas`.
+
+    Args:
+        pair, evaluation, samplings, seeds: what the points share.
+        rule_names: names of rules or methods; methods: further ones with a rule or a stop threshold of their own.
+        alphas: name of a rule, or `Method.curve()` -> its α's.
+        block_sizes: of methods whose blocks end at γ; those that stop where the draft is unsure keep their own cap.
+        bonus: of rules; `None`, and methods, take the method's own.
+
+    Raises:
+        ValueError: an unknown rule, an α outside a rule's domain, any other value without a meaning, a point named
+            twice; `alphas` for a rule that is not swept.
+    """
+    templates, alphas = [*(Method(name=name) for name in rule_names), *methods], dict(alphas or {})
+    _check_names(templates, alphas)
+    validate_evaluation(evaluation)
+    evaluation = evaluation.resolved()
+    groups: list[list[Point]] = []
+    for sampling, seed in itertools.product(samplings, seeds):
+
+        def group(*methods: Method, sampling: Sampling = sampling, seed: int = seed) -> list[Point]:
+            shared: dict[str, Any] = {"pair": pair, "evaluation": evaluation, "sampling": sampling, "seed": seed}
+            return [Point(method=method, **shared) for method in methods]
+
+        groups += [group(Method(name=TARGET)), group(Method(name=DRAFT))]
+        for each in _in_blocks(templates, block_sizes, bonus):
+            grid = _alphas(each.decides, alphas.get(each.curve()))
+            groups.append(group(*(replace(each, alpha=alpha) for alpha in grid)))
+    points = [point for each in groups for point in each]
+    for point in points:
+        validate(point)
+    if len(set(points)) < len(points):
+        twice = next(point for n, point in enumerate(points) if point in points[:n])
+        raise ValueError(f"the sweep names a point twice: {twice.label()}")
+    return groups
+
+
+def _check_names(templates: Sequence[Method], alphas: Mapping[str, Any]) -> None:
+    for template in templates:
+        check_name(template)
+    names = [template.curve() for template in templates]
+    if stray := [name for name in alphas if name not in names]:
+        raise ValueError(f"alphas names {', '.join(stray)}, which is not among the rules {', '.join(names)}")
+
+
+def _in_blocks(templates: Sequence[Method], block_sizes: Sequence[int], bonus: str | None) -> Iterator[Method]:
+    """Every template with every block size that means something to it."""
+    for number, block in enumerate(block_sizes):
+        for template in templates:
+            own = template.bonus if template.name in METHODS or bonus is None else bonus
+            if template.recipe.swept_block:
+                yield replace(template, block_size=block, bonus=own)
+            elif number == 0:
+                yield template
+
+
+def _alphas(rule: rules.Rule, given: Sequence[float] | None) -> tuple[float | None, ...]:
+    if rule.grid is None:
+        if given:
+            raise ValueError(f"rule {rule.name!r} has no alpha, but alphas gives it {tuple(given)}")
+        return (None,)
+    if given is not None and not len(given):
+        raise ValueError(f"alphas gives rule {rule.name!r} no value; leave it out of alphas to sweep its usual range")
+    return tuple(default_alphas(rule) if given is None else given)
