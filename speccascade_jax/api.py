@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax import rules
-from speccascade_jax.assembly import assemble, check_alpha, check_example_ids, method_controls
+from speccascade_jax.assembly import assemble, build, check_alpha, check_example_ids, method_controls
 from speccascade_jax.controls import check_seed, make_controls, make_sampling, whole
 from speccascade_jax.generation import Generation, generate, raise_on_failure
 from speccascade_jax.metrics.efficiency import summarise
@@ -21,6 +21,7 @@ from speccascade_jax.pair import Pair
 from speccascade_jax.prompts import make_prompt
 from speccascade_jax.rules import Rule
 from speccascade_jax.sampling import make_law_pair, softmax, transform
+from speccascade_jax.sequence import run
 from speccascade_jax.types import Array, Controls
 
 
@@ -91,7 +92,7 @@ def decode(
         ValueError: an argument without meaning; names it and the remedy, before anything is compiled.
         FloatingPointError: NaN logits; names the model, the row and the position.
     """
-    engine, params = assemble(
+    engine, params = build(
         pair, rule=rule, block_size=block_size, bonus=bonus, method=method, stop_ids=stop_ids, accept=accept
     )
     prompt = make_prompt(pair, prompts)
@@ -100,7 +101,7 @@ def decode(
         method, rule, rows, alpha=alpha, temperature=temperature, top_p=top_p, top_k=top_k,
         draft_temperature=draft_temperature, stop_threshold=stop_threshold,
     )  # fmt: skip
-    generation = generate(
+    generation = run(
         engine,
         params,
         prompt,

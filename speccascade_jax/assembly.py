@@ -16,6 +16,7 @@ from speccascade_jax.engine import Engine
 from speccascade_jax.models.base import Params
 from speccascade_jax.pair import Pair
 from speccascade_jax.rules import Rule
+from speccascade_jax.sequence import SequenceCascade
 from speccascade_jax.stopping import StopPolicy
 from speccascade_jax.types import Controls
 
@@ -53,6 +54,8 @@ def assemble(
         lossless = Speculative(rules.RULES["spec_decode"])
         engine = Engine(target=alone.model, drafter=NoDrafter(), accept=lossless, stop_ids=stops, bonus="target")
         return engine, {"target": alone.params, "drafter": {}}
+    if recipe.score is not None:
+        raise ValueError(f"method {method!r} decides about whole outputs and is no engine: call decode")
     policy = stop_policy or recipe.policy(methods.block_size(recipe, block_size))
     engine = Engine(
         target=pair.target.model,
@@ -63,6 +66,22 @@ def assemble(
         verify_final=recipe.verify_final,
     )
     return engine, {"target": pair.target.params, "drafter": {"model": pair.draft.params}}
+
+
+def build(
+    pair: Pair, *, method: str = "speculative", stop_ids: Sequence[int] | None = None, **parts: Any
+) -> tuple[Engine | SequenceCascade, Params]:
+    """What `sequence.run` takes: an engine, or for methods that decide about whole outputs a sequence cascade.
+
+    Arguments and errors as in `assemble`.
+    """
+    recipe = methods.get(method)
+    if recipe.score is None:
+        return assemble(pair, method=method, stop_ids=stop_ids, **parts)
+    draft, of_draft = assemble(pair, method="autoregressive_draft", stop_ids=stop_ids)
+    target, of_target = assemble(pair, method="autoregressive", stop_ids=stop_ids)
+    cascade = SequenceCascade(draft=draft, target=target, score=recipe.score)
+    return cascade, {"draft": of_draft, "target": of_target}
 
 
 def method_controls(

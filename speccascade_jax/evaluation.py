@@ -20,13 +20,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from speccascade_jax import timing
-from speccascade_jax.api import assemble, make_prompt
-from speccascade_jax.assembly import method_controls
+from speccascade_jax import sequence, timing
+from speccascade_jax.api import make_prompt
+from speccascade_jax.assembly import build, method_controls
 from speccascade_jax.data.tasks import Example, get_task
 from speccascade_jax.data.vocabularies import Vocabulary
 from speccascade_jax.engine import Engine
-from speccascade_jax.generation import Generation, generate, raise_on_failure
+from speccascade_jax.generation import Generation, raise_on_failure
 from speccascade_jax.metrics import quality
 from speccascade_jax.metrics.efficiency import summarise
 from speccascade_jax.models.base import Params, Prompt
@@ -68,7 +68,7 @@ class Evaluator:
         prompts = [self._prompt_ids(example) for example in self.examples]
         self._prompts: Prompt = jax.device_get(make_prompt(self.pair, prompts))
         self._ids = np.asarray([example.id for example in self.examples], np.int32)
-        self._engines: dict[Method, tuple[Engine, Params]] = {}
+        self._engines: dict[Method, tuple[Engine | sequence.SequenceCascade, Params]] = {}
         self.fingerprints = {
             "weights": fingerprint(self.pair),
             "examples": point_key(examples=[(e.id, e.source, e.reference) for e in self.examples]),
@@ -178,12 +178,12 @@ class Evaluator:
         given = self.arguments(point, rows, alphas)
 
         def run(seed: int) -> Generation:
-            return generate(**given, seed=seed)
+            return sequence.run(**given, seed=seed)
 
         return run
 
     def arguments(self, point: Point, rows: np.ndarray, alphas: Sequence[float]) -> dict[str, Any]:
-        """What `generate` takes, but the seed, for the examples `rows` with one α each."""
+        """What `sequence.run` takes, but the seed, for the examples `rows` with one α each."""
         engine, params = self._engine(point.method)
         sampling = point.sampling
         method = point.method
@@ -207,10 +207,10 @@ class Evaluator:
             "example_ids": jax.device_put(self._ids[rows]),
         }
 
-    def _engine(self, method: Method) -> tuple[Engine, Params]:
+    def _engine(self, method: Method) -> tuple[Engine | sequence.SequenceCascade, Params]:
         method = replace(method, alpha=None, stop_threshold=None)
         if method not in self._engines:
-            self._engines[method] = assemble(
+            self._engines[method] = build(
                 self.pair,
                 method=method.recipe.name,
                 rule=None if method.autoregressive else method.decides,

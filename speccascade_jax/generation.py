@@ -48,6 +48,7 @@ def generate(
     max_new_tokens: int,
     record: Callable[[Round], PyTree] | None = None,
     example_ids: Any = None,
+    level: int = 0,
 ) -> Generation:
     """Generate for a batch: one jitted program, nothing leaves the device before the end.
 
@@ -63,6 +64,7 @@ def generate(
         max_new_tokens: static.
         record: a module-level function from a `Round` to a pytree of reductions.
         example_ids: `[B]`, default `0 … B − 1`.
+        level: part of every row's key; two generations of one program that must not share bits have two.
 
     Returns:
         A `Generation`. Non-finite logits don't raise here: see `raise_on_failure`.
@@ -70,7 +72,8 @@ def generate(
     rows = prompt.tokens.shape[0]
     ids = on_device(np.arange(rows) if example_ids is None else example_ids, np.int32)
     seed = on_device(seed, np.uint32)
-    return _generate(engine, params, prompt, seed, controls, ids, max_new_tokens=max_new_tokens, record=record)
+    static = {"max_new_tokens": max_new_tokens, "record": record, "level": level}
+    return _generate(engine, params, prompt, seed, controls, ids, **static)
 
 
 def on_device(value: Any, dtype: Any) -> Array:
@@ -78,7 +81,7 @@ def on_device(value: Any, dtype: Any) -> Array:
     return value.astype(dtype) if isinstance(value, jax.Array) else jax.device_put(np.asarray(value, dtype))
 
 
-@partial(jax.jit, static_argnames=("engine", "max_new_tokens", "record"))
+@partial(jax.jit, static_argnames=("engine", "max_new_tokens", "record", "level"))
 def _generate(
     engine: Engine,
     params: Params,
@@ -89,8 +92,10 @@ def _generate(
     *,
     max_new_tokens: int,
     record: Callable[[Round], PyTree] | None,
+    level: int,
 ) -> Generation:
-    state = engine.init(params, prompt, jax.random.key(seed, impl="threefry2x32"), example_ids, max_new_tokens)
+    key = jax.random.key(seed, impl="threefry2x32")
+    state = engine.init(params, prompt, key, example_ids, max_new_tokens, level)
     buffers = _record_buffers(engine, params, state, controls, max_new_tokens, record)
 
     def on_round(carry: tuple[Array, PyTree], turn: Round) -> tuple[Array, PyTree]:

@@ -42,7 +42,7 @@ def one_line_errors() -> Iterator[None]:
     """A bad value ends the program in one line that says what to do; `--debug` shows the trace."""
     try:
         yield
-    except (ValueError, TypeError, ArithmeticError, OSError, RuntimeError) as error:
+    except (ValueError, TypeError, ArithmeticError, OSError, RuntimeError, ImportError) as error:
         if "debug" in flags.FLAGS and flags.FLAGS.debug:
             raise
         message = str(error).partition("\n  In call to configurable")[0]

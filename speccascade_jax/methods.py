@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from speccascade_jax import rules
+from speccascade_jax import laws, rules
 from speccascade_jax.controls import whole
 from speccascade_jax.rules import Rule
 from speccascade_jax.stopping import Confidence, Entropy, Fixed, StopPolicy
@@ -32,6 +32,8 @@ class Recipe:
         greedy_draft: whether the draft is greedy unless a draft temperature is named.
         alpha_stops: whether α is the stop policy's threshold too; stops: whether the policy needs one of its own.
         verify_final: see `Engine`.
+        score: for sequence cascades (`sequence.SCORES`), where the draft's whole output is scored and no rule decides;
+            threshold: stands in the rule's place and says what α may be.
     """
 
     name: str
@@ -47,11 +49,13 @@ class Recipe:
     alpha_stops: bool = False
     stops: bool = False
     verify_final: bool = True
+    score: str | None = None
+    threshold: Rule | None = None
 
     @property
     def swept_block(self) -> bool:
         """Whether γ is a setting worth sweeping: not where the draft itself says when to stop."""
-        return self.policy is Fixed and not self.fixed_block
+        return self.policy is Fixed and not self.fixed_block and self.score is None
 
 
 def get(name: str) -> Recipe:
@@ -73,6 +77,10 @@ def rule_of(recipe: Recipe, rule: str | Rule | None) -> Rule:
     Raises:
         ValueError: no such rule, or one that the method does not take.
     """
+    if recipe.threshold is not None:
+        if rule not in (None, recipe.threshold):
+            raise ValueError(f"method {recipe.name!r} decides by a score, not by a rule: leave rule={rule!r} out")
+        return recipe.threshold
     chosen = rules.get(recipe.rule if rule is None else rule)
     if recipe.rules and chosen.name not in recipe.rules:
         raise ValueError(f"method {recipe.name!r} takes rule {' or '.join(recipe.rules)}, not {chosen.name!r}")
@@ -103,6 +111,13 @@ def stop_threshold(recipe: Recipe, alpha: Any, given: Any) -> Any:
         why = "its alpha is the threshold" if recipe.alpha_stops else "its blocks have a fixed length"
         raise ValueError(f"method {recipe.name!r} has no stop_threshold ({given}): {why}; leave it out")
     return alpha if recipe.alpha_stops else 0.0 if given is None else given
+
+
+def _sequence(name: str, score: str, grid: tuple[float, float], closed: bool = False) -> Recipe:
+    """A row for a sequence cascade; a `closed` one has `grid` as its domain."""
+    threshold = Rule(name=name, law=laws.spec_decode, grid=grid)
+    threshold = replace(threshold, domain=grid, closed=True) if closed else threshold
+    return Recipe(name=name, score=score, threshold=threshold, block_size=1, fixed_block=True)
 
 
 _CAP = 10  # draft tokens in a row before the target must write one (paper 1, section F.1)
@@ -139,5 +154,11 @@ _ROWS = (
     ),
     # paper 1, Algorithm 3: both models at every token
     Recipe(name="oracle_cascade", rule="diff", accept="deferral", block_size=1, fixed_block=True, bonus="none"),
+    # the draft writes the whole output, the target writes anew where its score is below α (paper 1, eq. 1)
+    _sequence("seq_cascade", "sum", (-30.0, 0.0)),
+    _sequence("seq_cascade_mean", "mean", (-2.0, 0.0)),
+    _sequence("seq_cascade_quantile", "quantile", (-5.0, 0.0)),
+    # paper 2's baseline: the target writes a share α of the outputs, whatever they are
+    _sequence("random_allocation", "random", (0.0, 1.0), closed=True),
 )  # fmt: skip
 METHODS: dict[str, Recipe] = {row.name: row for row in _ROWS}

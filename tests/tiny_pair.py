@@ -16,14 +16,19 @@ from speccascade_jax.models.t5 import T5, T5Config
 PIECES = 340  # all bytes among them
 
 
-def write(folder: Path) -> Path:
-    """`folder` with `vocabulary.model`, `target/` and `draft/` in it."""
-    examples = get_task("tiny_translation").load(limit=40)
-    texts = [text for example in examples for text in (example.source, example.reference)]
-    (folder / "vocabulary.model").write_bytes(vocabularies.train(texts, PIECES))
-    config = T5Config(PIECES, PIECES, 16, 2, 8, 16, 1, 1)
+def write(folder: Path, vocabulary: Path | None = None) -> Path:
+    """`folder` with `vocabulary.model` (a copy of `vocabulary`, or one trained here), `target/` and `draft/` in it."""
+    path = folder / "vocabulary.model"
+    path.write_bytes(_trained() if vocabulary is None else vocabulary.read_bytes())
+    pieces = vocabularies.Vocabulary(path).vocab_size
+    config = T5Config(pieces, pieces, 16, 2, 8, 16, 1, 1)
     draws = np.random.default_rng(0)
     for part in ("target", "draft"):
         flat = {name: draws.normal(size=shape) / 4 for name, shape in expected_shapes(config).items()}
         checkpoints.save(folder / part, T5(config), unflatten_dict(flat, sep="/"))
     return folder
+
+
+def _trained() -> bytes:
+    examples = get_task("tiny_translation").load(limit=40)
+    return vocabularies.train([text for example in examples for text in (example.source, example.reference)], PIECES)

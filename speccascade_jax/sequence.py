@@ -1,0 +1,150 @@
+"""Sequence-level cascades: the draft writes the whole output, and the target writes anew where its score is too low.
+
+Nothing is drafted for a round here, so these methods are two generations of the one loop, in one program: the second
+runs only where some row needs it (METHODS section 4; paper 1, eq. 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade_jax import rngs
+from speccascade_jax.engine import Engine
+from speccascade_jax.generation import Generation, generate, on_device
+from speccascade_jax.metrics.counters import Counters
+from speccascade_jax.models.base import Params, Prompt
+from speccascade_jax.types import Array, Controls, Round
+
+Score = Callable[[Array, Array, Array], Array]
+"""`(log q of each token [B, L], which of them count [B, L], a uniform number per row [B]) -> score [B]`."""
+
+
+def total(logs: Array, counted: Array, uniform: Array) -> Array:
+    """`Σ log q`: with `c = log(1 − α)` the threshold of paper 1's equation 1."""
+    return jnp.where(counted, logs, 0.0).sum(-1)
+
+
+def mean(logs: Array, counted: Array, uniform: Array) -> Array:
+    """`Σ log q` per token."""
+    return total(logs, counted, uniform) / jnp.maximum(counted.sum(-1), 1)
+
+
+def lowest_tenth(logs: Array, counted: Array, uniform: Array) -> Array:
+    """The 0.1-quantile of `log q` over the tokens, interpolated linearly: the draft's certainty where it is least."""
+    ordered = jnp.sort(jnp.where(counted, logs, jnp.inf), axis=-1)
+    at = 0.1 * jnp.maximum(counted.sum(-1) - 1, 0)
+    low = jnp.floor(at).astype(jnp.int32)
+    values = jnp.take_along_axis(ordered, jnp.stack([low, jnp.ceil(at).astype(jnp.int32)], axis=-1), axis=-1)
+    return values[:, 0] + (at - low) * (values[:, 1] - values[:, 0])
+
+
+def chance(logs: Array, counted: Array, uniform: Array) -> Array:
+    """A uniform number, so that `c` is the share of outputs that the target writes: paper 2's random allocation."""
+    return uniform
+
+
+SCORES: dict[str, Score] = {"sum": total, "mean": mean, "quantile": lowest_tenth, "random": chance}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceCascade:
+    """The draft alone, then the target alone where `score < α`. Parameters are `{"target": …, "draft": …}`.
+
+    Attributes:
+        draft, target: engines in which one model writes alone; score: a name in `SCORES`.
+    """
+
+    draft: Engine
+    target: Engine
+    score: str
+
+    def __post_init__(self) -> None:
+        if self.score not in SCORES:
+            raise ValueError(f"unknown score {self.score!r}: choose one of {', '.join(SCORES)}")
+
+
+def run(
+    engine: Engine | SequenceCascade, params: Params, prompt: Prompt, seed: int | Array = 0, **more: Any
+) -> Generation:
+    """`generate` of an engine or of a sequence cascade; arguments and result as there."""
+    if isinstance(engine, Engine):
+        return generate(engine, params, prompt, seed, **more)
+    rows = prompt.tokens.shape[0]
+    ids = more.pop("example_ids", None)
+    ids = on_device(np.arange(rows) if ids is None else ids, np.int32)
+    return _cascade(engine, params, prompt, on_device(seed, np.uint32), example_ids=ids, **more)
+
+
+@partial(jax.jit, static_argnames=("cascade", "max_new_tokens"))
+def _cascade(
+    cascade: SequenceCascade,
+    params: Params,
+    prompt: Prompt,
+    seed: Array,
+    *,
+    controls: Controls,
+    example_ids: Array,
+    max_new_tokens: int,
+) -> Generation:
+    # levels of their own: what the target draws, or chance decides, must not repeat the bits of the draft's draws
+    given: dict[str, Any] = {"max_new_tokens": max_new_tokens, "example_ids": example_ids}
+    # the draft alone samples as the draft of the pair, under the target's name: it stands in its place
+    own = replace(controls, target=controls.draft)
+    first = generate(
+        cascade.draft, params["draft"], prompt, seed, controls=own, record=log_likelihood, level=1, **given
+    )
+    counted = jnp.arange(max_new_tokens)[None] < first.lengths[:, None]
+    key = jax.random.key(seed, impl="threefry2x32")
+    zero = jnp.zeros_like(first.lengths)
+    uniform = rngs.RoundKeys(rngs.row_keys(key, example_ids, 2), zero, zero).uniform(zero, rngs.ACCEPT)
+    score = SCORES[cascade.score](first.record.T, counted, uniform)
+    anew = (score < controls.alpha) & (first.failed_at < 0).all(-1)
+    first = replace(first, record=None)
+
+    def write_anew(_: Generation) -> Generation:
+        again = generate(cascade.target, params["target"], prompt, seed, controls=controls, **given)
+        return _chosen(anew, again, first)
+
+    return jax.lax.cond(anew.any(), write_anew, lambda first: _chosen(anew, first, first), first)
+
+
+def log_likelihood(turn: Round) -> Array:
+    """float32 `[B]`: the raw `log` of the token that a model writing alone has just committed."""
+    chosen = jnp.take_along_axis(turn.pair.p[:, 0], turn.tokens[:, :1], axis=-1)[:, 0]
+    return jnp.where(turn.num_new > 0, jnp.log(chosen), 0.0)
+
+
+def _chosen(anew: Array, target: Generation, draft: Generation) -> Generation:
+    """Row by row the target's output or the draft's, and what both cost."""
+
+    def pick(ours: Array, theirs: Array) -> Array:
+        return jnp.where(anew.reshape(-1, *(1,) * (ours.ndim - 1)), ours, theirs)
+
+    stats, written = jax.tree.map(pick, target.stats, draft.stats), draft.stats.committed
+    none = jnp.zeros_like(written)
+    counts: dict[str, Any] = {
+        "target_calls": jnp.where(anew, target.stats.target_calls, 0),
+        "drafted": written,
+        "discarded": jnp.where(anew, written, 0),
+        "draft_steps": draft.stats.target_calls,
+        "unverified": (~anew).astype(jnp.int32),
+        "unverified_tokens": jnp.where(anew, 0, written),
+        "deferred": anew.astype(jnp.float32),
+        "decided": none + 1,
+    }
+    return replace(
+        draft,
+        tokens=pick(target.tokens, draft.tokens),
+        lengths=pick(target.lengths, draft.lengths),
+        stats=Counters(**{name: counts.get(name, getattr(stats, name)) for name in Counters.__dataclass_fields__}),
+        # failures of the model that stands in the target's place: the draft's own are the draft's
+        failed_at=pick(target.failed_at, draft.failed_at[:, ::-1]),
+        num_rounds=draft.num_rounds + jnp.where(anew.any(), target.num_rounds, 0),
+    )
