@@ -64,14 +64,14 @@ def interleave(
 def latency(timings: Timings) -> dict[str, Any]:
     """Milliseconds per example and per token: median over trials, lowest and highest, and the trials themselves.
 
-    `per_example_ms`, one number per example in the task's order, is its time summed over the trials: with the same of
-    the baseline that ran beside it, what a bootstrap of their ratio over examples needs (`metrics.paired`).
+    `per_example_ms`, `[trials][examples]` in the task's order, with the same of the baseline that ran beside it is what
+    a bootstrap of their ratio over examples and trials needs (`metrics.paired`).
     """
     total, tokens = timings.seconds.sum(1) * 1e3, np.maximum(timings.tokens.sum(1), 1)
     return {
         "ms_per_example": _over_trials(total / timings.seconds.shape[1], np.median),
         "ms_per_token": _over_trials(total / tokens, np.median),
-        "per_example_ms": [round(float(ms), 6) for ms in timings.seconds.sum(0) * 1e3],  # clocks count nanoseconds
+        "per_example_ms": np.round(timings.seconds * 1e3, 6).tolist(),  # clocks count nanoseconds
         "tokens_per_example": float(timings.tokens.mean()),
         "examples": timings.seconds.shape[1],
         "trials": timings.seconds.shape[0],

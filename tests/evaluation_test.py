@@ -93,7 +93,7 @@ def test_a_record_says_everything(evaluator):
     given, times = record["quality"]["per_example"], [record[x] for x in ("latency", "target_latency")]
     assert sorted(given["ids"]) == sorted(example.id for example in evaluator.examples[:7])
     assert np.shape(given["statistics"]["bleu"]) == (7, 10)
-    own, target = (sum(timed["per_example_ms"]) for timed in times)
+    own, target = (np.sum(timed["per_example_ms"]) for timed in times)
     assert own / target == pytest.approx(record["relative_latency"]["value"])
     assert record["relative_latency"]["value"] > 0 and len(record["relative_latency"]["trials"]) == 2
     assert record["counts"]["drafted"] > 0 and not record["inconclusive"]

@@ -6,11 +6,14 @@ counts, and a record's statistics times it are the sums of every resample. sacre
 which records do not hold, and knows none of the other metrics.
 
 Each side is a list of records that differ in their seed only. A side's score is the mean over its records, on every
-resample as in the tables; the seeds themselves are not resampled. Needs no JAX.
+resample as in the tables; the seeds themselves are not resampled. Latencies resample the trials too, each record its
+own: two records were timed at different times, and what the machine did meanwhile is no property of either. Needs no
+JAX.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -44,7 +47,7 @@ def has_quality(record: Record) -> bool:
 def has_latency(record: Record) -> bool:
     """Whether a record tells the times of its examples one by one, and of enough of them."""
     both = (record.get(name, {}).get("per_example_ms", ()) for name in ("latency", "target_latency"))
-    return min(map(len, both)) >= LEAST_EXAMPLES
+    return min(np.shape(each)[-1] if len(each) else 0 for each in both) >= LEAST_EXAMPLES
 
 
 class Bootstrap:
@@ -104,9 +107,22 @@ class Bootstrap:
         return quality.get_metric(name).from_sums(self._resamples(len(order)) @ statistics, len(order))
 
     def _latency(self, record: Record) -> np.ndarray:
-        own, target = (np.asarray(record[name]["per_example_ms"]) for name in ("latency", "target_latency"))
-        counts = self._resamples(len(own))
-        return (counts @ own) / (counts @ target)
+        own, target = (np.atleast_2d(record[name]["per_example_ms"]) for name in ("latency", "target_latency"))
+        trials, examples = own.shape
+        counts, weights = self._resamples(examples), self._trials(trials, record["key"])
+        ours, theirs = (((weights @ times) * counts).sum(-1) for times in (own, target))
+        return ours / theirs
+
+    def _trials(self, trials: int, key: str) -> np.ndarray:
+        """How much each trial weighs in each resample, `[1 + samples, trials]`; every record has draws of its own.
+
+        Examples are the same for all records, trials are not: they ran at another time, on a machine that drifts.
+        Resamples of `n` have (n − 1)/n of the variance that is looked for, which matters where `n` is 2.
+        """
+        seed = self.seed, zlib.crc32(key.encode())
+        drawn = np.random.default_rng(seed).multinomial(trials, np.full(trials, 1 / trials), size=self.samples)
+        wider = (trials / (trials - 1)) ** 0.5 if trials > 1 else 0.0
+        return np.vstack([np.ones(trials), 1 + wider * (drawn - 1)])
 
     def _resamples(self, examples: int) -> np.ndarray:
         """How often each example is in each corpus, `[1 + samples, examples]`: first all once, then the resamples."""
@@ -140,7 +156,7 @@ def _judged(record: Record) -> tuple:
 
 def _timed(record: Record) -> tuple:
     """Times have no ids: they are those of the first examples of a task, in its order."""
-    return record["fingerprints"]["examples"], len(record["latency"]["per_example_ms"])
+    return record["fingerprints"]["examples"], np.shape(record["latency"]["per_example_ms"])[-1]
 
 
 def _name(record: Record) -> str:

@@ -155,6 +155,18 @@ def test_latencies_are_ratios_of_totals():
     assert versus.value == pytest.approx(fast.sum() / slow.sum()) and versus.low < 5 / 9 < versus.high
 
 
+def test_a_machine_that_drifts_makes_no_method_better():
+    """Equal methods, timed at different times: within each record examples agree to the last digit, trials do not."""
+    target = np.linspace(50, 150, 16)
+    one = record(ms=[target * 0.82, target * 0.77], target_ms=[target, target])
+    other = record(ms=[target * 0.825, target * 0.85], target_ms=[target, target], method="diff")
+    alone = Bootstrap().latency_ratio([one])
+    assert (alone.low, alone.high) == pytest.approx((0.795 - 0.025 * 2**0.5, 0.795 + 0.025 * 2**0.5))
+    assert not Bootstrap().latency_ratio([one], [other]).excludes(1)
+    slow = record(ms=[target * 0.9, target * 0.95], target_ms=[target, target], method="diff")
+    assert Bootstrap().latency_ratio([one], [slow]).excludes(1)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
