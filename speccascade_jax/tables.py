@@ -113,8 +113,8 @@ def _explained(brackets: str) -> list[str]:
     """What brackets and marks mean."""
     samples = Bootstrap().samples
     return [
-        f"{brackets}; 95% paired bootstrap over examples, {samples:,} resamples (seeds averaged, not resampled; latencies "
-        "over trials too).",
+        f"{brackets}; 95% paired bootstrap over examples, {samples:,} resamples (seeds averaged, not resampled; "
+        "latencies over trials too).",
         f"{BEST}: better than every other entry of its column: none of their intervals of this kind includes equality. "
         f"{TIE}: a tie, the interval against the best of its column includes equality.",
     ]
