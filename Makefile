@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# what compiles one program after another keeps hardly more than one core busy
+TEST_PROCESSES ?= 2
 export JAX_PLATFORMS ?= $(if $(wildcard /dev/nvidia0),,cpu)
 
 .PHONY: quickstart bench test parity lint format help
@@ -31,7 +33,7 @@ bench: $(BIN)/.ready  ## set up and measure speed against the machine's limits, 
 
 test: $(BIN)/.ready-test  ## set up, lint, and run the whole suite but the parity tests
 	$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -m "not parity"
+	$(BIN)/python -m pytest -m "not parity" -n $(TEST_PROCESSES) --dist worksteal
 
 parity: $(BIN)/.ready-parity  ## compare with transformers and seqio (3 GB of extras)
 	$(BIN)/python -m pytest -rs -m parity

@@ -1,6 +1,6 @@
 """★ Divergences between the target's law `p` and the draft's `q`: what fuzzy speculative decoding compares with τ.
 
-Each is a sum over the vocabulary of a function of `p(v)` and `q(v)` alone, times a constant, so it is given as these two;
+Each is a sum over the vocabulary of a function of `p(v)` and `q(v)` alone, times a constant, and is given as these two:
 a new one is one function and one row in `DIVERGENCES`. `0 log 0 = 0` and `p log(p/0) = ∞`.
 Formulas: METHODS section 5; paper 2, section 3.
 """
