@@ -2,17 +2,11 @@
 
 import pytest
 
-from speccascade_jax import rules
 from speccascade_jax.api import assemble
-from speccascade_jax.divergences import DIVERGENCES
 from speccascade_jax.rules import RULES
 from tests import conformance, mutants, reference
 
-# the forms of fuzzy decoding share one function: one of each is enough, on vocabularies smaller than their 50
-FUZZY = {f"fuzzy_{name}": RULES[f"fuzzy_{name}"] for name in DIVERGENCES}
-FORMS = {rule.name: rule for rule in (rules.fuzzy("js", top_k=2), rules.fuzzy("tv", scaled=True))}
-OTHERS = {name: rule for name, rule in RULES.items() if not name.startswith("fuzzy")}
-ALL = OTHERS | FUZZY | FORMS
+ALL = conformance.REPRESENTATIVE
 SAMPLED = [name for name, rule in ALL.items() if not rule.greedy_only]
 
 
@@ -26,7 +20,7 @@ def test_whole_sequences_in_blocks_of_one(name):
     conformance.check_sequence_law(ALL[name], 1)
 
 
-@pytest.mark.parametrize("name", [name for name in OTHERS if name in SAMPLED])
+@pytest.mark.parametrize("name", [name for name in SAMPLED if not name.startswith("fuzzy")])
 def test_transitions_at_every_position(name):
     conformance.check_transition_law(RULES[name])
 
@@ -46,7 +40,7 @@ def test_greedy_decoding_is_the_reference_token_by_token(name):
     conformance.check_greedy(ALL[name])
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name not in FORMS])
+@pytest.mark.parametrize("name", list(ALL))
 def test_a_sweep_is_one_compilation(name):
     conformance.check_one_compilation(RULES[name])
 

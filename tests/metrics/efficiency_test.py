@@ -1,5 +1,7 @@
 """The measures of METHODS section 9 from counters written by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -19,6 +21,8 @@ def counters():
         committed=np.array([9, 5, 3]),
         discarded=np.array([3, 1, 0]),
         draft_steps=np.array([11, 6, 0]),
+        unverified=np.array([0, 0, 0]),
+        unverified_tokens=np.array([0, 0, 0]),
         deferred=np.array([2.5, 0.5, 0.0], np.float32),
         decided=np.array([9, 3, 0]),
         examined_at=np.array([[4, 2], [2, 2], [0, 0]]),
@@ -86,3 +90,10 @@ def test_counters_of_another_generation_are_refused():
     assert summarise(counters(), np.array([9, 5, 3]))["committed"] == 17
     with pytest.raises(ValueError, match="committed tokens and lengths disagree"):
         summarise(counters(), np.array([9, 5, 4]))
+
+
+def test_unverified_tokens_are_the_drafts_and_nobody_examined_them():
+    given = replace(counters(), unverified=np.array([1, 0, 0]), unverified_tokens=np.array([2, 0, 0]))
+    with_them, without = summarise(given), summarise(counters())
+    assert with_them["draft_share"] == (8 + 2) / 17 and without["draft_share"] == 8 / 17
+    assert with_them["acceptance_rate"] == without["acceptance_rate"] and with_them["unverified"] == 1

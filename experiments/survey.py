@@ -1,0 +1,28 @@
+r"""Every rule's rejection and deferral rate from one pass over given outputs, without decoding with any of them.
+
+    python experiments/survey.py --gin_file=gin/survey.gin --gin_file=gin/models/tatoeba_en_de.gin \
+        --gin_file=gin/tasks/tiny_translation.gin --gin.Sampling.temperature=1.0
+
+The outputs are those of the target, of the draft, or (the default) of both mixed token by token. The numbers are
+estimates: a rule that runs writes other prefixes. How far they are off:
+
+    --gin.survey.check="(0.1, 0.5, 0.9)"    run each rule at these shares of its range, print the error, and that of a
+                                            survey of the rule's own outputs, in which no prefix differs
+
+Other settings, with their defaults:
+
+    --gin.survey.rules="('chow', 'opt')"    (gin/survey.gin: all of paper 1's)
+    --gin.survey.along="'mixed'"            or 'target', 'draft'
+    --gin.survey.alphas=33                  size of each rule's grid
+    --gin.survey.output="'survey.json'"     (not written) the printed rows
+"""
+
+from speccascade_jax import gin_flags, surveying
+
+EXAMPLE = (
+    "python experiments/survey.py --gin_file=gin/survey.gin --gin_file=gin/models/tatoeba_en_de.gin "
+    "--gin_file=gin/tasks/tiny_translation.gin"
+)
+
+if __name__ == "__main__":
+    gin_flags.main(surveying.survey, EXAMPLE)

@@ -1,0 +1,157 @@
+"""Taking a survey of a task, printing it, holding it against real runs: what `experiments/survey.py` calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from speccascade_jax import rules as rule_table
+from speccascade_jax.points import Evaluation, Method, ModelPair, Point, Sampling, validate
+from speccascade_jax.results import Record
+from speccascade_jax.summary import DRAFT, TARGET
+
+if TYPE_CHECKING:
+    from speccascade_jax.evaluation import Evaluator
+    from speccascade_jax.survey import Survey
+
+WRITERS = {
+    "target": Method(name=TARGET),
+    "draft": Method(name=DRAFT),
+    "mixed": Method(name="speculative", rule="random_accept", alpha=0.5),
+}
+"""Who writes the outputs that are surveyed; "mixed": each token from the draft's law or the target's, evenly."""
+
+
+def survey(
+    *,
+    pair: ModelPair,
+    evaluation: Evaluation,
+    sampling: Sampling,
+    rules: Sequence[str],
+    along: str = "mixed",
+    alphas: int = 33,
+    check: Sequence[float] = (),
+    block_size: int = 5,
+    seed: int = 0,
+    output: str = "",
+) -> list[dict[str, Any]]:
+    """Estimate every rule's rejection and deferral rate from one pass, and print them.
+
+    Args:
+        pair, evaluation, sampling, seed: as for a run; examples are the evaluation's for quality.
+        rules: names in `speccascade_jax.rules.RULES`.
+        along: whose outputs are read, a name in `WRITERS`.
+        alphas: size of each rule's grid over its usual range.
+        check: shares of each rule's range, in [0, 1], at which the rule is really run and the error reported.
+        block_size: γ of these runs.
+        output: a JSON file for the printed rows; none if empty.
+
+    Raises:
+        ValueError: a value without meaning, before anything is loaded.
+    """
+    if along not in WRITERS:
+        raise ValueError(f"along={along!r} is not one of {', '.join(WRITERS)}")
+    if any(not 0 <= share <= 1 for share in check):
+        raise ValueError(f"check={tuple(check)} must be shares of a rule's range, between 0 and 1")
+    point = Point(pair=pair, evaluation=evaluation.resolved(), method=WRITERS[along], sampling=sampling, seed=seed)
+    validate(point)
+    grids = {name: grid(name, alphas) for name in rules}
+    from speccascade_jax.evaluation import Evaluator  # loads JAX's models: not before all is known to be good
+
+    evaluator = Evaluator(point.pair, point.evaluation)
+    found = take(evaluator, point, grids)
+    rows = [_row(found, name, alpha) for name in rules for alpha in _shown(grids[name], check)]
+    if check:
+        rows = [row | _checked(evaluator, point, row, block_size) for row in rows]
+    show(rows, along, len(found.rows))
+    if output:
+        Path(output).parent.mkdir(parents=True, exist_ok=True)
+        Path(output).write_text(json.dumps({"along": along, "positions": len(found.rows), "rows": rows}, indent=1))
+    return rows
+
+
+def grid(rule: str, count: int, vocab_size: int = 8192) -> tuple[float, ...]:
+    """`count` α's over a rule's usual range, ends inside its domain; `(0.0,)` for a rule without α."""
+    chosen = rule_table.get(rule)
+    if chosen.grid is None:
+        return (0.0,)
+    low, high = rule_table.grid_bounds(chosen, vocab_size)
+    return tuple(np.linspace(low, high, count).tolist())
+
+
+def take(evaluator: Evaluator, point: Point, grids: Mapping[str, Sequence[float]]) -> Survey:
+    """Let the point's method write the evaluation's examples in batches, and survey what it wrote."""
+    from speccascade_jax import sequence, survey
+
+    count, batch = point.evaluation.quality_examples, point.evaluation.quality_batch
+    parts = []
+    for start in range(0, count, batch):
+        rows = np.arange(start, min(start + batch, count))
+        given = evaluator.arguments(point, rows, [point.method.alpha or 0.0] * len(rows))
+        written = sequence.run(**given, seed=point.seed)
+        # a model that writes alone has controls of its own temperature; the laws to compare are the pair's
+        both = dataclasses.replace(point, method=WRITERS["mixed"])
+        controls = evaluator.arguments(both, rows, [0.0] * len(rows))["controls"]
+        tokens, lengths = np.asarray(written.tokens), np.asarray(written.lengths)
+        parts.append(survey.survey(evaluator.pair, given["prompt"], tokens, lengths, controls, grids))
+    return survey.join(parts)
+
+
+def _shown(alphas: Sequence[float], check: Sequence[float]) -> list[float]:
+    """The α's that are printed: those to be checked, or five over the range."""
+    if len(alphas) == 1:
+        return list(alphas)
+    shares = check or (0.1, 0.3, 0.5, 0.7, 0.9)
+    return [float(f"{alphas[0] + share * (alphas[-1] - alphas[0]):.4g}") for share in shares]
+
+
+def _row(found: Survey, rule: str, alpha: float) -> dict[str, Any]:
+    estimate = found.estimate(rule, alpha)
+    alpha_or_none = None if rule_table.get(rule).grid is None else alpha
+    return {"rule": rule, "alpha": alpha_or_none, "rejection": estimate.rejection, "deferral": estimate.deferral}
+
+
+def _checked(evaluator: Evaluator, point: Point, row: dict[str, Any], block_size: int) -> dict[str, Any]:
+    """The rule really run, and surveyed along what it wrote: the error that is left then is no prefix's."""
+    method = Method(name=row["rule"], alpha=row["alpha"], block_size=block_size)
+    real_point = dataclasses.replace(point, method=method)
+    validate(real_point)
+    record: Record = evaluator.judge([real_point])[0]
+    own = take(evaluator, real_point, {row["rule"]: (row["alpha"] or 0.0,)}).estimate(row["rule"])
+    measured = record["measures"]
+    return {
+        "real_rejection": measured["rejection_rate"],
+        "real_deferral": measured["deferral_rate"],
+        "error": row["rejection"] - measured["rejection_rate"],
+        "error_along_its_own_outputs": own.rejection - measured["rejection_rate"],
+    }
+
+
+def show(rows: Sequence[Mapping[str, Any]], along: str, positions: int) -> None:
+    """Print the rows as a table."""
+    heads = {"rule": "rule", "alpha": "α", "rejection": "rejected", "deferral": "deferred"}
+    heads |= {"real_rejection": "really rejected", "real_deferral": "really deferred", "error": "error"}
+    heads |= {"error_along_its_own_outputs": "error along its own outputs"}
+    names = [name for name in heads if name in rows[0]]
+    note = f"Estimates along {positions:,} positions of the {along} outputs: a rule that runs writes other prefixes."
+    table = Table(title="Rejection and deferral rates", caption=note, title_justify="left", caption_justify="left")
+    for name in names:
+        table.add_column(heads[name], justify="left" if name == "rule" else "right")
+    for row in rows:
+        table.add_row(*(_cell(row[name], signed=name.startswith("error")) for name in names))
+    Console(width=120).print(table)
+
+
+def _cell(value: Any, signed: bool) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, str):
+        return value
+    return f"{value:+.3f}" if signed else f"{value:.3g}" if abs(value) >= 1 else f"{value:.3f}"
