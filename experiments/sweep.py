@@ -5,6 +5,9 @@ r"""Rules × α × γ × temperature × top-p × seeds, one JSON line per point;
     python experiments/sweep.py --gin_file=configs/quickstart.gin --gin.sweep.seeds="(0, 1, 2)" \
         --gin.sweep.temperatures="(0.0, 1.0)" --gin.sweep.output="'results/seeds.jsonl'"
 
+    python experiments/sweep.py --gin_file=configs/quickstart.gin --gin.sweep.plan=7 --gin.sweep.alphas="{}"
+                                                            seven α's per rule, where an estimate sees its curve move
+
 Target and draft alone are always measured too. Every point is checked before anything is loaded or compiled. At the end
 the table and the plot of what the output file holds are made, as tables.py and plots.py make them. What can be set: the
 arguments of speccascade_jax.experiment.sweep, and ModelPair and Evaluation in speccascade_jax/points.py.

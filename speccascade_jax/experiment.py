@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speccascade_jax import report, summary
+from speccascade_jax.controls import whole
 from speccascade_jax.points import Evaluation, Method, ModelPair, Point, Sampling, validate
 from speccascade_jax.results import Record, ResultStore, fill
+from speccascade_jax.rules import RULES
 from speccascade_jax.sweeps import enumerate_points
 
 if TYPE_CHECKING:
@@ -59,6 +62,7 @@ def sweep(
     draft_temperature: float | None = None,
     seeds: Sequence[int] = (0,),
     bonus: str | None = None,
+    plan: int = 0,
     output: str = "results/sweep.jsonl",
     dry_run: bool = False,
 ) -> Path | None:
@@ -74,6 +78,8 @@ def sweep(
         block_sizes: γ's; each is a compilation per rule.
         temperatures, top_ps, top_k, draft_temperature, bonus: as `sc.decode` takes them.
         seeds: each is a record of its own; tables and plots average over them.
+        plan: where above 0, every rule that `alphas` does not name gets as many α's, placed where an estimate from one
+            pass over the examples sees its rejection rate move (`surveying.plan`, at the first temperature and top-p).
         output: the store.
         dry_run: only list the points.
 
@@ -87,17 +93,20 @@ def sweep(
         Sampling(temperature=temperature, top_p=top_p, top_k=top_k, draft_temperature=draft_temperature)
         for temperature, top_p in itertools.product(temperatures, top_ps)
     ]
-    groups = enumerate_points(
+    enumerate_all = partial(
+        enumerate_points,
         pair=pair,
         evaluation=evaluation,
         rule_names=tuple(rules),
         methods=tuple(methods),
-        alphas=alphas,
         block_sizes=tuple(block_sizes),
         samplings=samplings,
         seeds=tuple(seeds),
         bonus=bonus,
     )
+    groups = enumerate_all(alphas=alphas)
+    if plan:
+        groups = enumerate_all(alphas=_planned(groups[0][0], rules, dict(alphas or {}), plan))
     if dry_run:
         report.print_points([point.label() for group in groups for point in group])
         return None
@@ -105,6 +114,15 @@ def sweep(
         measure(groups, store, _evaluator(groups[0][0]))
         present(store)
     return Path(output)
+
+
+def _planned(
+    point: Point, names: Sequence[str], alphas: dict[str, Sequence[float]], count: int
+) -> dict[str, Sequence[float]]:
+    from speccascade_jax import surveying
+
+    free = [name for name in names if name not in alphas and name in RULES]
+    return alphas | surveying.plan(_evaluator(point), point, free, whole("plan", count, 2))
 
 
 def measure(groups: Sequence[Sequence[Point]], store: ResultStore, evaluator: Evaluator) -> int:

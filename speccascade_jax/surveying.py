@@ -86,6 +86,19 @@ def grid(rule: str, count: int, vocab_size: int = 8192) -> tuple[float, ...]:
     return tuple(np.linspace(low, high, count).tolist())
 
 
+def plan(evaluator: Evaluator, point: Point, names: Sequence[str], count: int) -> dict[str, tuple[float, ...]]:
+    """`count` α's for every rule of `names` that has an α, placed where a survey along mixed outputs sees it move.
+
+    Args:
+        evaluator: with the pair and its examples; point: whose evaluation, sampling and seed are surveyed.
+    """
+    swept = [name for name in names if rule_table.get(name).grid is not None]
+    found = take(
+        evaluator, dataclasses.replace(point, method=WRITERS["mixed"]), {name: grid(name, 65) for name in swept}
+    )
+    return {name: found.plan(name, count) for name in swept}
+
+
 def take(evaluator: Evaluator, point: Point, grids: Mapping[str, Sequence[float]]) -> Survey:
     """Let the point's method write the evaluation's examples in batches, and survey what it wrote."""
     from speccascade_jax import sequence, survey

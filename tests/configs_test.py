@@ -6,7 +6,7 @@ from pathlib import Path
 import gin
 import pytest
 
-from speccascade_jax import evaluation, experiment, gin_flags, methods, points, profiling
+from speccascade_jax import evaluation, experiment, gin_flags, methods, points, profiling, surveying
 from speccascade_jax.data.directory import repository_root
 from speccascade_jax.data.tasks import TASKS, get_task
 from speccascade_jax.rules import RULES
@@ -78,6 +78,15 @@ def test_the_files_of_a_run_and_the_recipe_in_a_record_are_a_profile_too(monkeyp
         assert _resolve(profiling.profile, ["gin/profile.gin", *files]).name == Path(MODELS[-1]).stem
 
 
+def test_the_survey_is_of_a_pair_and_a_task(monkeypatch):
+    def stop(pair, evaluation):
+        raise _Resolved(pair, evaluation)
+
+    monkeypatch.setattr(evaluation, "Evaluator", stop)
+    pair = _resolve(surveying.survey, ["gin/survey.gin", MODELS[-1], "gin/tasks/tiny_translation.gin"])
+    assert pair.name == Path(MODELS[-1]).stem and set(gin.query_parameter("survey.rules")) <= set(RULES)
+
+
 def test_every_rule_and_task_has_its_file():
     rules = {name for name in RULES if not name.startswith("fuzzy_")}  # those are settings of `fuzzy`
     assert {Path(name).stem for name in METHODS} == rules | set(methods.METHODS) - {"speculative"}
@@ -130,7 +139,7 @@ def _bindings(pattern, file) -> set[str]:
 
 
 def test_every_gin_file_is_one_that_these_tests_know():
-    known = {"gin/run.gin", "gin/profile.gin", *MODELS, *TASK_FILES, *METHODS, *CONFIGS, *TRAINING}
+    known = {"gin/run.gin", "gin/profile.gin", "gin/survey.gin", *MODELS, *TASK_FILES, *METHODS, *CONFIGS, *TRAINING}
     found = {str(path.relative_to(ROOT)) for folder in ("gin", "configs") for path in (ROOT / folder).rglob("*.gin")}
     assert found == known
 

@@ -22,6 +22,7 @@ FLAGS = {
     "run": "gin_file",
     "sweep": "gin_file",
     "profile": "gin_file",
+    "survey": "gin_file",
     "tables": "format",
     "plots": "format",
     "show": "alpha",
