@@ -230,7 +230,7 @@ def holm(p_values):
     return float(np.minimum(np.maximum.accumulate(ordered * np.arange(len(ordered), 0, -1)), 1.0)[0])
 
 
-def check_sequence_law(rule, block, *, rows=20_000, length=7, seed=5, **engine):
+def check_sequence_law(rule, block, *, rows=10_000, length=7, seed=5, **engine):
     """Whole sequences of 7 tokens over V = 3, every sampling setting in one call, Holm-corrected p > 1e-3."""
     q_table, p_table = tables(3, seed=seed)
     alpha = telling_alpha(rule, q_table, p_table)
