@@ -35,6 +35,7 @@ from speccascade_jax.points import Evaluation, Method, ModelPair, Point
 from speccascade_jax.programs import release_when_crowded
 from speccascade_jax.results import Record, point_key
 from speccascade_jax.summary import DRAFT, TARGET
+from speccascade_jax.types import Controls
 
 FORMAT = 1
 _VERSIONED = ("speccascade_jax", "jax", "jaxlib", "flax", "sacrebleu")
@@ -185,12 +186,22 @@ class Evaluator:
     def arguments(self, point: Point, rows: np.ndarray, alphas: Sequence[float]) -> dict[str, Any]:
         """What `sequence.run` takes, but the seed, for the examples `rows` with one α each."""
         engine, params = self._engine(point.method)
-        sampling = point.sampling
-        method = point.method
-        controls = method_controls(
+        return {
+            "engine": engine,
+            "params": params,
+            "prompt": jax.device_put(jax.tree.map(lambda x: x[rows], self._prompts)),
+            "controls": self.controls(point, alphas),
+            "max_new_tokens": self.evaluation.max_new_tokens,
+            "example_ids": jax.device_put(self._ids[rows]),
+        }
+
+    def controls(self, point: Point, alphas: Sequence[float]) -> Controls:
+        """The numbers of a point's method and sampling for rows with one α each."""
+        method, sampling = point.method, point.sampling
+        return method_controls(
             method.recipe.name,
             None if method.autoregressive else method.decides,
-            len(rows),
+            len(alphas),
             alpha=np.asarray(alphas, np.float32),
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -198,14 +209,6 @@ class Evaluator:
             draft_temperature=sampling.draft_temperature,
             stop_threshold=method.stop_threshold,
         )
-        return {
-            "engine": engine,
-            "params": params,
-            "prompt": jax.device_put(jax.tree.map(lambda x: x[rows], self._prompts)),
-            "controls": controls,
-            "max_new_tokens": self.evaluation.max_new_tokens,
-            "example_ids": jax.device_put(self._ids[rows]),
-        }
 
     def _engine(self, method: Method) -> tuple[Engine | sequence.SequenceCascade, Params]:
         method = replace(method, alpha=None, stop_threshold=None)

@@ -6,12 +6,11 @@ them run in the same loop (`engine.py`); a paper's method is the row, not code. 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from speccascade_jax import laws, rules
+from speccascade_jax import laws, names, rules
 from speccascade_jax.controls import whole
 from speccascade_jax.rules import Rule
 from speccascade_jax.stopping import Confidence, Entropy, Fixed, StopPolicy
@@ -65,9 +64,7 @@ def get(name: str) -> Recipe:
         ValueError: no such method; the message names the nearest ones.
     """
     if name not in METHODS:
-        near = difflib.get_close_matches(str(name), METHODS, n=3, cutoff=0.4)
-        hint = f"did you mean {', '.join(near)}? " if near else ""
-        raise ValueError(f"unknown method {name!r}: {hint}the methods are {', '.join(METHODS)}")
+        raise ValueError(f"unknown method {name!r}: {names.hint(name, METHODS)}the methods are {', '.join(METHODS)}")
     return METHODS[name]
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
-from speccascade_jax import checkpoints
+from speccascade_jax import checkpoints, names
 from speccascade_jax.data.vocabularies import Vocabulary
 from speccascade_jax.models.base import BoundModel
 
@@ -61,10 +60,9 @@ def load_pair(name: str | Path) -> Pair:
     """
     directory = PAIRS_DIRECTORY / str(name) if str(name) in shipped_pairs() else Path(name)
     if not directory.is_dir():
-        near = difflib.get_close_matches(str(name), shipped_pairs(), n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        shipped = shipped_pairs()
         raise ValueError(
-            f"no pair {str(name)!r}: {hint}shipped are {', '.join(shipped_pairs()) or 'none'}; "
+            f"no pair {str(name)!r}: {names.hint(name, shipped)}shipped are {', '.join(shipped) or 'none'}; "
             f"or give a directory with vocabulary.model, target/ and draft/"
         )
     for part in ("vocabulary.model", "target", "draft"):

@@ -7,13 +7,12 @@ every record, it runs that point again through `experiments/run.py`.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from speccascade_jax import controls, methods, rules
+from speccascade_jax import controls, methods, names, rules
 from speccascade_jax.data.tasks import SeqioTask, get_task
 from speccascade_jax.engine import BONUSES
 from speccascade_jax.summary import DRAFT, TARGET
@@ -65,7 +64,7 @@ class Method:
 
     Attributes:
         alpha: the rule's trade-off; rules without one have none.
-        block_size, bonus: `None` is the method's own. A model that writes alone has neither.
+        block_size, bonus: `None` is the method's own. Where nothing is drafted for a round there is neither.
         rule: the rule that decides, where `name` is a method that takes several; `None` is the method's own.
         stop_threshold: where the method drafts only while it is sure, how unsure it may be.
     """
@@ -83,9 +82,13 @@ class Method:
                 object.__setattr__(self, name, float(getattr(self, name)))
         if self.name not in (*methods.METHODS, *rules.RULES):
             return  # `validate` says so
-        alone, recipe = self.autoregressive, self.recipe
-        object.__setattr__(self, "block_size", None if alone else _or(self.block_size, recipe.block_size))
-        object.__setattr__(self, "bonus", None if alone else _or(self.bonus, recipe.bonus))
+        recipe = self.recipe
+        if recipe.alone is None and recipe.score is None:
+            object.__setattr__(self, "block_size", _or(self.block_size, recipe.block_size))
+            object.__setattr__(self, "bonus", _or(self.bonus, recipe.bonus))
+        else:
+            object.__setattr__(self, "block_size", None)
+            object.__setattr__(self, "bonus", None)
 
     @property
     def recipe(self) -> methods.Recipe:
@@ -202,7 +205,7 @@ def validate(point: Point) -> None:
     rule = method.decides
     methods.block_size(method.recipe, method.block_size)
     methods.stop_threshold(method.recipe, method.alpha, method.stop_threshold)
-    if method.bonus not in BONUSES:
+    if method.bonus not in (None, *BONUSES):
         raise ValueError(f"bonus={method.bonus!r} is not one of {', '.join(BONUSES)}")
     if (rule.grid is None) != (method.alpha is None):
         need = "has no alpha, leave it out" if rule.grid is None else "needs an alpha"
@@ -222,11 +225,10 @@ def check_name(method: Method) -> None:
     Raises:
         ValueError: as above.
     """
-    names = [*methods.METHODS, *rules.RULES]
-    if method.name not in names:
-        near = difflib.get_close_matches(str(method.name), names, n=3, cutoff=0.4)
-        hint = f"did you mean {', '.join(near)}? " if near else ""
-        raise ValueError(f"unknown rule {method.name!r}: {hint}the rules and methods are {', '.join(names)}")
+    known = [*methods.METHODS, *rules.RULES]
+    if method.name not in known:
+        near = names.hint(method.name, known)
+        raise ValueError(f"unknown rule {method.name!r}: {near}the rules and methods are {', '.join(known)}")
     if method.name in _RULE_NAMES and method.rule not in (None, method.name):
         raise ValueError(f"{method.name!r} is a rule already: leave rule={method.rule!r} out")
 

@@ -8,7 +8,6 @@ Formulas: METHODS section 3; paper 1, Tables 1 and 3.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import itertools
 import math
@@ -17,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade_jax import divergences, laws
+from speccascade_jax import divergences, laws, names
 from speccascade_jax.rule import Rule
 from speccascade_jax.types import Array, LawPair
 
@@ -157,9 +156,7 @@ def get(rule: str | Rule) -> Rule:
     if isinstance(rule, Rule):
         return rule
     if rule not in RULES:
-        near = difflib.get_close_matches(str(rule), RULES, n=3, cutoff=0.4)
-        hint = f"did you mean {', '.join(near)}? " if near else ""
-        raise ValueError(f"unknown rule {rule!r}: {hint}the rules are {', '.join(RULES)}")
+        raise ValueError(f"unknown rule {rule!r}: {names.hint(rule, RULES)}the rules are {', '.join(RULES)}")
     return RULES[rule]
 
 
@@ -188,6 +185,11 @@ def check_greedy(rule: Rule, temperature: Any, draft_temperature: Any = None) ->
                 f"rule {rule.name!r} is defined at temperature 0 only, got {name}={value}; "
                 f"at other temperatures use 'token_v3'"
             )
+
+
+def even_grid(rule: Rule, count: int, vocab_size: int) -> np.ndarray:
+    """`count` α's at equal distances over the rule's sweep range, ends included, float64."""
+    return np.linspace(*grid_bounds(rule, vocab_size), count)
 
 
 def grid_bounds(rule: Rule, vocab_size: int) -> tuple[float, float]:

@@ -65,10 +65,10 @@ class Fixed:
 
 
 @dataclass(frozen=True)
-class Confidence:
-    """Draft while `max q >= 1 − stop_threshold`, at most `block` tokens: Big-Little's fallback (METHODS section 4).
+class _WhileSure:
+    """Draw only where the draft is sure, at most `block` tokens; the block ends *before* the unsure token.
 
-    It ends *before* the unsure token. Reads `controls.stop_threshold`.
+    What sure means, a subclass says: `sure(q, threshold)`, of the raw law `[B, V]` and `controls.stop_threshold`.
     """
 
     block: int
@@ -76,36 +76,39 @@ class Confidence:
     def __post_init__(self) -> None:
         whole("block_size", self.block, 1)
 
+    @staticmethod
+    def sure(q: Array, threshold: Array) -> Array:
+        """bool `[B]`."""
+        raise NotImplementedError
+
     def init(self, batch_size: int) -> PyTree:
         """No state."""
         return ()
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
         """Draw only where the draft is sure."""
-        sure = step.q.max(-1) >= 1.0 - controls.stop_threshold
+        sure = self.sure(step.q, controls.stop_threshold)
         return Decision(draw=sure, proceed=sure & (step.slot + 1 < self.block)), state
 
 
 @dataclass(frozen=True)
-class Entropy:
-    """Draft while `H(q) <= stop_threshold` (nats), at most `block` tokens: `Confidence` with ChowLog's measure.
+class Confidence(_WhileSure):
+    """Draft while `max q >= 1 − stop_threshold`, at most `block` tokens: Big-Little's fallback (METHODS section 4)."""
 
-    It ends *before* the unsure token. Reads `controls.stop_threshold`.
-    """
+    @staticmethod
+    def sure(q: Array, threshold: Array) -> Array:
+        """`max q >= 1 − threshold`."""
+        return q.max(-1) >= 1.0 - threshold
 
-    block: int
 
-    def __post_init__(self) -> None:
-        whole("block_size", self.block, 1)
+@dataclass(frozen=True)
+class Entropy(_WhileSure):
+    """Draft while `H(q) <= stop_threshold` (nats), at most `block` tokens: `Confidence` with ChowLog's measure."""
 
-    def init(self, batch_size: int) -> PyTree:
-        """No state."""
-        return ()
-
-    def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
-        """Draw only where the draft is sure."""
-        sure = entropy(step.q)[..., 0] <= controls.stop_threshold
-        return Decision(draw=sure, proceed=sure & (step.slot + 1 < self.block)), state
+    @staticmethod
+    def sure(q: Array, threshold: Array) -> Array:
+        """`H(q) <= threshold`."""
+        return entropy(q)[..., 0] <= threshold
 
 
 STOP_POLICIES = {"fixed": Fixed, "confidence": Confidence, "entropy": Entropy}

@@ -63,9 +63,7 @@ class Survey:
         Raises:
             ValueError: a rule that was not surveyed, no α where the rule has one, or one outside the grid.
         """
-        if rule not in self.curves:
-            raise ValueError(f"rule {rule!r} was not surveyed; there are {', '.join(self.curves)}")
-        curve = self.curves[rule]
+        curve = self._curve(rule)
         if len(curve.alphas) == 1:
             alpha = float(curve.alphas[0])
         low, high = curve.alphas[0], curve.alphas[-1]
@@ -84,8 +82,7 @@ class Survey:
         """
         if count < 2:
             raise ValueError(f"count={count}: a curve has two ends at least")
-        self.estimate(rule, float(self.curves[rule].alphas[0]) if rule in self.curves else None)
-        alphas, rates = self.curves[rule].alphas, self.curves[rule].rejection.mean(-1)
+        alphas, rates = self._curve(rule).alphas, self._curve(rule).rejection.mean(-1)
         if len(alphas) == 1:
             return (float(alphas[0]),)
         # acceptance need not rise with α everywhere: what is divided evenly is the way the curve goes
@@ -93,6 +90,11 @@ class Survey:
         way = way + np.arange(len(way)) * 1e-9  # a level stretch is still a way
         chosen = np.interp(np.linspace(0.0, way[-1], count), way, alphas)
         return tuple(float(f"{alpha:.3g}") for alpha in chosen)
+
+    def _curve(self, rule: str) -> Curve:
+        if rule not in self.curves:
+            raise ValueError(f"rule {rule!r} was not surveyed; there are {', '.join(self.curves)}")
+        return self.curves[rule]
 
 
 def survey(
@@ -117,13 +119,12 @@ def survey(
     """
     chosen = {name: _grid(rules.get(name), grid) for name, grid in grids.items()}
     counted = np.arange(tokens.shape[1])[None] < np.asarray(lengths)[:, None]
-    q_logits, p_logits = (along(bound, prompt, jnp.asarray(tokens)) for bound in (pair.draft, pair.target))
-    given = (q_logits, p_logits, jnp.asarray(tokens), controls)
-    found = jax.device_get(_quantities(*given))
+    pair_of_laws = _laws(*(along(bound, prompt, jnp.asarray(tokens)) for bound in (pair.draft, pair.target)), controls)
+    found = jax.device_get(_quantities(pair_of_laws, jnp.asarray(tokens)))
     curves = {}
     for name, grid in chosen.items():
         rule = rules.get(name)
-        kept, eta = (np.asarray(x)[:, counted] for x in _along_grid(rule, *given, jnp.asarray(grid, jnp.float32)))
+        kept, eta = (np.asarray(x)[:, counted] for x in _along_grid(rule, pair_of_laws, jnp.asarray(grid, jnp.float32)))
         deferral = None if rule.deferral is None else eta
         curves[name] = Curve(alphas=np.asarray(grid), rejection=1.0 - kept, deferral=deferral)
     rows = np.broadcast_to(np.arange(len(tokens))[:, None], tokens.shape)[counted]
@@ -168,14 +169,14 @@ def _along(model, params, prompt: Prompt, tokens: Array) -> Array:  # type: igno
     return out.logits[..., : model.vocab_size]
 
 
+@jax.jit
 def _laws(q_logits: Array, p_logits: Array, controls: Controls) -> LawPair:
     q, q_tilde = raw_and_scaled(q_logits, controls.draft)
     return make_law_pair(q, q_tilde, controls.draft.temperature <= 0, p_logits, controls.target)
 
 
 @jax.jit
-def _quantities(q_logits: Array, p_logits: Array, tokens: Array, controls: Controls) -> dict[str, Array]:
-    pair = _laws(q_logits, p_logits, controls)
+def _quantities(pair: LawPair, tokens: Array) -> dict[str, Array]:
     return {name: value[..., 0] for name, value in quantities(pair, tokens).items()}
 
 
@@ -195,14 +196,11 @@ def quantities(pair: LawPair, tokens: Array) -> dict[str, Array]:
 
 
 @partial(jax.jit, static_argnames="rule")
-def _along_grid(
-    rule: Rule, q_logits: Array, p_logits: Array, tokens: Array, controls: Controls, grid: Array
-) -> tuple[Array, Array]:
+def _along_grid(rule: Rule, pair: LawPair, grid: Array) -> tuple[Array, Array]:
     """`Σ min(π, q̃)` and `η`, `[A, B, L]`, α by α: no more laws are alive than one of them needs."""
-    pair = _laws(q_logits, p_logits, controls)
 
     def at(alpha: Array) -> tuple[Array, Array]:
-        column = jnp.full((*tokens.shape, 1), alpha)
+        column = jnp.full(pair.greedy.shape, alpha)
         kept = jnp.minimum(rule.target_law(pair, column), pair.q_tilde).sum(-1)
         if rule.deferral is None:
             return kept, jnp.zeros_like(kept)

@@ -82,8 +82,7 @@ def grid(rule: str, count: int, vocab_size: int = 8192) -> tuple[float, ...]:
     chosen = rule_table.get(rule)
     if chosen.grid is None:
         return (0.0,)
-    low, high = rule_table.grid_bounds(chosen, vocab_size)
-    return tuple(np.linspace(low, high, count).tolist())
+    return tuple(rule_table.even_grid(chosen, count, vocab_size).tolist())
 
 
 def plan(evaluator: Evaluator, point: Point, names: Sequence[str], count: int) -> dict[str, tuple[float, ...]]:
@@ -110,8 +109,7 @@ def take(evaluator: Evaluator, point: Point, grids: Mapping[str, Sequence[float]
         given = evaluator.arguments(point, rows, [point.method.alpha or 0.0] * len(rows))
         written = sequence.run(**given, seed=point.seed)
         # a model that writes alone has controls of its own temperature; the laws to compare are the pair's
-        both = dataclasses.replace(point, method=WRITERS["mixed"])
-        controls = evaluator.arguments(both, rows, [0.0] * len(rows))["controls"]
+        controls = evaluator.controls(dataclasses.replace(point, method=WRITERS["mixed"]), [0.0] * len(rows))
         tokens, lengths = np.asarray(written.tokens), np.asarray(written.lengths)
         parts.append(survey.survey(evaluator.pair, given["prompt"], tokens, lengths, controls, grids))
     return survey.join(parts)

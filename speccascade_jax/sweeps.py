@@ -32,8 +32,7 @@ def default_alphas(rule: str | rules.Rule, count: int = 7, vocab_size: int = 819
     rule = rules.get(rule)
     if rule.name in DENSE_GRIDS:
         return DENSE_GRIDS[rule.name]
-    low, high = rules.grid_bounds(rule, vocab_size)
-    return tuple(float(np.round(alpha, 3)) for alpha in np.linspace(low, high, count))
+    return tuple(float(np.round(alpha, 3)) for alpha in rules.even_grid(rule, count, vocab_size))
 
 
 def enumerate_points(

@@ -9,11 +9,11 @@ import pytest
 
 import speccascade_jax as sc
 from speccascade_jax import evaluation, experiment, results, summary
-from speccascade_jax.data import vocabularies
 from speccascade_jax.data.tasks import TASKS
 from speccascade_jax.generation import compilations
 from speccascade_jax.points import DRAFT, TARGET, Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.sweeps import enumerate_points
+from tests import text_pair
 
 SMALL = Evaluation(
     task="tiny_translation", max_new_tokens=6, quality_examples=7, quality_batch=5, latency_examples=2, resamples=20
@@ -23,13 +23,7 @@ SOURCE = ModelPair(name="tabular")
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory) -> sc.Pair:
-    texts = [text for e in TASKS["tiny_translation"].load(limit=40) for text in (e.source, e.reference)]
-    path = tmp_path_factory.mktemp("pair") / "vocabulary.model"
-    path.write_bytes(vocabularies.train(texts, 320))
-    draws = np.random.default_rng(0)
-    target = draws.normal(size=(320, 320))
-    draft = target + 0.7 * draws.normal(size=(320, 320))
-    return sc.Pair(target=sc.TableLM(2 * target), draft=sc.TableLM(2 * draft), vocabulary=vocabularies.Vocabulary(path))
+    return text_pair.make(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture(scope="module")

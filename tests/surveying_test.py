@@ -5,11 +5,9 @@ import json
 import numpy as np
 import pytest
 
-import speccascade_jax as sc
 from speccascade_jax import evaluation, experiment, surveying
-from speccascade_jax.data import vocabularies
-from speccascade_jax.data.tasks import TASKS
 from speccascade_jax.points import Evaluation, ModelPair, Sampling
+from tests import text_pair
 
 SOURCE = ModelPair(name="tabular")
 SMALL = Evaluation(
@@ -20,14 +18,7 @@ SHARED = {"pair": SOURCE, "evaluation": SMALL}
 
 @pytest.fixture(scope="module")
 def evaluator(tmp_path_factory):
-    texts = [text for e in TASKS["tiny_translation"].load(limit=40) for text in (e.source, e.reference)]
-    path = tmp_path_factory.mktemp("pair") / "vocabulary.model"
-    path.write_bytes(vocabularies.train(texts, 320))
-    draws = np.random.default_rng(0)
-    target = draws.normal(size=(320, 320))
-    tables = [sc.TableLM(2 * logits) for logits in (target, target + 0.7 * draws.normal(size=(320, 320)))]
-    pair = sc.Pair(target=tables[0], draft=tables[1], vocabulary=vocabularies.Vocabulary(path))
-    return evaluation.Evaluator(SOURCE, SMALL, pair)
+    return evaluation.Evaluator(SOURCE, SMALL, text_pair.make(tmp_path_factory.mktemp("pair")))
 
 
 @pytest.fixture(autouse=True)

@@ -12,13 +12,13 @@ there, a preprocessor that draws random numbers gives other examples in every ru
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from speccascade_jax import names
 from speccascade_jax.data.tasks import Example
 
 
@@ -72,13 +72,12 @@ def _look_up(seqio: Any, name: str, module: str) -> Any:
             raise ImportError(
                 f"module {module!r}, which should register {name}, cannot be imported ({error}): is it on PYTHONPATH?"
             ) from error
-    names = [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()]
-    if name in names:
+    known = [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()]
+    if name in known:
         return seqio.get_mixture_or_task(name)
-    near = difflib.get_close_matches(name, names)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    hint = names.hint(name, known)
     where = f"importing {module} did not register it" if module else "set SeqioTask.module to what registers it"
-    raise ValueError(f"seqio has no Task or Mixture {name!r}; {hint}{where} ({len(names)} are registered)")
+    raise ValueError(f"seqio has no Task or Mixture {name!r}; {hint}{where} ({len(known)} are registered)")
 
 
 def _check_split(name: str, provider: Any, split: str) -> None:

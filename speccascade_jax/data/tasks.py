@@ -8,7 +8,6 @@ import. A task that somebody registered with seqio needs no row: a `SeqioTask` s
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import itertools
 import json
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from speccascade_jax import names
 from speccascade_jax.data import directory
 from speccascade_jax.data.batching import TextPair, group, join_texts, read_pairs
 
@@ -196,10 +196,8 @@ def get_task(name: str | SeqioTask) -> Task:
         return name
     if name in TASKS:
         return TASKS[name]
-    near = difflib.get_close_matches(str(name), TASKS)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise ValueError(
-        f"unknown task {name!r}; {hint}All tasks: {', '.join(TASKS)}. "
+        f"unknown task {name!r}; {names.hint(name, TASKS)}All tasks: {', '.join(TASKS)}. "
         "One of seqio's registry is given as tasks.SeqioTask (gin/tasks/seqio.gin)"
     )
 

@@ -8,7 +8,6 @@ that two records can be compared example by example without their texts (`metric
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -16,6 +15,8 @@ from typing import Any
 
 import numpy as np
 from sacrebleu.metrics.bleu import BLEU
+
+from speccascade_jax import names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,9 +135,7 @@ def get_metric(name: str) -> Metric:
     """
     if name in METRICS:
         return METRICS[name]
-    near = difflib.get_close_matches(str(name), METRICS)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    raise ValueError(f"unknown metric {name!r}; {hint}All metrics: {', '.join(METRICS)}")
+    raise ValueError(f"unknown metric {name!r}; {names.hint(name, METRICS)}All metrics: {', '.join(METRICS)}")
 
 
 def _statistics(name: str, predictions: Sequence[str], references: Sequence[str]) -> np.ndarray:

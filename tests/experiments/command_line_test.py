@@ -74,7 +74,7 @@ def test_plausible_slips_are_named(setting, said):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("-m", "experiments.show", "--pair=tatoba_en_de"), "no pair 'tatoba_en_de': did you mean 'tatoeba_en_de'?"),
+        (("-m", "experiments.show", "--pair=tatoba_en_de"), "no pair 'tatoba_en_de': did you mean tatoeba_en_de?"),
         (("experiments/show.py", "Hello"), "unexpected argument 'Hello'; flags look like --rule=chow"),
     ],
 )

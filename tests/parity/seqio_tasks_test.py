@@ -14,8 +14,8 @@ from tests import tiny_pair
 
 pytestmark = pytest.mark.parity
 seqio = pytest.importorskip("seqio", reason="needs the extra seqio: make parity")
-tf = pytest.importorskip("tensorflow")
-tfds = pytest.importorskip("tensorflow_datasets")
+tf = pytest.importorskip("tensorflow", reason="needs the extra seqio: make parity")
+tfds = pytest.importorskip("tensorflow_datasets", reason="needs the extra seqio: make parity")
 
 SHIPPED = PAIRS_DIRECTORY / "tatoeba_en_de" / "vocabulary.model"
 NAMES = ("wmt14_en_de", "xsum", "cnn_dailymail")

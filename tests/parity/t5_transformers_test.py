@@ -11,7 +11,7 @@ from speccascade_jax.models.t5 import T5, T5Config, teacher_forced_logits
 
 pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch", reason="needs the parity extra: make parity")
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", reason="needs the parity extra: make parity")
 
 CONFIGS = {
     "t5_1.0_tied_relu": T5Config(61, 61, 24, 3, 8, 40, 2, 2, gated=False, tied=True),
