@@ -105,6 +105,11 @@ class Method:
         """Whether one model writes alone."""
         return self.name in (TARGET, DRAFT)
 
+    @property
+    def swept_block(self) -> bool:
+        """Whether γ is a choice of the sweep's; where it is not, the method stands beside those of any γ."""
+        return self.recipe.swept_block and not self.autoregressive
+
     def curve(self) -> str:
         """What its points are a curve of: the name, with rule and stop threshold where those were chosen."""
         rule = "" if self.rule in (None, self.recipe.rule) else f"[{self.rule}]"
@@ -141,6 +146,7 @@ class Point:
         out: dict[str, Any] = {"pair": self.pair.name}
         out |= _settings(self.evaluation) | {"task": get_task(self.evaluation.task).name}
         out |= {"method": self.method.curve(), **dataclasses.asdict(self.method)}
+        out |= {"swept_block": self.method.swept_block}
         del out["name"]
         return out | dataclasses.asdict(self.sampling) | {"seed": self.seed}
 
