@@ -2,7 +2,8 @@
 
     python experiments/plots.py results/quickstart.jsonl
     python experiments/plots.py results/quickstart.jsonl --output docs/figures --format svg
-    python experiments/plots.py results/gamma1.jsonl --rejections rejections_per_token      x-axis of paper 1's Figure 3
+    python experiments/plots.py results/gamma1.jsonl --share rejections_per_token      x-axis of paper 1's Figure 3
+    python experiments/plots.py --histograms wmt.json xsum.json         paper 2's Figure 3, from survey.py's output
 
 Left: paper 1's Figure 4 (lower latency is further left); right: its Figure 3. One line per rule through its α's (the
 largest ringed), bars for the spread, the target's quality dotted. Hollow markers: inconclusive, nothing was drafted.
@@ -15,16 +16,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from speccascade_jax import figures, results, summary
+from speccascade_jax import figures, histograms, labels, results, summary
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the figures and name them; returns the exit status."""
     args = _parser().parse_args(argv)
     try:
-        panels = summary.panels(results.read_records(*args.records))
         folder = Path(args.output) if args.output else Path(args.records[0]).parent
-        paths = figures.draw_all(panels, folder, Path(args.records[0]).stem, args.format, args.rejections)
+        stem = Path(args.records[0]).stem
+        if args.histograms:
+            paths = [folder / f"{stem}-histogram.{args.format}"]
+            histograms.draw(histograms.read(args.records), paths[0])
+        else:
+            panels = summary.panels(results.read_records(*args.records), args.together)
+            paths = figures.draw_all(panels, folder, stem, args.format, args.share)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -36,14 +42,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="+", help="result files (JSON lines) that sweep.py or run.py wrote")
+    parser.add_argument("--histograms", action="store_true", help="the files are survey.py's: one figure, a panel each")
     parser.add_argument("--output", help="folder for the figures (default: beside the first result file)")
     parser.add_argument("--format", choices=("png", "svg", "pdf"), default="png")
     parser.add_argument(
-        "--rejections",
-        choices=tuple(figures.REJECTIONS),
+        "--share",
+        choices=tuple(labels.SHARES),
         default="rejection_rate",
         help="x-axis of the right-hand plot",
     )
+    parser.add_argument("--together", nargs="+", default=(), choices=tuple(summary.MIXABLE), help=summary.TOGETHER)
     return parser
 
 

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         records = results.read_records(*args.records)
-        panels = summary.panels(records)
+        panels = summary.panels(records, args.together)
         if args.format == "terminal" and args.output is None:
             report.show(panels, args.points, args.tolerance, args.margin)
             return 0
@@ -74,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         default=0.0,
         help="'no slower' means a relative latency up to 1 + this (default 0)",
     )
+    parser.add_argument("--together", nargs="+", default=(), choices=tuple(summary.MIXABLE), help=summary.TOGETHER)
     return parser
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -85,15 +86,23 @@ def divergence(name: str, p: Array, q: Array, top_k: int = 0) -> Array:
     return jnp.maximum(scale * (top + terms(rest_p, rest_q)), 0.0)
 
 
-def deferral(name: str, top_k: int = 0, scaled: bool = False) -> DeferralRule:
-    """`δ = [Div(p, q) >= τ]` with τ as the rule's α: a position is kept only below the threshold.
+@dataclass(frozen=True)
+class Threshold:
+    """`δ = [Div(p, q) >= τ]` with τ as the rule's α, a `DeferralRule`: a position is kept only below the threshold.
 
-    Args:
+    Attributes:
         name, top_k: as in `divergence`; scaled: compare `p̃` and `q̃` instead of the raw laws.
     """
 
-    def rule(pair: LawPair, alpha: Array) -> Array:
-        p, q = (pair.p_tilde, pair.q_tilde) if scaled else (pair.p, pair.q)
-        return divergence(name, p, q, top_k) >= alpha
+    name: str
+    top_k: int = 0
+    scaled: bool = False
 
-    return rule
+    def __call__(self, pair: LawPair, alpha: Array) -> Array:
+        p, q = (pair.p_tilde, pair.q_tilde) if self.scaled else (pair.p, pair.q)
+        return divergence(self.name, p, q, self.top_k) >= alpha
+
+
+def deferral(name: str, top_k: int = 0, scaled: bool = False) -> DeferralRule:
+    """Fuzzy decoding's decision: a `Threshold`, which says of itself what it compares."""
+    return Threshold(name, top_k, scaled)

@@ -27,6 +27,7 @@ from speccascade_jax.data.tasks import Example, get_task
 from speccascade_jax.data.vocabularies import Vocabulary
 from speccascade_jax.engine import Engine
 from speccascade_jax.generation import Generation, raise_on_failure
+from speccascade_jax.labels import DRAFT, TARGET
 from speccascade_jax.metrics import quality
 from speccascade_jax.metrics.efficiency import summarise
 from speccascade_jax.models.base import Params, Prompt
@@ -34,7 +35,6 @@ from speccascade_jax.pair import Pair, load_pair
 from speccascade_jax.points import Evaluation, Method, ModelPair, Point
 from speccascade_jax.programs import release_when_crowded
 from speccascade_jax.results import Record, point_key
-from speccascade_jax.summary import DRAFT, TARGET
 from speccascade_jax.types import Controls
 
 FORMAT = 1
@@ -42,14 +42,18 @@ _VERSIONED = ("speccascade_jax", "jax", "jaxlib", "flax", "sacrebleu")
 
 
 class Evaluator:
-    """Measures points of one pair under one evaluation.
+    """Measures points of one pair and task.
+
+    A point's own evaluation says which of the loaded examples it is judged and timed on, and how often: points on parts
+    of the examples share everything else.
 
     Args:
-        source: which pair; evaluation: on what, with split and output length resolved.
+        source: which pair; evaluation: on what; its examples are loaded, from the split's first one on.
         pair: an already loaded pair, instead of `source`'s weights.
 
     Raises:
         FileNotFoundError: no such pair, or the task's data are absent.
+        ValueError: the split has too few examples.
     """
 
     def __init__(self, source: ModelPair, evaluation: Evaluation, pair: Pair | None = None):
@@ -58,12 +62,12 @@ class Evaluator:
             quality.get_metric(name)  # a misspelt one should not show after the last example only
         longest = max(Pair.max_prompt_length, self.task.max_input_length)  # the former is for prompts that nobody cuts
         self.pair = replace(load_pair(source.name), max_prompt_length=longest) if pair is None else pair
-        wanted = max(evaluation.quality_examples, evaluation.latency_examples)
+        wanted = evaluation.first_example + max(evaluation.quality_examples, evaluation.latency_examples)
         self.examples = self.task.load(self.evaluation.split, wanted)
         if len(self.examples) < wanted:
             raise ValueError(
                 f"{self.task.name} has {len(self.examples)} examples in split {self.evaluation.split!r}, fewer than "
-                f"the {wanted} asked for: lower quality_examples or latency_examples"
+                f"the {wanted} asked for: lower quality_examples, latency_examples or first_example"
             )
         # One bucket for all examples, or every length would be a compilation of its own.
         prompts = [self._prompt_ids(example) for example in self.examples]
@@ -74,6 +78,20 @@ class Evaluator:
             "weights": fingerprint(self.pair),
             "examples": point_key(examples=[(e.id, e.source, e.reference) for e in self.examples]),
         }
+
+    def window(self, evaluation: Evaluation, count: int) -> np.ndarray:
+        """Rows of `count` examples from the evaluation's `first_example` on, int `[count]`.
+
+        Raises:
+            ValueError: some of them are not loaded.
+        """
+        first, end = evaluation.first_example, evaluation.first_example + count
+        if end > len(self.examples):
+            raise ValueError(
+                f"examples {first} to {end - 1} are asked for, but {len(self.examples)} are loaded: lower "
+                f"first_example={first} or the {count} examples, or let the Evaluator's own evaluation load more"
+            )
+        return np.arange(first, end)
 
     def _prompt_ids(self, example: Example) -> list[int]:
         """The prompt's ids with the end of sequence, cut to the task's longest input as the paper does."""
@@ -106,11 +124,11 @@ class Evaluator:
 
     def judge(self, points: Sequence[Point]) -> list[Record]:
         """Quality, counts and measures of each point, all points in shared batches."""
-        count = min(self.evaluation.quality_examples, len(self.examples))
+        examples = self.window(points[0].evaluation, points[0].evaluation.quality_examples)
         # Neighbours of similar length waste the least of a batch, which runs until its longest row is done.
-        lengths = _prompt_lengths(self._prompts)[:count]
-        rows = np.repeat(np.argsort(lengths, kind="stable"), len(points))
-        which = np.tile(np.arange(len(points)), count)
+        lengths = _prompt_lengths(self._prompts)[examples]
+        rows = np.repeat(examples[np.argsort(lengths, kind="stable")], len(points))
+        which = np.tile(np.arange(len(points)), len(examples))
         generations = []
         batch = min(self.evaluation.quality_batch, len(rows))
         for start in range(0, len(rows), batch):
@@ -144,14 +162,15 @@ class Evaluator:
 
     def time(self, points: Sequence[Point]) -> list[Record]:
         """Latency of one or two points, absolute and relative to the target alone; empty without latency examples."""
-        examples = min(self.evaluation.latency_examples, len(self.examples))
+        evaluation = points[0].evaluation
+        examples, trials = evaluation.latency_examples, evaluation.latency_trials
         if not examples:
             return [{} for _ in points]
         baseline = self._runner(replace(points[0], method=Method(name=TARGET)))
         methods = [self._runner(point) for point in points]
         for run in (baseline, *methods):
             jax.block_until_ready(run(0, 0))  # compiles, or warms the caches
-        alone, timings = timing.interleave(baseline, methods, examples=examples, trials=self.evaluation.latency_trials)
+        alone, timings = timing.interleave(baseline, methods, examples=examples, trials=trials)
         return [
             {
                 "latency": timing.latency(timings),
@@ -162,8 +181,8 @@ class Evaluator:
         ]
 
     def _runner(self, point: Point) -> timing.Run:
-        trials = self.evaluation.latency_trials
-        rows = range(min(self.evaluation.latency_examples, len(self.examples)))
+        trials = point.evaluation.latency_trials
+        rows = self.window(point.evaluation, point.evaluation.latency_examples)
         prepared = [self._prepare(point, np.asarray([row]), [point.method.alpha or 0.0]) for row in rows]
 
         def run(example: int, trial: int) -> Generation:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from speccascade_jax import report, summary
 from speccascade_jax.controls import whole
+from speccascade_jax.labels import SHARES
+from speccascade_jax.names import hint
 from speccascade_jax.points import Evaluation, Method, ModelPair, Point, Sampling, validate
 from speccascade_jax.results import Record, ResultStore, fill
 from speccascade_jax.rules import RULES
@@ -59,10 +61,12 @@ def sweep(
     temperatures: Sequence[float] = (0.0,),
     top_ps: Sequence[float] = (1.0,),
     top_k: int = 0,
-    draft_temperature: float | None = None,
+    draft_temperatures: Sequence[float | None] = (None,),
     seeds: Sequence[int] = (0,),
     bonus: str | None = None,
     plan: int = 0,
+    together: Sequence[str] = (),
+    share: str = "rejection_rate",
     output: str = "results/sweep.jsonl",
     dry_run: bool = False,
 ) -> Path | None:
@@ -76,10 +80,13 @@ def sweep(
         methods: further ones, with a rule or a stop threshold of their own.
         alphas: rule (or `Method.curve()`) -> its α's; one that is not named gets its usual range.
         block_sizes: γ's; each is a compilation per rule.
-        temperatures, top_ps, top_k, draft_temperature, bonus: as `sc.decode` takes them.
+        temperatures, top_ps, top_k, draft_temperatures, bonus: as `sc.decode` takes them; a draft temperature `None` is
+            the method's own.
         seeds: each is a record of its own; tables and plots average over them.
         plan: where above 0, every rule that `alphas` does not name gets as many α's, placed where an estimate from one
             pass over the examples sees its rejection rate move (`surveying.plan`, at the first temperature and top-p).
+        together, share: what tables and plots put side by side (`summary.panels`), and the second plot's horizontal
+            axis, a name in `figures.SHARES`.
         output: the store.
         dry_run: only list the points.
 
@@ -87,11 +94,13 @@ def sweep(
         The store's path; `None` after a dry run.
     """
     swept = {"rules": rules, "block_sizes": block_sizes, "temperatures": temperatures, "top_ps": top_ps, "seeds": seeds}
+    swept |= {"draft_temperatures": draft_temperatures, "together": together}
     for name, values in (swept | {f"alphas[{rule!r}]": grid for rule, grid in (alphas or {}).items()}).items():
         _refuse_scalar(name, values)
+    check_presentation(together, share)
     samplings = [
         Sampling(temperature=temperature, top_p=top_p, top_k=top_k, draft_temperature=draft_temperature)
-        for temperature, top_p in itertools.product(temperatures, top_ps)
+        for temperature, top_p, draft_temperature in itertools.product(temperatures, top_ps, draft_temperatures)
     ]
     enumerate_all = partial(
         enumerate_points,
@@ -112,7 +121,7 @@ def sweep(
         return None
     with ResultStore(output) as store:
         measure(groups, store, _evaluator(groups[0][0]))
-        present(store)
+        present(store, together, share)
     return Path(output)
 
 
@@ -134,16 +143,27 @@ def measure(groups: Sequence[Sequence[Point]], store: ResultStore, evaluator: Ev
         return fill(store, groups, evaluator.key, evaluator.evaluate, lambda record: progress.advance(record))
 
 
-def present(store: ResultStore) -> None:
-    """Print Table 2 of everything the store holds, and write its figures beside it."""
-    panels = summary.panels(store.records)
-    report.show(panels)
+def present(store: ResultStore, together: Sequence[str] = (), share: str = "rejection_rate") -> None:
+    """Print Table 2 of everything the store holds (all points, where nothing was timed), and write its figures."""
+    panels = summary.panels(store.records, together)
+    report.show(panels, points=not any(record.get("latency") for record in store.records))
     print(f"results: {store.path}")
     if any(panel.curves for panel in panels):
         from speccascade_jax import figures  # loads matplotlib, which a run that draws nothing need not wait for
 
-        for path in figures.draw_all(panels, store.path.parent, store.path.stem):
+        for path in figures.draw_all(panels, store.path.parent, store.path.stem, share=share):
             print(f"plot: {path}")
+
+
+def check_presentation(together: Sequence[str], share: str) -> None:
+    """Refuse what no table and no axis is called, before hours of measuring.
+
+    Raises:
+        ValueError: names the value and the choices.
+    """
+    for name, values, known in (("together", together, summary.MIXABLE), ("share", (share,), SHARES)):
+        if unknown := [value for value in values if value not in known]:
+            raise ValueError(f"{name}: {hint(unknown[0], known)}{unknown[0]!r} is not one of {', '.join(known)}")
 
 
 def _refuse_scalar(name: str, values: Any) -> None:

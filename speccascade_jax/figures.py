@@ -5,6 +5,7 @@ One line per rule through its α's, spread as bars, the target's quality dotted;
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +18,8 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
 
-from speccascade_jax.summary import Panel, Spot, Value, label
+from speccascade_jax.labels import SHARES, label
+from speccascade_jax.summary import Panel, Spot, Value
 
 # Okabe and Ito's palette: distinct under the common kinds of colour blindness; markers tell the rest apart.
 STYLES = {
@@ -32,7 +34,8 @@ STYLES = {
     "token_v1": ("#009E73", "<"),
     "token_v2": ("#009E73", ">"),
 }
-SPARE = ("#009E73", "#CC79A7", "#F0E442", "#0072B2", "#E69F00")
+# five colours and four markers: no pair of both comes twice in twenty curves
+SPARE = tuple(zip(("#009E73", "#CC79A7", "#0072B2", "#E69F00", "#56B4E9") * 4, "hdpH" * 5, strict=True))
 METRIC_NAMES = {
     "bleu": "BLEU",
     "rouge1": "ROUGE-1",
@@ -40,17 +43,11 @@ METRIC_NAMES = {
     "rougeL": "ROUGE-L",
     "exact_match": "exact match",
 }
-REJECTIONS = {
-    "rejection_rate": "rejected share of examined draft tokens",
-    "rejections_per_token": "rejected draft tokens per generated token",
-    "deferral_rate": "share of tokens deferred to the target",
-}
-
 Horizontal = Callable[[Spot], Value | None]
 
 
 def draw_all(
-    panels: Sequence[Panel], folder: Path, stem: str, form: str = "png", rejections: str = "rejection_rate"
+    panels: Sequence[Panel], folder: Path, stem: str, form: str = "png", share: str = "rejection_rate"
 ) -> list[Path]:
     """One file per panel that has a curve, `<stem>.png` or `<stem>-<setting>.png`; returns the paths."""
     panels = [panel for panel in panels if panel.curves]
@@ -63,39 +60,56 @@ def draw_all(
         if folder / f"{name}.{form}" in paths:
             name += f"-{len(paths) + 1}"
         paths.append(folder / f"{name}.{form}")
-        draw(panel, paths[-1], rejections)
+        draw(panel, paths[-1], share)
     return paths
 
 
-def draw(panel: Panel, path: Path, rejections: str = "rejection_rate") -> None:
-    """Write one panel's figure, replacing an old one in a single step."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5.6), sharey=True, layout="constrained")
-    _axes(left, panel, lambda spot: spot.latency)
-    _ends(left, panel)
-    left.set_xlabel("latency relative to the target alone, batch 1   (← faster)")
-    left.set_ylabel(f"{METRIC_NAMES.get(panel.metric, panel.metric)}   (better →)")
-    low, high = left.get_xlim()
-    left.set_xlim(low, high + 0.12 * (high - low))  # room for the target's name
-    left.axvline(1.0, color="0.8", lw=1, zorder=0)
-    _axes(right, panel, lambda spot: spot.measures.get(rejections))
-    right.set_xlabel(f"{REJECTIONS.get(rejections, rejections)}   (← fewer)")
-    right.tick_params(labelleft=True)
-    handles, names = left.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False)
-    figure.suptitle(f"{panel.title()}\n", fontsize=13)
+def draw(panel: Panel, path: Path, share: str = "rejection_rate") -> None:
+    """Write one panel's figure, replacing an old one in a single step; no plot of latency where none was measured."""
+    timed = any(spot.latency for curve in panel.curves.values() for spot in curve)
+    figure, plots = plt.subplots(
+        1, 1 + timed, figsize=(12 if timed else 7.5, 5.6), sharey=True, layout="constrained", squeeze=False
+    )
+    first, last = plots[0, 0], plots[0, -1]
+    if timed:
+        _latency_axes(first, panel)
+    _axes(last, panel, lambda spot: share_of(spot, share))
+    _ends(last, panel, lambda spot: share_of(spot, share))
+    last.set_xlabel(f"{SHARES[share]}" + ("" if share == "draft_share" else "   (← fewer)"))
+    last.tick_params(labelleft=True)
+    first.set_ylabel(f"{METRIC_NAMES.get(panel.metric, panel.metric)}   (better →)")
+    handles, names = first.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=4 if timed else 2, frameon=False)
+    figure.suptitle(f"{panel.title()}\n", fontsize=13 if timed else 11)
     legend = f"{panel.sizes()}; a ring marks each rule's largest α; bars: spread"
-    figure.text(0.5, 0.937, legend, ha="center", va="top", fontsize=9.5, color="0.35")
+    figure.text(0.5, 0.937, legend, ha="center", va="top", fontsize=9.5 if timed else 8, color="0.35")
     partial = path.with_name(f".{path.stem}.partial{path.suffix}")
     figure.savefig(partial, dpi=150)
     plt.close(figure)
     partial.replace(path)
 
 
+def share_of(spot: Spot, name: str) -> Value | None:
+    """A measure of `SHARES`; `target_share` is what `draft_share` leaves."""
+    if name != "target_share":
+        return spot.measures.get(name)
+    drafted = spot.measures.get("draft_share")
+    return drafted and Value(1 - drafted.value, 1 - drafted.high, 1 - drafted.low)
+
+
+def _latency_axes(axes: Axes, panel: Panel) -> None:
+    """Quality against latency, as in paper 1's Figure 4."""
+    _axes(axes, panel, lambda spot: spot.latency)
+    _ends(axes, panel, lambda spot: spot.latency)
+    axes.set_xlabel("latency relative to the target alone, batch 1   (← faster)")
+    axes.axvline(1.0, color="0.8", lw=1, zorder=0)
+
+
 def _axes(axes: Axes, panel: Panel, horizontal: Horizontal) -> None:
     """The curves, and the target's quality as a dotted line."""
-    spare = iter(SPARE * 4)
+    spare = itertools.cycle(SPARE)
     for method, spots in panel.curves.items():
-        colour, marker = STYLES.get(method) or (next(spare), "h")
+        colour, marker = STYLES.get(method) or next(spare)
         shown = [(spot, x) for spot in spots if (x := horizontal(spot)) is not None]
         if not shown:
             continue
@@ -122,18 +136,21 @@ def _name(method: str, spots: Sequence[Spot]) -> str:
     return label(method) + (f", α {alphas[0]:g} … {alphas[-1]:g}" if alphas else "")
 
 
-def _ends(axes: Axes, panel: Panel) -> None:
-    """Target and draft alone, named where they stand."""
+def _ends(axes: Axes, panel: Panel, horizontal: Horizontal) -> None:
+    """Target and draft alone, named where they stand; nothing where they have no place on the axis."""
     for spot, name, marker in ((panel.target, "target alone", "s"), (panel.draft, "draft alone", "o")):
-        if spot is None or spot.latency is None:
+        x = None if spot is None else horizontal(spot)
+        if spot is None or x is None:
             continue
-        at = (spot.latency.value, spot.quality.value)
-        axes.errorbar(*at, xerr=_bars([spot.latency]), yerr=_bars([spot.quality]), fmt=marker, ms=9, color="0.25",
+        at = (x.value, spot.quality.value)
+        axes.errorbar(*at, xerr=_bars([x]), yerr=_bars([spot.quality]), fmt=marker, ms=9, color="0.25",
                       mfc="white", mew=2, elinewidth=0.8, zorder=4)  # fmt: skip
         text = axes.annotate(
             name, at, xytext=(10, -14), textcoords="offset points", fontsize=10, weight="bold", zorder=5
         )
         text.set_path_effects([withStroke(linewidth=3, foreground="white")])
+        low, high = axes.get_xlim()
+        axes.set_xlim(low, max(high, x.value + 0.14 * (high - low)))  # room for the name
 
 
 def _bars(values: Sequence[Value]) -> list[list[float]]:

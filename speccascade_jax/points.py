@@ -15,7 +15,7 @@ import numpy as np
 from speccascade_jax import controls, methods, names, rules
 from speccascade_jax.data.tasks import SeqioTask, get_task
 from speccascade_jax.engine import BONUSES
-from speccascade_jax.summary import DRAFT, TARGET
+from speccascade_jax.labels import DRAFT, TARGET
 
 # A name of both tables is a method's: its row says which rule that is.
 _RULE_NAMES = frozenset(rules.RULES) - frozenset(methods.METHODS)
@@ -36,6 +36,7 @@ class Evaluation:
         task: a name in `speccascade_jax.data.tasks.TASKS`, or a `SeqioTask`.
         split: one of its splits (`None`: the task's own choice).
         max_new_tokens: longest output in tokens; `None` is the task's.
+        first_example: the first one measured on, for quality and latency; those before it are passed over.
         quality_examples: examples that quality and counts are taken on; quality_batch: rows decoded together.
         latency_examples: examples timed one at a time; latency_trials: how often each. Published tables: 500 and 3.
         resamples: bootstrap resamples behind the spread of quality.
@@ -44,6 +45,7 @@ class Evaluation:
     task: str | SeqioTask
     split: str | None = None
     max_new_tokens: int | None = None
+    first_example: int = 0
     quality_examples: int = 64
     quality_batch: int = 32
     latency_examples: int = 16
@@ -243,7 +245,8 @@ def validate_evaluation(evaluation: Evaluation) -> None:
     task = get_task(evaluation.task)
     if evaluation.split not in (None, *task.splits):
         raise ValueError(f"task {task.name} has no split {evaluation.split!r}; its splits: {', '.join(task.splits)}")
-    lows = {"quality_examples": 1, "quality_batch": 1, "latency_examples": 0, "latency_trials": 1, "resamples": 1}
+    lows = {"first_example": 0, "quality_examples": 1, "quality_batch": 1, "latency_examples": 0}
+    lows |= {"latency_trials": 1, "resamples": 1}
     for name, low in lows.items():
         controls.whole(name, getattr(evaluation, name), low)
     if evaluation.max_new_tokens is not None:

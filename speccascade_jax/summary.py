@@ -5,39 +5,22 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from speccascade_jax.labels import DRAFT, TARGET, label, ordered
 from speccascade_jax.results import Record
-
-TARGET = "autoregressive"
-DRAFT = "autoregressive_draft"
-
-LABELS = {
-    TARGET: "Target alone",
-    DRAFT: "Draft alone",
-    "spec_decode": "SpecDecode",
-    "lossy": "SpecDecode [Lossy]",
-    "lossy_tuned": "SpecDecode [Lossy*]",
-    "lossy_greedy": "SpecDecode [Lossy, greedy]",
-    "bild_star": "BiLD*",
-    "chow": "SpecCascade [Chow]",
-    "chow_log": "SpecCascade [ChowLog]",
-    "diff": "SpecCascade [Diff]",
-    "diff_log": "SpecCascade [DiffLog]",
-    "opt": "SpecCascade [OPT]",
-    "opt_log": "SpecCascade [OPTLog]",
-    "token_v1": "SpecCascade [TokenV1]",
-    "token_v2": "SpecCascade [TokenV2]",
-    "token_v3": "SpecCascade [Token]",
-}
-"""Rows in the order of paper 1's Table 2, under its names; other methods follow under their own."""
 
 _SHARED = (
     "pair", "task", "split", "max_new_tokens", "quality_examples", "latency_examples", "latency_trials",
     "temperature", "top_p", "top_k", "draft_temperature",
 )  # fmt: skip
+
+MIXABLE = {"block_size": "γ = {}", "bonus": "bonus {}", "draft_temperature": "draft T = {}"}
+"""What keeps panels apart unless a table is asked to put it side by side -> how it is then told in a curve's name."""
+
+TOGETHER = "what does not keep panels apart: curves that differ in it stand side by side and say so in their names"
 
 
 class Value(NamedTuple):
@@ -71,11 +54,14 @@ class Spot:
 class Panel:
     """Everything that may be compared: one pair, task, sampling, block size and bonus.
 
+    Methods whose blocks end where the draft is unsure, or that have none, stand beside those of any block size.
+
     Attributes:
-        setting: the shared coordinates, `block_size` and `bonus` among them, the weights' fingerprint and the device.
+        setting: the shared coordinates, `block_size` and `bonus` among them, the weights' fingerprint and the device;
+            `None` where curves differ in one that was to be put side by side.
         metric: name of the quality metric.
         target, draft: the two ends; `None` where the records have none.
-        curves: method -> its spots by rising α, in the order of `LABELS`.
+        curves: method -> its spots by rising α, in the order of `labels.LABELS`.
     """
 
     setting: dict[str, Any]
@@ -95,8 +81,21 @@ class Panel:
         if s["top_k"]:
             parts.append(f"top-k = {s['top_k']}")
         if s["block_size"] is not None:
-            parts += [f"γ = {s['block_size']}", f"bonus {s['bonus']}"]
+            parts.append(f"γ = {s['block_size']}")
+        if s["bonus"] is not None:
+            parts.append(f"bonus {s['bonus']}")
         return ", ".join(parts)
+
+    def asides(self) -> list[str]:
+        """Curves with another block size or bonus than the title's, one sentence each, where their name is silent."""
+        found = []
+        for curve, spots in self.curves.items():
+            point = spots[0].records[0]["point"]
+            own = [name for name in ("block_size", "bonus") if point[name] not in (None, self.setting[name])]
+            words = [MIXABLE[name].format(point[name]) for name in own]
+            if told := [word for word in words if word not in curve]:
+                found.append(f"{label(curve)}: {', '.join(told)}.")
+        return found
 
     def sizes(self) -> str:
         """On how much it rests, in one line."""
@@ -111,72 +110,108 @@ class Panel:
         return f"{text}, {'–'.join(map(str, seeds))} {'seed' if seeds == [1] else 'seeds'}"
 
 
-def label(method: str) -> str:
-    """A method's name in tables and legends: paper 1's, else its own."""
-    return LABELS.get(method, method)
-
-
 def short_name(pair: str) -> str:
     """A pair's name, or the last part of its path."""
     return pair.rstrip("/").rsplit("/", 1)[-1]
 
 
-def panels(records: Iterable[Record]) -> list[Panel]:
+def panels(records: Iterable[Record], together: Sequence[str] = ()) -> list[Panel]:
     """The records sorted into what may be compared with each other.
 
-    Target and draft alone belong to every block size and bonus of their sampling.
+    Target and draft alone, and methods without a choice of γ, belong to every block size and bonus of their sampling.
+
+    Args:
+        records: from one store or several.
+        together: names in `MIXABLE` that do not separate panels: curves that differ in them say so in their name.
+
+    Raises:
+        ValueError: another name.
     """
+    if strange := [name for name in together if name not in MIXABLE]:
+        raise ValueError(f"together={strange[0]!r} is not one of {', '.join(MIXABLE)}")
     shared: dict[tuple, list[Record]] = defaultdict(list)
     for record in records:
-        values = (
-            *(record["point"][name] for name in _SHARED),
-            record["fingerprints"]["weights"],
-            record["fingerprints"]["examples"],
-            f"{record['device']['kind']} ({record['device']['processor']})",
-        )
-        shared[values].append(record)
-    out = []
-    for values, members in shared.items():
-        ends = {r["point"]["method"] for r in members} & {TARGET, DRAFT}
-        blocks = sorted({_block(r) for r in members if r["point"]["method"] not in ends}, key=str) or [(None, None)]
-        for block_size, bonus in blocks:
-            mine = [r for r in members if r["point"]["method"] in ends or _block(r) == (block_size, bonus)]
-            setting = dict(zip((*_SHARED, "weights", "examples", "device"), values, strict=True))
-            out.append(_panel(setting | {"block_size": block_size, "bonus": bonus}, mine))
-    return out
+        values = {name: record["point"][name] for name in _SHARED if name not in together}
+        values |= {
+            "first_example": record["point"].get("first_example", 0),  # older records have none
+            "weights": record["fingerprints"]["weights"],
+            "examples": record["fingerprints"]["examples"],
+            "device": f"{record['device']['kind']} ({record['device']['processor']})",
+        }
+        shared[tuple(values.items())].append(record)
+    return [panel for values, members in shared.items() for panel in _of_blocks(dict(values), members, together)]
 
 
-def _block(record: Record) -> tuple[int | None, str | None]:
-    return record["point"]["block_size"], record["point"]["bonus"]
+def _of_blocks(setting: dict[str, Any], records: Sequence[Record], together: Sequence[str]) -> Iterator[Panel]:
+    """One panel per block size and bonus that the records swept."""
+    apart = [name for name in ("block_size", "bonus") if name not in together]
+    swept = [r for r in records if _is_swept(r)]
+    choices = {tuple(r["point"][name] for name in apart) for r in swept}
+    for choice in sorted(choices, key=str) or [(None,) * len(apart)]:
+        mine = [r for r in swept if tuple(r["point"][name] for name in apart) == choice]
+        mixed = {name: {r["point"][name] for r in mine} for name in together}
+        chosen = dict.fromkeys(MIXABLE) | setting | dict(zip(apart, choice, strict=True))
+        chosen |= {name: next(iter(values)) for name, values in mixed.items() if len(values) == 1}
+        members = {id(r) for r in mine}
+        yield _panel(chosen, [r for r in records if id(r) in members or not _is_swept(r)])
+
+
+def _is_end(record: Record) -> bool:
+    return record["point"]["method"] in (TARGET, DRAFT)
+
+
+def _is_swept(record: Record) -> bool:
+    """Whether γ is a choice of the sweep's; records from before this was written down have it in `block_size`."""
+    return not _is_end(record) and record["point"].get("swept_block", record["point"]["block_size"] is not None)
 
 
 def _panel(setting: dict[str, Any], records: Sequence[Record]) -> Panel:
     by_point: dict[tuple[str, float | None], dict[int, Record]] = defaultdict(dict)
-    for record in records:
+    for curve, record in zip(_curve_names(records), records, strict=True):
         # a point measured again (with larger batches, say) is no further seed: the latest record counts
-        by_point[record["point"]["method"], record["point"]["alpha"]][record["point"]["seed"]] = record
+        by_point[curve, record["point"]["alpha"]][record["point"]["seed"]] = record
     curves: dict[str, list[Spot]] = defaultdict(list)
-    for (method, alpha), members in by_point.items():
-        curves[method].append(_spot(method, alpha, list(members.values())))
-    target, draft = (next(iter(curves.pop(end, ())), None) for end in (TARGET, DRAFT))
-    order = list(LABELS)
-    names = sorted(curves, key=lambda name: (order.index(name) if name in order else len(order), name))
+    for (curve, alpha), members in by_point.items():
+        curves[curve].append(_spot(curve, alpha, list(members.values())))
+    drafts = [curve for curve in curves if curve.startswith(DRAFT)]  # several where draft temperatures differ
+    target, draft = (next(iter(curves.pop(end, ())), None) for end in (TARGET, drafts[0] if drafts else DRAFT))
     return Panel(
         setting=setting,
         metric=records[0]["quality"]["metric"],
         target=target,
         draft=draft,
-        curves={name: sorted(curves[name], key=lambda spot: spot.alpha or 0.0) for name in names},
+        curves={name: sorted(curves[name], key=lambda spot: spot.alpha or 0.0) for name in ordered(curves)},
     )
 
 
-def _spot(method: str, alpha: float | None, records: Sequence[Record]) -> Spot:
+def _curve_names(records: Sequence[Record]) -> list[str]:
+    """Each record's method, with what tells it from other records of the same method that are in the panel too."""
+    values: dict[tuple[str, str], set[Any]] = defaultdict(set)
+    for record in records:
+        for name in MIXABLE:
+            values[record["point"]["method"], name].add(record["point"][name])
+    names = []
+    for record in records:
+        method = record["point"]["method"]
+        apart = [name for name in MIXABLE if len(values[method, name]) > 1 and method != TARGET]
+        words = [MIXABLE[name].format(_told(name, record["point"])) for name in apart]
+        names.append(method + (f" ({', '.join(words)})" if words else ""))
+    return names
+
+
+def _told(name: str, point: dict[str, Any]) -> str:
+    """A value for a curve's name; a draft temperature that is not named is the method's own or the target's."""
+    value = point[name]
+    return f"{value:g}" if isinstance(value, int | float) else "own" if value is None else str(value)
+
+
+def _spot(curve: str, alpha: float | None, records: Sequence[Record]) -> Spot:
     relative = [r["relative_latency"] for r in records if r.get("relative_latency")]
     absolute = [r["latency"]["ms_per_example"]["value"] for r in records if r.get("latency")]
     names = dict.fromkeys(name for record in records for name in record["measures"])
     measured = {name: [r["measures"].get(name) for r in records] for name in names}
     return Spot(
-        method=method,
+        method=curve,
         alpha=alpha,
         quality=_pool([value_of(r["quality"]) for r in records]),
         latency=_pool([value_of(each) for each in relative]) if relative else None,
@@ -187,7 +222,7 @@ def _spot(method: str, alpha: float | None, records: Sequence[Record]) -> Spot:
             if all(isinstance(x, int | float) for x in values)
         },
         seeds=len(records),
-        inconclusive=any(r.get("inconclusive", False) for r in records) and method not in (TARGET, DRAFT),
+        inconclusive=any(r.get("inconclusive", False) for r in records) and not _is_end(records[0]),
         records=tuple(records),
     )
 

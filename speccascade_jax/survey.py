@@ -181,18 +181,23 @@ def _quantities(pair: LawPair, tokens: Array) -> dict[str, Array]:
 
 
 def quantities(pair: LawPair, tokens: Array) -> dict[str, Array]:
-    """What rules decide by, and the tokens' own probabilities, float32 `[..., 1]` each; entropies in nats."""
+    """What rules decide by, and the tokens' own probabilities, float32 `[..., 1]` each; entropies in nats.
+
+    Every divergence twice: `<name>` of `p` and `q`, `<name>_scaled` of `p̃` and `q̃`.
+    """
     chosen = laws.at_tokens(pair, tokens)
     found = {
         "max_q": rules.max_of(pair.q),
         "max_p": rules.max_of(pair.p),
         "entropy_q": rules.entropy(pair.q),
         "entropy_p": rules.entropy(pair.p),
-        "tv_scaled": rules.total_variation(pair.p_tilde, pair.q_tilde),
         "q_of_token": chosen.q,
         "p_of_token": chosen.p,
     }
-    return found | {name: divergences.divergence(name, pair.p, pair.q) for name in divergences.DIVERGENCES}
+    for name in divergences.DIVERGENCES:
+        found[name] = divergences.divergence(name, pair.p, pair.q)
+        found[f"{name}_scaled"] = divergences.divergence(name, pair.p_tilde, pair.q_tilde)
+    return found
 
 
 @partial(jax.jit, static_argnames="rule")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from speccascade_jax import bounds as bounding
+from speccascade_jax import histograms
 from speccascade_jax import rules as rule_table
+from speccascade_jax.labels import DRAFT, TARGET
 from speccascade_jax.points import Evaluation, Method, ModelPair, Point, Sampling, validate
-from speccascade_jax.results import Record
-from speccascade_jax.summary import DRAFT, TARGET
+from speccascade_jax.results import Record, plain, write_atomically
 
 if TYPE_CHECKING:
     from speccascade_jax.evaluation import Evaluator
@@ -38,6 +40,8 @@ def survey(
     along: str = "mixed",
     alphas: int = 33,
     check: Sequence[float] = (),
+    bounds: Sequence[float] = (),
+    histogram: str = "js",
     block_size: int = 5,
     seed: int = 0,
     output: str = "",
@@ -50,8 +54,11 @@ def survey(
         along: whose outputs are read, a name in `WRITERS`.
         alphas: size of each rule's grid over its usual range.
         check: shares of each rule's range, in [0, 1], at which the rule is really run and the error reported.
+        bounds: thresholds τ at which the fuzzy rules among `rules` are really run, the draft sampled unless
+            `sampling` gives it temperature 0, and the divergence incurred is held against `N · share · τ`.
+        histogram: the divergence that is counted over positions, a name in `histograms.LAST_EDGES`.
         block_size: γ of these runs.
-        output: a JSON file for the printed rows; none if empty.
+        output: a JSON file for the printed rows, the bounds and the histogram; none if empty.
 
     Raises:
         ValueError: a value without meaning, before anything is loaded.
@@ -62,7 +69,9 @@ def survey(
         raise ValueError(f"check={tuple(check)} must be shares of a rule's range, between 0 and 1")
     point = Point(pair=pair, evaluation=evaluation.resolved(), method=WRITERS[along], sampling=sampling, seed=seed)
     validate(point)
+    histograms.check(histogram)
     grids = {name: grid(name, alphas) for name in rules}
+    runs = _fuzzy_points(point, rules, bounds, block_size)
     from speccascade_jax.evaluation import Evaluator  # loads JAX's models: not before all is known to be good
 
     evaluator = Evaluator(point.pair, point.evaluation)
@@ -71,9 +80,16 @@ def survey(
     if check:
         rows = [row | _checked(evaluator, point, row, block_size) for row in rows]
     show(rows, along, len(found.rows))
+    counted = histograms.count(histogram, found.positions[histogram])
+    print(histograms.line(counted))
+    bounded = [_bounded(evaluator, run) for run in runs]
+    if bounded:
+        bounding.show(bounded, point.evaluation.quality_examples)
     if output:
-        Path(output).parent.mkdir(parents=True, exist_ok=True)
-        Path(output).write_text(json.dumps({"along": along, "positions": len(found.rows), "rows": rows}, indent=1))
+        at = point.coordinates()
+        kept = {name: at[name] for name in ("pair", "task", *dataclasses.asdict(sampling))}
+        kept |= {"along": along, "positions": len(found.rows), "rows": rows, "bounds": bounded, "histogram": counted}
+        write_atomically(output, json.dumps(plain(kept), indent=1))
     return rows
 
 
@@ -102,10 +118,10 @@ def take(evaluator: Evaluator, point: Point, grids: Mapping[str, Sequence[float]
     """Let the point's method write the evaluation's examples in batches, and survey what it wrote."""
     from speccascade_jax import sequence, survey
 
-    count, batch = point.evaluation.quality_examples, point.evaluation.quality_batch
-    parts = []
-    for start in range(0, count, batch):
-        rows = np.arange(start, min(start + batch, count))
+    evaluation, batch, parts = point.evaluation, point.evaluation.quality_batch, []
+    examples = evaluator.window(evaluation, evaluation.quality_examples)
+    for start in range(0, len(examples), batch):
+        rows = examples[start : start + batch]
         given = evaluator.arguments(point, rows, [point.method.alpha or 0.0] * len(rows))
         written = sequence.run(**given, seed=point.seed)
         # a model that writes alone has controls of its own temperature; the laws to compare are the pair's
@@ -143,6 +159,40 @@ def _checked(evaluator: Evaluator, point: Point, row: dict[str, Any], block_size
         "error": row["rejection"] - measured["rejection_rate"],
         "error_along_its_own_outputs": own.rejection - measured["rejection_rate"],
     }
+
+
+def _fuzzy_points(point: Point, names: Sequence[str], taus: Sequence[float], block_size: int) -> list[Point]:
+    """The fuzzy method at every τ for every fuzzy rule of `names`, checked; its draft is sampled unless told otherwise.
+
+    Raises:
+        ValueError: a τ that is not positive, or thresholds without a fuzzy rule.
+    """
+    if any(not 0 < tau < math.inf for tau in taus):
+        raise ValueError(f"bounds={tuple(taus)} must be thresholds above 0: at 0 nothing is kept of the draft")
+    fuzzy = [name for name in names if bounding.is_fuzzy(name)]
+    if len(taus) and not fuzzy:
+        raise ValueError(f"bounds={tuple(taus)} are thresholds of fuzzy rules: add one to rules, as 'fuzzy_tv_scaled'")
+    at = point.sampling  # the method's own draft is greedy unless a temperature is named
+    drafted = at.temperature if at.draft_temperature is None else at.draft_temperature
+    sampling = dataclasses.replace(at, draft_temperature=drafted)
+    found = []
+    for name in fuzzy:
+        for tau in taus:
+            method = Method(name="fuzzy", rule=name, alpha=tau, block_size=block_size, bonus="rule")
+            found.append(dataclasses.replace(point, method=method, sampling=sampling))
+            validate(found[-1])
+    return found
+
+
+def _bounded(evaluator: Evaluator, run: Point) -> dict[str, Any]:
+    """A row of bounds: the method run, or for `kl` the target, and its outputs surveyed."""
+    rule, tau = run.method.decides.name, run.method.alpha
+    assert tau is not None
+    along = bounding.outputs_of(bounding.threshold(rule))
+    writer = run if along == "rule" else dataclasses.replace(run, method=WRITERS["target"])
+    found = take(evaluator, writer, {rule: (tau,)})
+    greedy = run.sampling.draft_temperature == 0
+    return {"rule": rule, "tau": tau, "along": along} | bounding.bound(found, rule, tau, along, greedy)._asdict()
 
 
 def show(rows: Sequence[Mapping[str, Any]], along: str, positions: int) -> None:

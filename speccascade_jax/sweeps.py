@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from speccascade_jax import rules
+from speccascade_jax.labels import DRAFT, TARGET
 from speccascade_jax.methods import METHODS
 from speccascade_jax.points import (
     Evaluation,
@@ -21,7 +22,6 @@ from speccascade_jax.points import (
     validate,
     validate_evaluation,
 )
-from speccascade_jax.summary import DRAFT, TARGET
 
 # Most of token_v3's range lies where hardly anything is deferred (METHODS section 3).
 DENSE_GRIDS: dict[str, tuple[float, ...]] = {"token_v3": (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)}

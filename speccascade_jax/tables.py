@@ -15,8 +15,9 @@ from typing import Any
 from speccascade_jax import comparisons
 from speccascade_jax.comparisons import BEST, TIE
 from speccascade_jax.grid import NONE, Grid
+from speccascade_jax.labels import label, ordered
 from speccascade_jax.metrics.paired import Bootstrap, Interval
-from speccascade_jax.summary import LABELS, Panel, Row, Spot, Value, label, short_name, table2
+from speccascade_jax.summary import Panel, Row, Spot, Value, short_name, table2
 
 
 def grids(panels: Sequence[Panel], points: bool = False, tolerance: float = 0.0, margin: float = 0.0) -> list[Grid]:
@@ -43,8 +44,7 @@ def _table2_grid(panels: Sequence[Panel], tolerance: float, margin: float) -> Gr
         [{row.method: row for row in table2(panel, tolerance, margin)} for panel in panels],
         Bootstrap(),
     )
-    known = [name for name in LABELS if any(name in each for each in results)]
-    methods = known + sorted({name for each in results for name in each} - set(known))
+    methods = ordered({name for each in results for name in each})
     names = [f"{panel.setting['task']}, {short_name(panel.setting['pair'])}" for panel in panels]
     header = ["Method"] + [f"Speed-up at target's quality: {n}" for n in names]
     header += [f"Best {p.metric} no slower than target: {n}" for p, n in zip(panels, names, strict=True)]
@@ -105,7 +105,7 @@ def _notes(panels: Sequence[Panel], tolerance: float, margin: float) -> list[str
         lost = [f"{spot.method}{_at(spot)}" for curve in panel.curves.values() for spot in curve if spot.inconclusive]
         if lost:
             notes.append(f"Inconclusive (nothing was drafted), left out: {', '.join(lost)}.")
-        notes += _uncompared(panel)
+        notes += [*panel.asides(), *_uncompared(panel)]
     return notes
 
 
@@ -126,37 +126,59 @@ def _uncompared(panel: Panel) -> list[str]:
 
 
 def points_grid(panel: Panel) -> Grid:
-    """Every point of a panel: quality, relative latency, rejection and acceptance, and how many seeds."""
-    header = ["Method", "α", panel.metric, "spread", f"{panel.metric} − target's", "rel. latency", "spread"]
-    header += ["ms per example", "rejected", "block efficiency", "seeds"]
+    """Every point of a panel: quality, relative latency where it was measured, what was rejected and who wrote."""
     ends, bootstrap = [end for end in (panel.target, panel.draft) if end], Bootstrap()
     spots = [spot for curve in panel.curves.values() for spot in curve]
     # The ends are what the points are compared with; an inconclusive point is no result.
     ranked = [None if spot.inconclusive else spot for spot in spots]
     quality, speed = comparisons.quality_marks(ranked, bootstrap), comparisons.latency_marks(ranked, bootstrap)
     marks = [("", "")] * len(ends) + list(zip(quality, speed, strict=True))
-    rows = [_point_row(panel, spot, both, bootstrap) for spot, both in zip([*ends, *spots], marks, strict=True)]
-    bold = {(r, c) for r, both in enumerate(marks) for c, mark in zip((2, 5), both, strict=True) if mark == BEST}
-    notes = _explained("[low, high]: of the difference to the target's; of the relative latency")
-    return Grid(
-        title=panel.title(), header=header, rows=rows, notes=[panel.sizes(), *notes, *_uncompared(panel)], bold=bold
+    columns = [_quality_cells, *([_latency_cells] if any(s.latency for s in [*ends, *spots]) else []), _share_cells]
+    rows = [
+        [cell for cells in columns for cell in cells(panel, spot, both, bootstrap).values()]
+        for spot, both in zip([*ends, *spots], marks, strict=True)
+    ]
+    header = [name for cells in columns for name in cells(panel, [*ends, *spots][0], ("", ""), bootstrap)]
+    brackets = "[low, high]: of the difference to the target's" + (
+        "; of the relative latency" if len(columns) > 2 else ""
     )
+    notes = [panel.sizes(), *panel.asides(), *_explained(brackets), *_uncompared(panel)]
+    bold = {(r, c) for r, both in enumerate(marks) for c, mark in zip((2, 5), both, strict=True) if mark == BEST}
+    return Grid(title=panel.title(), header=header, rows=rows, notes=notes, bold=bold)
 
 
-def _point_row(panel: Panel, spot: Spot, marks: tuple[str, str], bootstrap: Bootstrap) -> list[str]:
-    rejected, efficiency = (spot.measures.get(name) for name in ("rejection_rate", "block_efficiency"))
-    gain, ratio = comparisons.quality_gain(panel, spot, bootstrap), comparisons.latency(spot, bootstrap)
-    row = [label(spot.method) + (" (inconclusive)" if spot.inconclusive else "")]
-    row += [NONE if spot.alpha is None else f"{spot.alpha:g}"]
-    row += [_joined(f"{spot.quality.value:.2f}", marks[0]), _range(spot.quality)]
-    row += [_joined(f"{gain.value:+.2f}", _brackets(gain, "+")) if gain else NONE]
+def _quality_cells(panel: Panel, spot: Spot, marks: tuple[str, str], bootstrap: Bootstrap) -> dict[str, str]:
+    gain = comparisons.quality_gain(panel, spot, bootstrap)
+    return {
+        "Method": label(spot.method) + (" (inconclusive)" if spot.inconclusive else ""),
+        "α": NONE if spot.alpha is None else f"{spot.alpha:g}",
+        panel.metric: _joined(f"{spot.quality.value:.2f}", marks[0]),
+        "spread": _range(spot.quality),
+        f"{panel.metric} − target's": _joined(f"{gain.value:+.2f}", _brackets(gain, "+")) if gain else NONE,
+    }
+
+
+def _latency_cells(panel: Panel, spot: Spot, marks: tuple[str, str], bootstrap: Bootstrap) -> dict[str, str]:
+    cells = dict.fromkeys(("rel. latency", "its spread", "ms per example"), NONE)
     if spot.latency:
-        row += [_joined(f"{spot.latency.value:.3f}", _brackets(ratio, digits=3), marks[1]), _range(spot.latency, 3)]
-    else:
-        row += [NONE, NONE]
-    row += [NONE if spot.ms_per_example is None else f"{spot.ms_per_example:.1f}"]
-    row += [f"{rejected.value:.1%}" if rejected else NONE, f"{efficiency.value:.2f}" if efficiency else NONE]
-    return [*row, str(spot.seeds)]
+        ratio = comparisons.latency(spot, bootstrap)
+        cells["rel. latency"] = _joined(f"{spot.latency.value:.3f}", _brackets(ratio, digits=3), marks[1])
+        cells["its spread"] = _range(spot.latency, 3)
+    if spot.ms_per_example is not None:
+        cells["ms per example"] = f"{spot.ms_per_example:.1f}"
+    return cells
+
+
+def _share_cells(panel: Panel, spot: Spot, marks: tuple[str, str], bootstrap: Bootstrap) -> dict[str, str]:
+    rejected, drafted, efficiency = (
+        spot.measures.get(name) for name in ("rejection_rate", "draft_share", "block_efficiency")
+    )
+    return {
+        "rejected": f"{rejected.value:.1%}" if rejected else NONE,
+        "draft wrote": f"{drafted.value:.1%}" if drafted else NONE,
+        "block efficiency": f"{efficiency.value:.2f}" if efficiency else NONE,
+        "seeds": str(spot.seeds),
+    }
 
 
 def table2_csv(panels: Iterable[Panel], tolerance: float = 0.0, margin: float = 0.0) -> str:

@@ -122,6 +122,42 @@ def test_keys_tell_apart_all_that_matters(evaluator, pair):
     assert evaluation.Evaluator(SOURCE, SMALL, pair).key(_point(alpha=0.1)) in keys
 
 
+def _on(evaluator, first, count, timed=0, trials=2) -> Point:
+    window = replace(evaluator.evaluation, first_example=first, quality_examples=count)
+    return replace(_point(alpha=0.4), evaluation=replace(window, latency_examples=timed, latency_trials=trials))
+
+
+def test_a_point_is_measured_on_its_own_examples(evaluator):
+    whole, part = (evaluator.judge([_on(evaluator, *each)])[0]["quality"]["per_example"] for each in ((0, 7), (3, 2)))
+    rows = dict(zip(whole["ids"], whole["statistics"]["bleu"], strict=True))
+    ids = [example.id for example in evaluator.examples[3:5]]
+    assert sorted(part["ids"]) == sorted(ids)
+    assert part["statistics"]["bleu"] == [rows[each] for each in part["ids"]]
+
+
+def test_a_point_is_timed_on_its_own_examples_as_often_as_it_says(evaluator, monkeypatch):
+    (record,) = evaluator.evaluate([_on(evaluator, 3, 2, timed=3, trials=1)])
+    assert np.shape(record["latency"]["per_example_ms"]) == (1, 3) and record["point"]["first_example"] == 3
+    timed, arguments = [], evaluator.arguments
+    monkeypatch.setattr(evaluator, "arguments", lambda p, rows, a: timed.append(rows.tolist()) or arguments(p, rows, a))
+    evaluator.time([_on(evaluator, 3, 2, timed=3, trials=1)])
+    assert timed == [[3], [4], [5]] * 2  # the target alone on the same
+
+
+def test_examples_that_are_not_loaded_are_refused(evaluator):
+    for point in (_on(evaluator, 6, 2), _on(evaluator, 5, 1, timed=3)):
+        with pytest.raises(ValueError, match=r"examples [56] to 7 are asked for, but 7 are loaded: lower"):
+            list(evaluator.evaluate([point]))
+
+
+def test_an_evaluation_that_begins_later_loads_as_many_more(pair):
+    shifted = replace(SMALL, first_example=196, quality_examples=4)
+    found = evaluation.Evaluator(SOURCE, shifted, pair)
+    assert len(found.examples) == 200 and found.window(shifted, 4).tolist() == [196, 197, 198, 199]
+    with pytest.raises(ValueError, match="fewer than the 201 asked for: lower .* or first_example"):
+        evaluation.Evaluator(SOURCE, replace(shifted, quality_examples=5), pair)
+
+
 def test_too_few_examples_are_refused(pair):
     with pytest.raises(ValueError, match="has 200 examples in split 'test', fewer than the 500 asked for: lower"):
         evaluation.Evaluator(SOURCE, replace(SMALL, quality_examples=500), pair)

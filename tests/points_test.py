@@ -85,6 +85,8 @@ def test_whole_numbers_and_floats_are_one_point():
         ({"evaluation": Evaluation(task="tiny_translation", split="dev")}, "no split 'dev'; its splits: test"),
         ({"evaluation": Evaluation(task="tiny_translation", quality_examples=0)}, "quality_examples=0"),
         ({"evaluation": Evaluation(task="tiny_translation", max_new_tokens=-3)}, "max_new_tokens=-3"),
+        ({"evaluation": Evaluation(task="tiny_translation", first_example=-1)}, "first_example=-1 is not a whole"),
+        ({"evaluation": Evaluation(task="tiny_translation", first_example=0.5)}, "first_example=0.5 is not a whole"),
     ],
 )
 def test_what_has_no_meaning_is_refused_by_name(changes, message):

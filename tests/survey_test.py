@@ -42,11 +42,15 @@ def test_every_position_is_numpys(temperature):
     assert found.rows.tolist() == [row for row, _, _ in seen]
     for at, (_, previous, token) in enumerate(seen):
         q, p = reference.softmax(q_table[previous]), reference.softmax(p_table[previous])
+        scaled = [reference.scale(table[previous], temperature) for table in (p_table, q_table)]
         assert found.positions["max_q"][at] == pytest.approx(q.max(), abs=1e-5)
         assert found.positions["entropy_p"][at] == pytest.approx(reference.entropy(p), abs=1e-5)
         assert found.positions["p_of_token"][at] == pytest.approx(p[token], abs=1e-5)
         assert found.positions["kl_reversed"][at] == pytest.approx(reference.divergence("kl_reversed", p, q), abs=1e-4)
-        q_tilde = reference.scale(q_table[previous], temperature)
+        q_tilde = scaled[1]
+        for name in ("tv", "js", "kl", "kl_reversed", "js_reference"):
+            expected = reference.divergence(name, *scaled)
+            assert found.positions[f"{name}_scaled"][at] == pytest.approx(expected, abs=1e-4), name
         for name in names:
             for n, alpha in enumerate((0.2, 0.5)):
                 law = reference.target_law(name, q_table[previous], p_table[previous], alpha, temperature)

@@ -39,6 +39,43 @@ def test_estimates_are_printed_written_and_checked(tmp_path, capsys):
         assert abs(row["error_along_its_own_outputs"]) < 0.2
 
 
+def test_fuzzy_rules_are_run_and_held_against_their_bound(tmp_path, capsys, monkeypatch):
+    asked, take = [], surveying.take
+    monkeypatch.setattr(
+        surveying, "take", lambda evaluator, point, grids: asked.append(point) or take(evaluator, point, grids)
+    )
+    path, rules = tmp_path / "survey.json", ("spec_decode", "fuzzy_tv_scaled", "fuzzy_kl_scaled")
+    given = {"rules": rules, "alphas": 2, "bounds": (0.5, 0.9), "block_size": 2, "histogram": "tv"}
+    surveying.survey(**SHARED, **given, sampling=Sampling(temperature=1.0), output=str(path))
+    said, kept = capsys.readouterr().out, json.loads(path.read_text())
+    writers = [
+        (p.method.name, p.method.rule, p.method.alpha, p.method.bonus, p.sampling.draft_temperature) for p in asked
+    ]
+    assert writers[1:3] == [("fuzzy", "fuzzy_tv_scaled", tau, "rule", 1.0) for tau in (0.5, 0.9)]
+    assert {writer[0] for writer in writers[3:]} == {"autoregressive"}  # kl: along the target's outputs
+    assert [(row["rule"], row["tau"], row["along"]) for row in kept["bounds"]] == [
+        (rule, tau, along) for rule, along in zip(rules[1:], ("rule", "target"), strict=True) for tau in (0.5, 0.9)
+    ]
+    for row in kept["bounds"]:
+        assert row["standing"] == "proven" and row["share"] <= 1 and row["incurred"] <= row["bound"]
+        assert row["bound"] == pytest.approx(row["tokens"] * row["share"] * row["tau"])
+    # the larger threshold keeps some of the draft
+    assert all(row["share"] > 0 and row["incurred"] > 0 for row in kept["bounds"][1::2])
+    assert "Divergence from the target" in said and "tv of draft and target: median" in said
+    assert (kept["pair"], kept["task"], kept["temperature"]) == ("tabular", "tiny_translation", 1.0)
+    assert kept["histogram"]["quantity"] == "tv"
+    assert sum(kept["histogram"]["counts"]) + kept["histogram"]["above"] == kept["positions"]
+
+
+def test_a_greedy_draft_is_run_and_named_where_it_is_asked_for(tmp_path, capsys):
+    greedy, path = Sampling(temperature=1.0, draft_temperature=0.0), tmp_path / "survey.json"
+    surveying.survey(
+        **SHARED, rules=("fuzzy_tv_scaled",), alphas=2, bounds=(0.6,), block_size=2, sampling=greedy, output=str(path)
+    )
+    (row,) = json.loads(path.read_text())["bounds"]
+    assert row["standing"].startswith("proven (") and "one-hot" in capsys.readouterr().out
+
+
 def test_a_sweep_is_planned_where_its_curves_move(tmp_path, evaluator):
     store = tmp_path / "sweep.jsonl"
     experiment.sweep(
@@ -56,6 +93,9 @@ def test_a_sweep_is_planned_where_its_curves_move(tmp_path, evaluator):
     [
         ({"along": "nobody"}, "along='nobody' is not one of target, draft, mixed"),
         ({"check": (1.5,)}, "must be shares of a rule's range"),
+        ({"bounds": (0.1,)}, r"bounds=\(0.1,\) are thresholds of fuzzy rules: add one to rules"),
+        ({"bounds": (0.0,), "rules": ("fuzzy_js",)}, r"bounds=\(0.0,\) must be thresholds above 0"),
+        ({"histogram": "max_p"}, "no histogram of 'max_p'"),
         ({"rules": ("chw",)}, "unknown rule 'chw': did you mean chow"),
         ({"sampling": Sampling(temperature=-1.0)}, "is negative"),
     ],

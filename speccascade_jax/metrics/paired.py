@@ -72,11 +72,20 @@ class Bootstrap:
             ValueError: records on different examples or with different metrics, both named; a record without the
                 statistics of its examples, or with fewer than `LEAST_EXAMPLES` of them.
         """
+        first, second = self.qualities(ours, theirs)
+        return self.interval(first - second)
+
+    def qualities(self, ours: Sequence[Record], theirs: Sequence[Record]) -> tuple[np.ndarray, np.ndarray]:
+        """Our quality and theirs, each `[1 + samples]`: first on all examples, then on the same resamples of them.
+
+        Raises:
+            ValueError: as `quality_difference`.
+        """
         for record in (*ours, *theirs):
             _refuse_without(record, has_quality(record), "quality")
             _refuse_unlike(ours[0], record, "metrics", lambda r: r["quality"]["metric"])
             _refuse_unlike(ours[0], record, "examples", _judged)
-        return self._interval(self._mean(ours, self._quality) - self._mean(theirs, self._quality))
+        return self._mean(ours, self._quality), self._mean(theirs, self._quality)
 
     def latency_ratio(self, ours: Sequence[Record], theirs: Sequence[Record] | None = None) -> Interval:
         """Our latency over that of the target runs beside ours; with `theirs`, over theirs relative to their targets.
@@ -84,11 +93,22 @@ class Bootstrap:
         Raises:
             ValueError: as `quality_difference`, of times per example.
         """
-        for record in (*ours, *(theirs or ())):
+        ratio = self.latencies(ours, *(theirs or ()))
+        return self.interval(ratio if theirs is None else ratio / self.latencies(theirs))
+
+    def latencies(self, records: Sequence[Record], *others: Record) -> np.ndarray:
+        """Latency over that of the target runs beside, `[1 + samples]`: first on all examples, then on resamples.
+
+        Args:
+            records: what is averaged; others: what they are to be compared with.
+
+        Raises:
+            ValueError: as `latency_ratio`.
+        """
+        for record in (*records, *others):
             _refuse_without(record, has_latency(record), "latency")
-            _refuse_unlike(ours[0], record, "examples", _timed)
-        ratio = self._mean(ours, self._latency)
-        return self._interval(ratio if theirs is None else ratio / self._mean(theirs, self._latency))
+            _refuse_unlike(records[0], record, "examples", _timed)
+        return self._mean(records, self._latency)
 
     def _mean(self, records: Sequence[Record], scores: Callable[[Record], np.ndarray]) -> np.ndarray:
         """Mean over records of what `scores` gives: `[1 + samples]`."""
@@ -133,7 +153,8 @@ class Bootstrap:
             self._counts[examples] = np.vstack([np.ones(examples), drawn])
         return self._counts[examples]
 
-    def _interval(self, scores: np.ndarray) -> Interval:
+    def interval(self, scores: np.ndarray) -> Interval:
+        """The first of `scores`, `[1 + samples]`, and what lies between its quantiles over the others."""
         low, high = np.quantile(scores[1:], [(1 - self.confidence) / 2, (1 + self.confidence) / 2])
         return Interval(float(scores[0]), float(low), float(high))
 
@@ -155,8 +176,9 @@ def _judged(record: Record) -> tuple:
 
 
 def _timed(record: Record) -> tuple:
-    """Times have no ids: they are those of the first examples of a task, in its order."""
-    return record["fingerprints"]["examples"], np.shape(record["latency"]["per_example_ms"])[-1]
+    """Times have no ids: they are those of a task's examples, in its order, from the point's first one on."""
+    first = record["point"].get("first_example", 0)  # older records have none
+    return record["fingerprints"]["examples"], first, np.shape(record["latency"]["per_example_ms"])[-1]
 
 
 def _name(record: Record) -> str:

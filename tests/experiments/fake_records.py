@@ -101,7 +101,7 @@ def _timed(key: str, relative: float) -> tuple[list[float], list[float]]:
 def _kept_share(point: dict[str, Any]) -> float:
     if point["method"] == "autoregressive":
         return 0.0
-    grid = RULES.get(point["method"], (None,))
+    grid = RULES.get(point["method"], (0.5,))
     if point["alpha"] is None:
         return 0.3 if point["block_size"] else 1.0
     where = sum(alpha < point["alpha"] for alpha in grid) / len(grid)

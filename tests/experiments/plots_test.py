@@ -2,9 +2,10 @@
 
 import json
 
+import numpy as np
 from matplotlib import pyplot as plt
 
-from speccascade_jax import figures
+from speccascade_jax import figures, histograms
 
 
 def _figure(script, store, monkeypatch, *more):
@@ -72,7 +73,7 @@ def _faces(collection):
 
 
 def test_the_horizontal_axis_can_be_the_papers(script, store, monkeypatch):
-    figure = _figure(script, store, monkeypatch, "--rejections", "rejections_per_token")
+    figure = _figure(script, store, monkeypatch, "--share", "rejections_per_token")
     assert "per generated token" in figure.axes[1].get_xlabel()
     plt.close(figure)
 
@@ -84,6 +85,20 @@ def test_unknown_methods_get_a_style_and_their_own_name(fake, store, tmp_path, s
             record["point"]["method"] = "my_rule"
     store.write_text("".join(json.dumps(record) + "\n" for record in records))
     assert script("plots").main([str(store)]) == 0
+
+
+def test_histograms_of_surveys_are_one_figure(script, tmp_path, capsys):
+    paths = [tmp_path / "wmt.json", tmp_path / "xsum.json"]
+    for path in paths:
+        counted = histograms.count("js", np.array([0.01, 0.02, 0.5]))
+        made = {"pair": "tatoeba_en_de", "task": path.stem, "along": "mixed", "histogram": counted}
+        path.write_text(json.dumps(made))
+    assert script("plots").main(["--histograms", *map(str, paths)]) == 0
+    assert capsys.readouterr().out == f"plot: {tmp_path / 'wmt-histogram.png'}\n"
+    assert (tmp_path / "wmt-histogram.png").read_bytes().startswith(b"\x89PNG")
+    paths[1].write_text("{}")
+    assert script("plots").main(["--histograms", *map(str, paths)]) == 1
+    assert "xsum.json holds no histogram" in capsys.readouterr().err
 
 
 def test_nothing_to_plot_is_said(script, store, capsys):

@@ -190,6 +190,25 @@ def test_times_of_other_examples_are_refused():
         Bootstrap().latency_ratio([few], [many])
 
 
+def test_times_that_begin_at_another_example_are_refused():
+    ours, theirs = (record(ms=[1.0] * 8, target_ms=[1.0] * 8, method=name) for name in ("opt", "chow"))
+    assert Bootstrap().latency_ratio([ours], [theirs]) == (1, 1, 1)  # neither says: both begin at the first
+    ours["point"]["first_example"] = 0
+    assert Bootstrap().latency_ratio([ours], [theirs]) == (1, 1, 1)
+    theirs["point"]["first_example"] = 8
+    with pytest.raises(ValueError, match=r"opt .* and chow .* have different examples"):
+        Bootstrap().latency_ratio([ours], [theirs])
+
+
+def test_intervals_are_those_of_the_resamples_given_out():
+    ours, theirs = measured(0.1, 0), measured(0.15, 1)
+    first, second = Bootstrap().qualities([ours], [theirs])
+    assert first.shape == (1001,) and (first[0], second[0]) == (ours["quality"]["value"], theirs["quality"]["value"])
+    assert Bootstrap().interval(first - second) == Bootstrap().quality_difference([ours], [theirs])
+    timed = record(ms=np.linspace(5, 9, 9), target_ms=np.linspace(10, 12, 9))
+    assert Bootstrap().interval(Bootstrap().latencies([timed])) == Bootstrap().latency_ratio([timed])
+
+
 def test_records_without_single_examples_or_with_too_few_are_refused():
     old = record([1.0] * 10, method="chow")
     del old["quality"]["per_example"], old["latency"]
