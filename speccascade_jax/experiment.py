@@ -67,6 +67,7 @@ def sweep(
     plan: int = 0,
     together: Sequence[str] = (),
     share: str = "rejection_rate",
+    reuse: Sequence[str] = (),
     output: str = "results/sweep.jsonl",
     dry_run: bool = False,
 ) -> Path | None:
@@ -87,6 +88,7 @@ def sweep(
             pass over the examples sees its rejection rate move (`surveying.plan`, at the first temperature and top-p).
         together, share: what tables and plots put side by side (`summary.panels`), and the second plot's horizontal
             axis, a name in `figures.SHARES`.
+        reuse: stores from which points that this sweep has too are copied instead of being measured again.
         output: the store.
         dry_run: only list the points.
 
@@ -94,9 +96,9 @@ def sweep(
         The store's path; `None` after a dry run.
     """
     swept = {"rules": rules, "block_sizes": block_sizes, "temperatures": temperatures, "top_ps": top_ps, "seeds": seeds}
-    swept |= {"draft_temperatures": draft_temperatures, "together": together}
+    swept |= {"draft_temperatures": draft_temperatures, "together": together, "reuse": reuse}
     for name, values in (swept | {f"alphas[{rule!r}]": grid for rule, grid in (alphas or {}).items()}).items():
-        _refuse_scalar(name, values)
+        refuse_scalar(name, values)
     check_presentation(together, share)
     samplings = [
         Sampling(temperature=temperature, top_p=top_p, top_k=top_k, draft_temperature=draft_temperature)
@@ -120,7 +122,9 @@ def sweep(
         report.print_points([point.label() for group in groups for point in group])
         return None
     with ResultStore(output) as store:
-        measure(groups, store, _evaluator(groups[0][0]))
+        evaluator = _evaluator(groups[0][0])
+        store.take_over((evaluator.key(point) for group in groups for point in group), reuse)
+        measure(groups, store, evaluator)
         present(store, together, share)
     return Path(output)
 
@@ -166,7 +170,7 @@ def check_presentation(together: Sequence[str], share: str) -> None:
             raise ValueError(f"{name}: {hint(unknown[0], known)}{unknown[0]!r} is not one of {', '.join(known)}")
 
 
-def _refuse_scalar(name: str, values: Any) -> None:
+def refuse_scalar(name: str, values: Any) -> None:
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise ValueError(f"{name}={values!r} is one value where a tuple is meant; write ({values!r},)")
 

@@ -124,6 +124,18 @@ class ResultStore:
             raise
         os.fsync(self._file)
 
+    def take_over(self, keys: Iterable[str], paths: Iterable[str | Path]) -> int:
+        """Copy records that other stores hold, so that nothing is measured twice; returns how many.
+
+        Args:
+            keys: of the records that are wanted; paths: the other stores; those that do not exist are passed over.
+        """
+        wanted = set(keys) - self._keys
+        found = [record for record in read_records(*filter(os.path.isfile, paths)) if record["key"] in wanted]
+        for record in found:
+            self.append(record)
+        return len(found)
+
     def done_keys(self) -> set[str]:
         """The keys of all records in the store."""
         return set(self._keys)

@@ -6,10 +6,12 @@ from pathlib import Path
 import gin
 import pytest
 
-from speccascade_jax import evaluation, experiment, gin_flags, methods, points, profiling, surveying
+from speccascade_jax import evaluation, experiment, gin_flags, methods, points, profiling, results, surveying
+from speccascade_jax.calibration import command
 from speccascade_jax.data.directory import repository_root
 from speccascade_jax.data.tasks import TASKS, get_task
 from speccascade_jax.rules import RULES
+from tests import text_pair
 
 ROOT = repository_root()
 MODELS, TASK_FILES, METHODS = (
@@ -17,6 +19,9 @@ MODELS, TASK_FILES, METHODS = (
     for kind in ("models", "tasks", "methods")
 )
 CONFIGS = sorted(f"configs/{path.name}" for path in (ROOT / "configs").glob("*.gin"))
+SIZES = sorted(f"configs/sizes/{path.name}" for path in (ROOT / "configs/sizes").glob("*.gin"))
+QUICKSTART = "configs/quickstart.gin"
+SWEEPS = [config for config in CONFIGS if "experiment.sweep:" in (ROOT / config).read_text()]
 TRAINING = sorted(f"gin/{path.name}" for path in (ROOT / "gin").glob("train_*.gin"))
 HOLES = {
     "gin/models/directory.gin": ["PAIR='some/pair'"],
@@ -34,7 +39,9 @@ class _Resolved(BaseException):
 
 
 @pytest.fixture(autouse=True)
-def _stop_before_loading(monkeypatch):
+def _stop_before_loading(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # stores are opened before weights are loaded
+
     def stop(point):
         raise _Resolved(point)
 
@@ -87,23 +94,88 @@ def test_the_survey_is_of_a_pair_and_a_task(monkeypatch):
     assert pair.name == Path(MODELS[-1]).stem and set(gin.query_parameter("survey.rules")) <= set(RULES)
 
 
+@pytest.mark.parametrize("file", ["gin/calibrate.gin", "gin/calibrate_appendix_d.gin"])
+def test_a_calibration_is_of_a_pair_a_task_and_a_tolerance(monkeypatch, file):
+    def stop(pair, evaluation):
+        raise _Resolved((pair, evaluation))
+
+    monkeypatch.setattr(evaluation, "Evaluator", stop)
+    files = [file, MODELS[-1], "gin/tasks/tiny_translation.gin"]
+    bindings = ["calibrate.max_loss = 0.01"] if file == "gin/calibrate.gin" else []
+    pair, loaded = _resolve(command.calibrate, files, bindings)
+    assert pair.name == Path(MODELS[-1]).stem and loaded.quality_examples == 900
+    assert set(gin.query_parameter("calibrate.rules")) <= set(RULES)
+    gin.clear_config()
+    with pytest.raises(ValueError, match=r"gin.REQUIRED.*Evaluation.task|Evaluation.task.*gin.REQUIRED"):
+        gin_flags.parse_gin([str(ROOT / name) for name in files[:2]])
+
+
 def test_every_rule_and_task_has_its_file():
     rules = {name for name in RULES if not name.startswith("fuzzy_")}  # those are settings of `fuzzy`
     assert {Path(name).stem for name in METHODS} == rules | set(methods.METHODS) - {"speculative"}
     assert {Path(name).stem for name in TASK_FILES} == {*TASKS, "seqio"}
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-def test_each_recipe_is_a_sweep(config):
-    assert _resolve(experiment.sweep, [config]).method.name == points.TARGET
+def _tiny(config) -> list[str]:
+    """A recipe's files for the shipped pair; the quickstart names its own."""
+    return [config] if config == QUICKSTART else [config, "configs/sizes/tiny.gin"]
+
+
+@pytest.mark.parametrize("config", SWEEPS)
+def test_each_recipe_is_a_sweep_of_the_shipped_pair_and_of_published_sizes(config):
+    end = _resolve(experiment.sweep, _tiny(config))
+    assert end.method.name == points.TARGET and end.pair.name == Path(MODELS[-1]).stem
+    if config != QUICKSTART:
+        gin.clear_config()
+        parts = ["configs/sizes/published.gin", "gin/models/directory.gin", "gin/tasks/wmt14_en_de.gin"]
+        large = _resolve(experiment.sweep, [config, *parts])
+        assert large.pair.name == "some/pair" and large.evaluation.quality_examples == 500
+        assert large.evaluation.latency_examples in (0, 500)
 
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_each_recipe_says_command_time_and_expected_numbers(config):
     text = (ROOT / config).read_text()
-    for word in ("Command:", "Time:", "Expected:"):
+    for word in ("Command:", "Time:", "Writes:", "Expected:"):
         assert word in text, f"{config} lacks {word}"
-    assert config in text
+    assert config in text and "EXPECTED" not in text and "TIME\n" not in text
+
+
+# two examples, and one token more than a block of 7 can give in one round
+SMALL = {"quality_examples": 2, "quality_batch": 2, "max_new_tokens": 9, "resamples": 2, "latency_examples": 0}
+
+
+@pytest.fixture(scope="module")
+def tabular(tmp_path_factory):
+    """Shared by all recipes, so that a method in several of them is compiled once."""
+    pair = text_pair.make(tmp_path_factory.mktemp("pair"))
+    sizes = points.Evaluation(task="tiny_translation", **SMALL)
+    return evaluation.Evaluator(points.ModelPair(name="tabular"), sizes, pair)
+
+
+@pytest.mark.parametrize("config", SWEEPS)
+def test_each_recipe_runs_for_two_rounds_to_its_tables_and_figures(config, tabular, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiment, "_evaluator", lambda point: tabular)
+    bindings = [f"Evaluation.{name} = {value}" for name, value in SMALL.items()]
+    output = f"sweep.output = {str(tmp_path / 'store.jsonl')!r}"
+    gin_flags.parse_gin([str(ROOT / name) for name in _tiny(config)], [*bindings, output])
+    gin.get_configurable(experiment.sweep)()
+    records = results.read_records(tmp_path / "store.jsonl")
+    drafting = [r for r in records if r["point"]["block_size"] is not None]
+    assert {r["point"]["method"] for r in records} > {points.TARGET, points.DRAFT} and drafting
+    whole = [r for r in drafting if r["counts"]["committed"] == 2 * 9]  # no stop id cut an output short
+    # what the draft is sure of from end to end is never verified
+    assert all(r["counts"]["rounds"] >= 2 * 2 for r in whole if not r["counts"]["unverified"])
+    assert any(r["counts"]["rounds"] >= 2 * 2 for r in drafting)
+    assert list(tmp_path.glob("store*.png"))
+
+
+def test_the_histogram_is_a_survey(monkeypatch):
+    def stop(pair, evaluation):
+        raise _Resolved(pair, evaluation)
+
+    monkeypatch.setattr(evaluation, "Evaluator", stop)
+    assert _resolve(surveying.survey, _tiny("configs/paper2_figure3.gin")).name == Path(MODELS[-1]).stem
 
 
 def test_the_quickstart_stays_small():
@@ -139,7 +211,19 @@ def _bindings(pattern, file) -> set[str]:
 
 
 def test_every_gin_file_is_one_that_these_tests_know():
-    known = {"gin/run.gin", "gin/profile.gin", "gin/survey.gin", *MODELS, *TASK_FILES, *METHODS, *CONFIGS, *TRAINING}
+    known = {
+        "gin/run.gin",
+        "gin/profile.gin",
+        "gin/survey.gin",
+        "gin/calibrate.gin",
+        "gin/calibrate_appendix_d.gin",
+        *MODELS,
+        *TASK_FILES,
+        *METHODS,
+        *CONFIGS,
+        *SIZES,
+        *TRAINING,
+    }
     found = {str(path.relative_to(ROOT)) for folder in ("gin", "configs") for path in (ROOT / folder).rglob("*.gin")}
     assert found == known
 

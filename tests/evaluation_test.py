@@ -187,6 +187,18 @@ def test_a_sweep_stopped_half_way_goes_on_and_repeats_nothing(pair, tmp_path, mo
     assert "SpecCascade [OPT]" in said and f"plot: {tmp_path / 'sweep.png'}" in said
     (panel,) = summary.panels(results.read_records(tmp_path / "sweep.jsonl"))
     assert panel.target and panel.draft and [spot.alpha for spot in panel.curves["opt"]] == [0.0, 0.4, 0.8]
+    monkeypatch.setattr(evaluation.Evaluator, "evaluate", lambda *_: pytest.fail("measured again"))
+    fewer = {"alphas": {"opt": [0.4]}, "output": str(tmp_path / "fewer.jsonl"), "reuse": [given["output"]]}
+    experiment.sweep(**given | fewer)
+    assert len(results.read_records(tmp_path / "fewer.jsonl")) == 3
+
+
+def test_tables_and_axes_that_do_not_exist_are_refused_before_anything_is_measured():
+    given = {"pair": SOURCE, "evaluation": SMALL}
+    with pytest.raises(ValueError, match="together: did you mean block_size.*'block_sizes' is not one of"):
+        experiment.sweep(**given, together=("block_sizes",))
+    with pytest.raises(ValueError, match="share: .*'draft' is not one of rejection_rate, "):
+        experiment.sweep(**given, share="draft")
 
 
 def test_run_adds_one_record_and_prints_it(pair, tmp_path, monkeypatch, capsys):

@@ -153,6 +153,16 @@ def test_fill_measures_only_what_is_missing(path):
     assert [record["n"] for record in seen] == [0, 2, 3]
 
 
+def test_records_of_other_stores_are_taken_over_once(path, tmp_path):
+    other, nowhere = tmp_path / "other.jsonl", tmp_path / "nowhere.jsonl"
+    _filled(other, 3)
+    with ResultStore(path) as store:
+        store.append(_record(1, own=True))
+        wanted = [_record(n)["key"] for n in (1, 2, 7)]
+        assert store.take_over(wanted, (other, nowhere)) == 1 and store.take_over(wanted, (other,)) == 0
+    assert [(record["n"], "own" in record) for record in read_records(path)] == [(1, True), (2, False)]
+
+
 def test_csv_flattens_records(path):
     text = results.to_csv(
         [_record(0, quality={"value": 1.5, "all": {"bleu": 2}}), _record(1, trials=[1, 2], none=None)]

@@ -23,6 +23,7 @@ FLAGS = {
     "sweep": "gin_file",
     "profile": "gin_file",
     "survey": "gin_file",
+    "calibrate": "gin_file",
     "tables": "format",
     "plots": "format",
     "show": "alpha",
