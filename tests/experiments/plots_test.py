@@ -78,6 +78,23 @@ def test_the_horizontal_axis_can_be_the_papers(script, store, monkeypatch):
     plt.close(figure)
 
 
+def test_shares_are_plotted_alone_where_nothing_was_timed_and_the_ends_stand_at_theirs(script, store, monkeypatch):
+    records = [json.loads(line) for line in store.read_text().splitlines()]
+    for record in records:
+        for name in ("latency", "relative_latency", "target_latency"):
+            del record[name]
+        end = {"autoregressive": 0.0, "autoregressive_draft": 1.0}.get(record["point"]["method"])
+        record["measures"]["draft_share"] = 0.25 if end is None else end
+    store.write_text("".join(json.dumps(record) + "\n" for record in records))
+    figure = _figure(script, store, monkeypatch, "--share", "target_share")
+    (axes,) = figure.axes
+    assert "that the target wrote" in axes.get_xlabel() and axes.get_ylabel().startswith("BLEU")
+    places = {text.get_text(): text.xy[0] for text in axes.texts}
+    assert places == {"target alone": 1.0, "draft alone": 0.0}
+    assert {0.75} in [set(line.get_xdata()) for line in axes.lines]
+    plt.close(figure)
+
+
 def test_unknown_methods_get_a_style_and_their_own_name(fake, store, tmp_path, script):
     records = [json.loads(line) for line in store.read_text().splitlines()]
     for record in records:
