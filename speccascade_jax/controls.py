@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -31,6 +32,18 @@ def per_row(name: str, value: Any, batch: int) -> np.ndarray:
         bad = array if array.ndim == 0 else array[~np.isfinite(array)][0]
         raise ValueError(f"{name}={float(bad)} is not finite; give a finite number")
     return np.broadcast_to(array, (batch,))
+
+
+def several(name: str, values: Any, least: int = 0) -> None:
+    """Refuse one value where a tuple is meant, and a tuple of fewer than `least`.
+
+    Raises:
+        ValueError: as above.
+    """
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise ValueError(f"{name}={values!r} is one value where a tuple is meant; write ({values!r},)")
+    if len(values) < least:
+        raise ValueError(f"{name}={tuple(values)!r} is empty: give at least {least}")
 
 
 def make_sampling(

@@ -67,7 +67,8 @@ class Evaluator:
         if len(self.examples) < wanted:
             raise ValueError(
                 f"{self.task.name} has {len(self.examples)} examples in split {self.evaluation.split!r}, fewer than "
-                f"the {wanted} asked for: lower quality_examples, latency_examples or first_example"
+                f"the {wanted} asked for: lower quality_examples, latency_examples or first_example "
+                f"(of a calibration: search_, test_ or held_out_examples)"
             )
         # One bucket for all examples, or every length would be a compilation of its own.
         prompts = [self._prompt_ids(example) for example in self.examples]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speccascade_jax import report, summary
-from speccascade_jax.controls import whole
+from speccascade_jax.controls import several, whole
 from speccascade_jax.labels import SHARES
 from speccascade_jax.names import hint
 from speccascade_jax.points import Evaluation, Method, ModelPair, Point, Sampling, validate
@@ -95,10 +95,10 @@ def sweep(
     Returns:
         The store's path; `None` after a dry run.
     """
-    swept = {"rules": rules, "block_sizes": block_sizes, "temperatures": temperatures, "top_ps": top_ps, "seeds": seeds}
-    swept |= {"draft_temperatures": draft_temperatures, "together": together, "reuse": reuse}
-    for name, values in (swept | {f"alphas[{rule!r}]": grid for rule, grid in (alphas or {}).items()}).items():
-        refuse_scalar(name, values)
+    needed: dict[str, Any] = {"temperatures": temperatures, "top_ps": top_ps, "draft_temperatures": draft_temperatures}
+    free: dict[str, Any] = {"methods": methods, "together": together, "reuse": reuse}
+    for name, values in (needed | free).items():
+        several(name, values, 1 if name in needed else 0)
     check_presentation(together, share)
     samplings = [
         Sampling(temperature=temperature, top_p=top_p, top_k=top_k, draft_temperature=draft_temperature)
@@ -108,11 +108,11 @@ def sweep(
         enumerate_points,
         pair=pair,
         evaluation=evaluation,
-        rule_names=tuple(rules),
+        rule_names=rules,
         methods=tuple(methods),
-        block_sizes=tuple(block_sizes),
+        block_sizes=block_sizes,
         samplings=samplings,
-        seeds=tuple(seeds),
+        seeds=seeds,
         bonus=bonus,
     )
     groups = enumerate_all(alphas=alphas)
@@ -168,11 +168,6 @@ def check_presentation(together: Sequence[str], share: str) -> None:
     for name, values, known in (("together", together, summary.MIXABLE), ("share", (share,), SHARES)):
         if unknown := [value for value in values if value not in known]:
             raise ValueError(f"{name}: {hint(unknown[0], known)}{unknown[0]!r} is not one of {', '.join(known)}")
-
-
-def refuse_scalar(name: str, values: Any) -> None:
-    if isinstance(values, str) or not isinstance(values, Sequence):
-        raise ValueError(f"{name}={values!r} is one value where a tuple is meant; write ({values!r},)")
 
 
 def _evaluator(point: Point) -> Evaluator:

@@ -34,8 +34,8 @@ STYLES = {
     "token_v1": ("#009E73", "<"),
     "token_v2": ("#009E73", ">"),
 }
-# five colours and four markers: no pair of both comes twice in twenty curves
-SPARE = tuple(zip(("#009E73", "#CC79A7", "#0072B2", "#E69F00", "#56B4E9") * 4, "hdpH" * 5, strict=True))
+# five other colours (Tol's muted ones) and four markers: no pair of both comes twice in twenty curves
+SPARE = tuple(zip(("#117733", "#332288", "#882255", "#44AA99", "#999933") * 4, "hdpH" * 5, strict=True))
 METRIC_NAMES = {
     "bleu": "BLEU",
     "rouge1": "ROUGE-1",
@@ -79,7 +79,7 @@ def draw(panel: Panel, path: Path, share: str = "rejection_rate") -> None:
     last.tick_params(labelleft=True)
     first.set_ylabel(f"{METRIC_NAMES.get(panel.metric, panel.metric)}   (better →)")
     handles, names = first.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=4 if timed else 2, frameon=False)
+    figure.legend(handles, names, loc="outside lower center", ncols=3 if timed else 2, frameon=False)
     figure.suptitle(f"{panel.title()}\n", fontsize=13 if timed else 11)
     legend = f"{panel.sizes()}; a ring marks each rule's largest α; bars: spread"
     figure.text(0.5, 0.937, legend, ha="center", va="top", fontsize=9.5 if timed else 8, color="0.35")
@@ -138,19 +138,27 @@ def _name(method: str, spots: Sequence[Spot]) -> str:
 
 def _ends(axes: Axes, panel: Panel, horizontal: Horizontal) -> None:
     """Target and draft alone, named where they stand; nothing where they have no place on the axis."""
-    for spot, name, marker in ((panel.target, "target alone", "s"), (panel.draft, "draft alone", "o")):
+    for spot, marker in ((panel.target, "s"), (panel.draft, "o")):
         x = None if spot is None else horizontal(spot)
         if spot is None or x is None:
             continue
         at = (x.value, spot.quality.value)
         axes.errorbar(*at, xerr=_bars([x]), yerr=_bars([spot.quality]), fmt=marker, ms=9, color="0.25",
                       mfc="white", mew=2, elinewidth=0.8, zorder=4)  # fmt: skip
+        name = label(spot.method)
         text = axes.annotate(
-            name, at, xytext=(10, -14), textcoords="offset points", fontsize=10, weight="bold", zorder=5
+            name[0].lower() + name[1:],
+            at,
+            xytext=(10, -14),
+            textcoords="offset points",
+            fontsize=10,
+            weight="bold",
+            zorder=5,
         )
         text.set_path_effects([withStroke(linewidth=3, foreground="white")])
-        low, high = axes.get_xlim()
-        axes.set_xlim(low, max(high, x.value + 0.14 * (high - low)))  # room for the name
+    places = [x.value for spot in (panel.target, panel.draft) if spot and (x := horizontal(spot))]
+    low, high = axes.get_xlim()
+    axes.set_xlim(low, max([high, *(place + 0.16 * (high - low) for place in places)]))  # room for the names
 
 
 def _bars(values: Sequence[Value]) -> list[list[float]]:

@@ -85,6 +85,11 @@ class Method:
         if self.name not in (*methods.METHODS, *rules.RULES):
             return  # `validate` says so
         recipe = self.recipe
+        for name in ("block_size", "bonus"):
+            if recipe.score is not None and getattr(self, name) is not None:
+                raise ValueError(
+                    f"{self.name} has no {name}, got {getattr(self, name)!r}: the draft writes whole outputs"
+                )
         if recipe.alone is None and recipe.score is None:
             object.__setattr__(self, "block_size", _or(self.block_size, recipe.block_size))
             object.__setattr__(self, "bonus", _or(self.bonus, recipe.bonus))

@@ -15,6 +15,7 @@ from rich.table import Table
 from speccascade_jax import bounds as bounding
 from speccascade_jax import histograms
 from speccascade_jax import rules as rule_table
+from speccascade_jax.controls import several
 from speccascade_jax.labels import DRAFT, TARGET
 from speccascade_jax.points import Evaluation, Method, ModelPair, Point, Sampling, validate
 from speccascade_jax.results import Record, plain, write_atomically
@@ -65,8 +66,11 @@ def survey(
     """
     if along not in WRITERS:
         raise ValueError(f"along={along!r} is not one of {', '.join(WRITERS)}")
+    for name, values in {"check": check, "bounds": bounds}.items():
+        several(name, values)
     if any(not 0 <= share <= 1 for share in check):
         raise ValueError(f"check={tuple(check)} must be shares of a rule's range, between 0 and 1")
+    several("rules", rules, 1)
     point = Point(pair=pair, evaluation=evaluation.resolved(), method=WRITERS[along], sampling=sampling, seed=seed)
     validate(point)
     histograms.check(histogram)

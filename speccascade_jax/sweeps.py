@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from speccascade_jax import rules
+from speccascade_jax.controls import several
 from speccascade_jax.labels import DRAFT, TARGET
 from speccascade_jax.methods import METHODS
 from speccascade_jax.points import (
@@ -63,6 +64,7 @@ def enumerate_points(
         ValueError: an unknown rule, an α outside a rule's domain, any other value without a meaning, a point named
             twice; `alphas` for a rule that is not swept.
     """
+    _check_shapes(rule_names, alphas or {}, block_sizes, seeds)
     templates, alphas = [*(Method(name=name) for name in rule_names), *methods], dict(alphas or {})
     _check_names(templates, alphas)
     validate_evaluation(evaluation)
@@ -85,6 +87,13 @@ def enumerate_points(
         twice = next(point for n, point in enumerate(points) if point in points[:n])
         raise ValueError(f"the sweep names a point twice: {twice.label()}")
     return groups
+
+
+def _check_shapes(rule_names: Any, alphas: Mapping[str, Any], block_sizes: Sequence[int], seeds: Sequence[int]) -> None:
+    for name, values in {"block_sizes": block_sizes, "seeds": seeds}.items():
+        several(name, values, 1)
+    for name, values in {"rules": rule_names, **{f"alphas[{rule!r}]": grid for rule, grid in alphas.items()}}.items():
+        several(name, values)
 
 
 def _check_names(templates: Sequence[Method], alphas: Mapping[str, Any]) -> None:

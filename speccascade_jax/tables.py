@@ -15,7 +15,7 @@ from typing import Any
 from speccascade_jax import comparisons
 from speccascade_jax.comparisons import BEST, TIE
 from speccascade_jax.grid import NONE, Grid
-from speccascade_jax.labels import label, ordered
+from speccascade_jax.labels import DRAFT, TARGET, label, ordered
 from speccascade_jax.metrics.paired import Bootstrap, Interval
 from speccascade_jax.summary import Panel, Row, Spot, Value, short_name, table2
 
@@ -53,8 +53,9 @@ def _table2_grid(panels: Sequence[Panel], tolerance: float, margin: float) -> Gr
     columns += [_quality_column(panel, rows, bootstrap) for panel, rows in zip(panels, both, strict=True)]
     rows = [[label(method), *cells] for method, *cells in zip(methods, *columns, strict=True)]
     bold = {(r, c) for r, row in enumerate(rows) for c, x in enumerate(row) if c and x.endswith(BEST)}
-    ends = [("Target alone", [p.target for p in panels], "1.00×"), ("Draft alone", [p.draft for p in panels], NONE)]
-    for name, spots, speed in ends:
+    ends = [(TARGET, [p.target for p in panels], "1.00×"), (DRAFT, [p.draft for p in panels], NONE)]
+    for end, spots, speed in ends:
+        name = label(next((spot.method for spot in spots if spot), end))
         rows.append([name, *[speed] * len(panels), *(f"{s.quality.value:.2f}" if s else NONE for s in spots)])
     return Grid(title=_title(panels), header=header, rows=rows, notes=_notes(panels, tolerance, margin), bold=bold)
 
@@ -102,7 +103,9 @@ def _notes(panels: Sequence[Panel], tolerance: float, margin: float) -> list[str
         if panel.target:
             name += f"; target's {panel.metric} {panel.target.quality.value:.2f} ({_range(panel.target.quality)})"
         notes.append(f"{name}. Device: {panel.setting['device']}.")
-        lost = [f"{spot.method}{_at(spot)}" for curve in panel.curves.values() for spot in curve if spot.inconclusive]
+        lost = [
+            f"{label(spot.method)}{_at(spot)}" for curve in panel.curves.values() for spot in curve if spot.inconclusive
+        ]
         if lost:
             notes.append(f"Inconclusive (nothing was drafted), left out: {', '.join(lost)}.")
         notes += [*panel.asides(), *_uncompared(panel)]

@@ -6,7 +6,7 @@ from pathlib import Path
 import gin
 import pytest
 
-from speccascade_jax import evaluation, experiment, gin_flags, methods, points, profiling, results, surveying
+from speccascade_jax import evaluation, experiment, gin_flags, methods, points, profiling, results, surveying, sweeps
 from speccascade_jax.calibration import command
 from speccascade_jax.data.directory import repository_root
 from speccascade_jax.data.tasks import TASKS, get_task
@@ -163,10 +163,9 @@ def test_each_recipe_runs_for_two_rounds_to_its_tables_and_figures(config, tabul
     records = results.read_records(tmp_path / "store.jsonl")
     drafting = [r for r in records if r["point"]["block_size"] is not None]
     assert {r["point"]["method"] for r in records} > {points.TARGET, points.DRAFT} and drafting
-    whole = [r for r in drafting if r["counts"]["committed"] == 2 * 9]  # no stop id cut an output short
-    # what the draft is sure of from end to end is never verified
-    assert all(r["counts"]["rounds"] >= 2 * 2 for r in whole if not r["counts"]["unverified"])
-    assert any(r["counts"]["rounds"] >= 2 * 2 for r in drafting)
+    # only what a stop id cuts short, or the draft is sure of from end to end, takes one round
+    long = [r["counts"]["committed"] == 2 * 9 and not r["counts"]["unverified"] for r in drafting]
+    assert any(long) and all(r["counts"]["rounds"] >= 2 * 2 for r, each in zip(drafting, long, strict=True) if each)
     assert list(tmp_path.glob("store*.png"))
 
 
@@ -176,6 +175,34 @@ def test_the_histogram_is_a_survey(monkeypatch):
 
     monkeypatch.setattr(evaluation, "Evaluator", stop)
     assert _resolve(surveying.survey, _tiny("configs/paper2_figure3.gin")).name == Path(MODELS[-1]).stem
+    gin.clear_config()
+    large = ["configs/sizes/published.gin", "gin/models/directory.gin", "gin/tasks/xsum.gin"]
+    assert _resolve(surveying.survey, ["configs/paper2_figure3.gin", *large]).name == "some/pair"
+    assert gin.query_parameter("Evaluation.quality_examples") == 500
+
+
+def _points(config):
+    """What a recipe measures, as keys would tell points apart."""
+    found = set()
+
+    def listed(**given):
+        groups = sweeps.enumerate_points(**given)
+        found.update(point.configuration() for group in groups for point in group)
+        return groups
+
+    gin.clear_config()
+    gin_flags.parse_gin([str(ROOT / name) for name in _tiny(config)], ["sweep.dry_run = True"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "enumerate_points", listed)
+        gin.get_configurable(experiment.sweep)()
+    return found
+
+
+@pytest.mark.parametrize(("config", "shared"), [("figure6", 2 * 17), ("figure8", 17), ("figure10", 7)])
+def test_recipes_that_reuse_table_2_have_points_of_it(config, shared):
+    path = f"configs/paper1_{config}.gin"
+    assert "reuse = ('results/paper1_table2.jsonl',)" in (ROOT / path).read_text()
+    assert len(_points(path) & _points("configs/paper1_table2.gin")) == shared
 
 
 def test_the_quickstart_stays_small():

@@ -134,3 +134,10 @@ def test_coordinates_are_flat_and_complete():
     assert coordinates["method"] == "opt" and coordinates["pair"] == "pair" and coordinates["alpha"] == 0.5
     assert not any(isinstance(value, dict) for value in coordinates.values())
     assert {"task", "split", "seed", "temperature", "block_size", "bonus", "max_new_tokens"} <= set(coordinates)
+
+
+@pytest.mark.parametrize(("name", "value"), [("block_size", 3), ("bonus", "rule")])
+def test_a_method_of_whole_outputs_has_neither_block_nor_bonus(name, value):
+    assert Method(name="seq_cascade", alpha=-3.0).block_size is None
+    with pytest.raises(ValueError, match=f"seq_cascade has no {name}, got {value!r}: the draft writes whole outputs"):
+        Method(name="seq_cascade", alpha=-3.0, **{name: value})

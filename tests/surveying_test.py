@@ -92,6 +92,8 @@ def test_a_sweep_is_planned_where_its_curves_move(tmp_path, evaluator):
     ("changes", "message"),
     [
         ({"along": "nobody"}, "along='nobody' is not one of target, draft, mixed"),
+        ({"rules": ()}, "rules=.. is empty"),
+        ({"bounds": 0.1}, "bounds=0.1 is one value where a tuple is meant"),
         ({"check": (1.5,)}, "must be shares of a rule's range"),
         ({"bounds": (0.1,)}, r"bounds=\(0.1,\) are thresholds of fuzzy rules: add one to rules"),
         ({"bounds": (0.0,), "rules": ("fuzzy_js",)}, r"bounds=\(0.0,\) must be thresholds above 0"),

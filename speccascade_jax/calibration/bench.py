@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from speccascade_jax import experiment
-from speccascade_jax.labels import TARGET
 from speccascade_jax.metrics.paired import LEAST_EXAMPLES
 from speccascade_jax.points import Evaluation, Method, Point
 from speccascade_jax.results import Record, ResultStore
@@ -50,7 +49,8 @@ class Bench:
     """Measures points and remembers them in a store, so that a calibration that was killed goes on.
 
     Args:
-        store: where records go, and where those of an earlier calibration are found.
+        store: where records go, and where those of an earlier calibration are found; their keys hold all examples that
+            were loaded, so that one with other numbers of examples begins anew.
         evaluator: with the examples of all windows loaded.
         seeds: each point is measured once with each.
     """
@@ -76,8 +76,7 @@ class Bench:
 
 
 def _placed(point: Point, window: Window, seed: int) -> Point:
-    """The point on a window. The target alone is not timed: its latency is what the others' are relative to."""
-    window = replace(window, timed=0) if point.method.name == TARGET else window
+    """The point on a window. The target is timed like the others: a table of the store needs it in their panel."""
     return replace(point, evaluation=window.of(point.evaluation), seed=seed)
 
 

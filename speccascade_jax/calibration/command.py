@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from speccascade_jax import controls, experiment
+from speccascade_jax import controls
 from speccascade_jax.calibration import halving, outcome, thresholds
 from speccascade_jax.calibration.bench import Bench, Window
 from speccascade_jax.calibration.halving import Verdict
@@ -27,9 +27,10 @@ MODES = ("halving", "appendix_d")
 
 
 class Split(NamedTuple):
-    """The examples that are searched on and, behind them, those that the search never sees."""
+    """The examples that are searched on; behind them those that the last candidates are tested on; then all unseen."""
 
     search: Window
+    test: Window
     held_out: Window
 
 
@@ -56,7 +57,8 @@ def calibrate(
     confidence: float = 0.9,
     mode: str = "halving",
     appendix_d: AppendixD | None = None,
-    search_examples: int = 400,
+    search_examples: int = 200,
+    test_examples: int = 400,
     held_out_examples: int = 400,
     runners_up: int = 3,
     seeds: Sequence[int] = (0,),
@@ -77,7 +79,8 @@ def calibrate(
         mode: "halving", or "appendix_d" for paper 2's procedure, which has candidates and bounds of its own
             (`thresholds`): there, `rules` to `confidence` mean nothing.
         appendix_d: its settings; the paper's if none.
-        search_examples, held_out_examples: how many of each.
+        search_examples, test_examples, held_out_examples: how many of each (`halving`; Appendix D searches on the first
+            two together).
         runners_up: how many further settings are measured on the held-out examples.
         output: the store.
 
@@ -88,7 +91,7 @@ def calibrate(
         ValueError: a value without meaning; no candidate keeps the tolerance surely enough (after the report).
     """
     _refuse(mode, output, {"rules": rules, "methods": methods, "block_sizes": block_sizes, "seeds": seeds})
-    split = windows(evaluation, search_examples, held_out_examples)
+    split = windows(evaluation, search_examples, test_examples, held_out_examples)
     shared: dict[str, Any] = {"pair": pair, "evaluation": evaluation, "samplings": [sampling], "seeds": tuple(seeds)}
     if mode == "halving":
         tolerance = Tolerance(max_loss=max_loss, max_latency=max_latency, confidence=confidence)
@@ -103,7 +106,7 @@ def calibrate(
         find = partial(_climb, base, settings, split)
     with ResultStore(output) as store:
         found = find(Bench(store, _evaluator(pair, evaluation, split), seeds))
-    return _tell({"mode": mode, "search": asdict(split.search), "held_out": asdict(split.held_out)}, found, output)
+    return _tell({"mode": mode} | {name: asdict(each) for name, each in split._asdict().items()}, found, output)
 
 
 def _refuse(mode: str, output: str, several: Mapping[str, Any]) -> None:
@@ -114,7 +117,7 @@ def _refuse(mode: str, output: str, several: Mapping[str, Any]) -> None:
             f"output={output!r} does not end in .jsonl: report and gin file take its place with .json, .gin"
         )
     for name, values in several.items():
-        experiment.refuse_scalar(name, values)
+        controls.several(name, values)
 
 
 def _tell(report: dict[str, Any], found: Found, output: str) -> dict[str, Any]:
@@ -127,20 +130,22 @@ def _tell(report: dict[str, Any], found: Found, output: str) -> dict[str, Any]:
     return report
 
 
-def windows(evaluation: Evaluation, search_examples: int, held_out_examples: int) -> Split:
-    """Which examples are searched on and which are held out; both have as many timed ones.
+def windows(evaluation: Evaluation, search_examples: int, test_examples: int, held_out_examples: int) -> Split:
+    """Which examples are searched on, tested on and held out; all three have as many timed ones.
 
     Raises:
         ValueError: too few for an interval.
     """
-    sizes = {"search_examples": search_examples, "held_out_examples": held_out_examples}
-    for name, value in (sizes | {"latency_examples": evaluation.latency_examples}).items():
-        if controls.whole(name, value, 0) < LEAST_EXAMPLES:
+    given = {"search_examples": search_examples, "test_examples": test_examples}
+    given |= {"held_out_examples": held_out_examples, "latency_examples": evaluation.latency_examples}
+    searched, tested, held, timed = (controls.whole(name, value, 0) for name, value in given.items())
+    for name, value in given.items():
+        if value < LEAST_EXAMPLES:
             raise ValueError(f"{name}={value} is too few for an interval: give at least {LEAST_EXAMPLES}")
-    first, timed = controls.whole("first_example", evaluation.first_example, 0), evaluation.latency_examples
-    search = Window(first=first, judged=search_examples, timed=min(timed, search_examples))
-    held_out = Window(first=search.end, judged=held_out_examples, timed=min(timed, held_out_examples))
-    return Split(search, held_out)
+    first = controls.whole("first_example", evaluation.first_example, 0)
+    search = Window(first=first, judged=searched, timed=min(timed, searched))
+    test = Window(first=search.end, judged=tested, timed=min(timed, tested))
+    return Split(search, test, Window(first=test.end, judged=held, timed=min(timed, held)))
 
 
 def candidates(*, seeds: Sequence[int], rule_names: Sequence[str], **given: Any) -> list[Point]:
@@ -149,8 +154,6 @@ def candidates(*, seeds: Sequence[int], rule_names: Sequence[str], **given: Any)
     Raises:
         ValueError: as there; no seed.
     """
-    if not seeds:
-        raise ValueError("seeds=() names none: give at least one, such as (0,)")
     groups = enumerate_points(seeds=seeds, rule_names=rule_names, **given)
     return [point for group in groups for point in group if point.seed == seeds[0]]
 
@@ -158,27 +161,31 @@ def candidates(*, seeds: Sequence[int], rule_names: Sequence[str], **given: Any)
 def _evaluator(pair: ModelPair, evaluation: Evaluation, split: Split) -> Evaluator:
     from speccascade_jax.evaluation import Evaluator  # loads JAX's models: not before all is known to be good
 
-    loaded = replace(split.search, judged=split.search.judged + split.held_out.judged)
+    loaded = replace(split.search, judged=split.held_out.end - split.search.first)
     return Evaluator(pair, loaded.of(evaluation))
 
 
 def _halve(points: Sequence[Point], tolerance: Tolerance, split: Split, runners_up: int, bench: Bench) -> Found:
-    """Search, then measure what was found on the held-out examples; on those searched on, if nothing will do."""
+    """Search, then measure what was found on the held-out examples; on those of the test, if nothing will do."""
     target, *others = points
-    found = halving.search(bench, others, target, tolerance, halving.rungs(split.search), 1 + runners_up)
+    found = halving.search(bench, others, target, tolerance, halving.rungs(split.search), split.test, 1 + runners_up)
     best = [found.chosen, *found.others] if found.chosen else _safest_first(found.others)
     names = ["chosen" if found.chosen else "safest", *(f"runner-up {n}" for n in range(1, runners_up + 1))]
     named = dict(zip(names, best, strict=False))
-    window = split.held_out if found.chosen else split.search
+    window = split.held_out if found.chosen else split.test
     print(f"{len(named)} settings and the target on {window.judged} examples, {window.first} to {window.end - 1}")
     entries = outcome.measure(bench, {name: each.point for name, each in named.items()}, target, window, tolerance)
-    seen = "not searched on" if found.chosen else "searched on"
-    heading = f"{tolerance.describe()}: on {window.judged} examples {seen}"
+    seen = "that nothing was chosen by" if found.chosen else "of the test"
+    heading = f"Asked for: {tolerance.describe()}. Measured on {window.judged} examples {seen}"
     outcome.show(heading, entries)
+    if found.chosen and not entries[0]["kept"]:
+        print(
+            "The setting found does not keep the tolerance on these examples: give more test_examples, or allow more."
+        )
     settings = [(each.point, outcome.said(told)) for each, told in zip(named.values(), entries, strict=False)]
     head = [*([] if found.chosen else ["No setting will do; these come nearest."]), heading, *_about(target)]
     shares = {name: each.share for name, each in named.items()}
-    report = {"tolerance": asdict(tolerance), "candidates": len(others), "settings": entries, "share_on_search": shares}
+    report = {"tolerance": asdict(tolerance), "candidates": len(others), "settings": entries, "share_in_test": shares}
     pasted = outcome.paste(settings, head, live=found.chosen is not None)
     return Found(report, pasted, "" if found.chosen else _refusal(best[0], tolerance, split))
 
@@ -191,22 +198,23 @@ def _safest_first(verdicts: Sequence[Verdict]) -> list[Verdict]:
 def _refusal(safe: Verdict, tolerance: Tolerance, split: Split) -> str:
     return (
         f"no setting keeps the tolerance ({tolerance.describe()}) in {tolerance.confidence:.0%} of the resamples of "
-        f"{split.search.judged} examples; the safest, {outcome.label(safe.point)}, does in {safe.share:.0%}: allow "
-        "more, give more search_examples, or add candidates (rules, alphas, block_sizes)"
+        f"{split.test.judged} examples; the safest, {outcome.label(safe.point)}, does in {safe.share:.0%}: allow "
+        "more, give more test_examples, or add candidates (rules, alphas, block_sizes)"
     )
 
 
 def _climb(base: Point, settings: AppendixD, split: Split, bench: Bench) -> Found:
     """Appendix D on the examples searched on, then its three levels on the held-out ones."""
-    subset = split.search.part(max(split.search.judged // 4, LEAST_EXAMPLES))
-    trail = thresholds.run(bench, base, settings, split.search, subset)
+    searched = replace(split.search, judged=split.test.end - split.search.first)
+    subset = searched.part(max(searched.judged // 4, LEAST_EXAMPLES))
+    trail = thresholds.run(bench, base, settings, searched, subset)
     thresholds.show(trail, settings)
     trail.check()
     window = split.held_out
     print(f"three levels and the target on {window.judged} examples, {window.first} to {window.end - 1}")
     target = thresholds.point_of(base, base.method)
     entries = outcome.measure(bench, trail.levels, target, window)
-    heading = f"Appendix D with {settings.rule}: on {window.judged} examples not searched on"
+    heading = f"Appendix D with {settings.rule}: on {window.judged} examples that nothing was chosen by"
     outcome.show(heading, entries)
     # the fastest takes effect: its quality was still held
     pasted = [(trail.levels[each["name"]], outcome.said(each)) for each in reversed(entries[:-1])]

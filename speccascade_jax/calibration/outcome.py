@@ -118,6 +118,8 @@ def said(each: Entry) -> str:
         words.append(f"{_cell(each['difference_percent'], '{:+.1f}%')} to the target")
     if each["latency"]:
         words.append(f"latency {_cell(each['latency'], '{:.2f}')} of the target's")
+    if "kept" in each:
+        words.append(f"tolerance {'kept' if each['kept'] else 'not kept'} (kept in {each['share']:.0%} of resamples)")
     return ", ".join(words)
 
 

@@ -79,7 +79,8 @@ class Trail:
     """What the procedure found.
 
     Attributes:
-        block_size, baseline_acceptance: of the fastest baseline; threshold: the one that keeps as much as it.
+        block_size, baseline_acceptance: of the fastest baseline; the latter the share of drafted tokens that it keeps.
+        threshold: the one that keeps as large a share.
         target, draft, floor: their quality, and the lowest that is accepted.
         steps: every threshold tried, rising, and why there is none after the last.
         levels: name -> point, from the smallest threshold to the largest; none where the first lost too much already.
@@ -117,7 +118,7 @@ def show(trail: Trail, settings: AppendixD) -> None:
     """Print the steps as a table."""
     title = f"{settings.rule}: quality of the target {trail.target:.2f}, of the draft {trail.draft:.2f}"
     note = (
-        f"{settings.baseline} is fastest in blocks of {trail.block_size}: {trail.baseline_acceptance:.1%} of examined "
+        f"{settings.baseline} is fastest in blocks of {trail.block_size}: {trail.baseline_acceptance:.1%} of drafted "
         f"tokens kept. Floor: {trail.floor:.2f}. The end: {trail.stopped}."
     )
     rows = [
@@ -205,22 +206,22 @@ def _bounds(bench: Bench, base: Point, settings: AppendixD, window: Window) -> t
 
 
 def _fastest(bench: Bench, base: Point, settings: AppendixD, subset: Window) -> tuple[int, float]:
-    """The baseline's fastest block size, and the share of examined tokens that it keeps with it."""
+    """The baseline's fastest block size, and the share of drafted tokens that it keeps with it."""
     print(f"step 1: the fastest block size of {settings.baseline} on {subset.judged} examples")
     points = {length: baseline(base, settings, length) for length in settings.lengths}
     measured = bench.measure(list(points.values()), subset)
     fastest = min(points, key=lambda length: _latency(measured[points[length]]))
-    return fastest, mean(measured[points[fastest]], "measures", "acceptance_rate")
+    return fastest, mean(measured[points[fastest]], "measures", "draft_utilisation")
 
 
 def _equal_share(
     bench: Bench, base: Point, settings: AppendixD, subset: Window, length: int, acceptance: float
 ) -> float:
     """The threshold at which fuzzy decoding keeps most nearly the baseline's share."""
-    print(f"step 2: the threshold that keeps {acceptance:.1%} of examined tokens in blocks of {length}")
+    print(f"step 2: the threshold that keeps {acceptance:.1%} of drafted tokens in blocks of {length}")
     points = {threshold: fuzzy(base, settings, length, threshold) for threshold in THRESHOLDS}
     measured = bench.measure(list(points.values()), subset)
-    return min(points, key=lambda each: abs(mean(measured[points[each]], "measures", "acceptance_rate") - acceptance))
+    return min(points, key=lambda each: abs(mean(measured[points[each]], "measures", "draft_utilisation") - acceptance))
 
 
 def _climb(

@@ -63,21 +63,28 @@ class Tolerance:
             ours, target: records of one setting and of the target alone, one per seed, on the same examples.
 
         Raises:
-            ValueError: the target has no quality to lose a share of, or records cannot be paired.
+            ValueError: records cannot be paired.
         """
         kept = np.ones(1 + bootstrap.samples, bool)
         if self.max_loss is not None:
             quality, reference = bootstrap.qualities(ours, target)
-            if not reference[0] > 0:
-                metric, count = target[0]["quality"]["metric"], target[0]["quality"]["examples"]
-                raise ValueError(
-                    f"the target's {metric} is {reference[0]:g} on {count} examples, so no share of it can be lost: "
-                    "check pair and task, or give max_latency instead of max_loss"
-                )
             kept &= quality >= (1 - self.max_loss) * reference
         if self.max_latency is not None:
             kept &= bootstrap.latencies(ours) <= self.max_latency
         return kept
+
+    def check(self, target: Sequence[Record]) -> None:
+        """Refuse a target without quality: on few examples that may be chance, and every candidate keeps the bound.
+
+        Raises:
+            ValueError: as above.
+        """
+        quality = target[0]["quality"]
+        if self.max_loss is not None and not quality["value"] > 0:
+            raise ValueError(
+                f"the target's {quality['metric']} is {quality['value']:g} on {quality['examples']} examples, so no "
+                "share of it can be lost: check pair and task, or give max_latency instead of max_loss"
+            )
 
     def share(self, ours: Sequence[Record], target: Sequence[Record], bootstrap: Bootstrap) -> float:
         """Share of resamples in which every bound is kept; arguments and errors as `kept`."""

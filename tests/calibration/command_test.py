@@ -17,7 +17,7 @@ from speccascade_jax.points import Evaluation, Sampling
 from tests import text_pair
 from tests.calibration import fakes
 
-HELD_OUT = set(range(120, 220))
+HELD_OUT = set(range(180, 280))
 
 
 def law(method):
@@ -40,7 +40,12 @@ def calibrate(tmp_path, monkeypatch):
         monkeypatch.setattr(evaluation, "Evaluator", lambda *_: call.evaluator)
         shared = {"pair": fakes.SOURCE, "evaluation": fakes.TASK, "sampling": Sampling()}
         shared |= {"rules": ("spec_decode", "opt"), "alphas": {"opt": (0.0, 0.1, 0.2, 0.3, 0.4)}, "block_sizes": (3, 5)}
-        shared |= {"search_examples": 120, "held_out_examples": 100, "output": str(tmp_path / "new" / "found.jsonl")}
+        shared |= {
+            "search_examples": 120,
+            "test_examples": 60,
+            "held_out_examples": 100,
+            "output": str(tmp_path / "new" / "found.jsonl"),
+        }
         return command.calibrate(**shared | given)
 
     call.folder = tmp_path / "new"
@@ -56,7 +61,9 @@ def test_the_answer_is_measured_on_examples_that_the_search_did_not_see(calibrat
     assert {*fakes.examples_of(on_held_out[0])} == HELD_OUT
     assert len(on_held_out) == 5 and on_held_out == calibrate.evaluator.asked[-5:]
     searched = set().union(*(fakes.examples_of(p) for p in calibrate.evaluator.asked[:-5]))
-    assert searched == set(range(120))
+    assert searched == set(range(180))
+    tested = [p for p in calibrate.evaluator.asked[:-5] if set(range(120, 180)) & {*fakes.examples_of(p)}]
+    assert {*fakes.examples_of(tested[0])} == set(range(120, 180)) and len(tested) <= 1 + 4
 
 
 def test_the_report_has_intervals_and_says_what_was_kept(calibrate, capsys):
@@ -69,7 +76,7 @@ def test_the_report_has_intervals_and_says_what_was_kept(calibrate, capsys):
     assert target["difference_percent"] == [0, 0, 0] and target["latency"] is None
     assert json.loads((calibrate.folder / "found.json").read_text()) == report
     said = capsys.readouterr().out
-    assert "on 100 examples not searched on" in said and "yes, 100%" in said and "runner-up 3" in said
+    assert "on 100 examples that nothing was chosen by" in said and "yes, 100%" in said and "runner-up 3" in said
     assert (calibrate.folder / "found.gin").read_text() in said
 
 
@@ -80,7 +87,7 @@ def test_held_out_numbers_are_not_those_of_the_search(calibrate):
     record = optimist._record
 
     def record_of(point):
-        optimist.law = optimist.law_on_held_out if point.evaluation.first_example else law
+        optimist.law = optimist.law_on_held_out if point.evaluation.first_example == min(HELD_OUT) else law
         return record(point)
 
     optimist._record = record_of
@@ -130,7 +137,7 @@ def test_where_nothing_will_do_the_report_comes_before_the_error(calibrate, caps
     ):
         calibrate(max_latency=0.05)
     said = capsys.readouterr().out
-    assert "safest" in said and "on 120 examples searched on" in said
+    assert "safest" in said and "on 60 examples of the test" in said
     pasted = (calibrate.folder / "found.gin").read_text()
     assert "No setting will do" in pasted and "\npoints." not in pasted and "# points.Method:" in pasted
     assert not HELD_OUT & calibrate.evaluator.seen
@@ -167,10 +174,14 @@ def test_appendix_d_is_a_mode(calibrate, capsys):
         ({"mode": "appendix_d", "sampling": Sampling(temperature=-1.0)}, "is negative"),
         ({"max_loss": 0.1, "rules": ("optt",)}, "unknown rule 'optt': did you mean opt"),
         ({"max_loss": 0.1, "alphas": {"opt": (float("inf"),)}}, "alpha=inf is not finite"),
+        ({"max_loss": 0.1, "alphas": {"diff": 0.1}}, r"alphas\['diff'\]=0.1 is one value where a tuple is meant"),
+        ({"max_loss": 0.1, "block_sizes": ()}, "block_sizes=.. is empty"),
+        ({"max_loss": 0.1, "search_examples": 40.5}, "search_examples=40.5 is not a whole number"),
         ({"max_loss": 0.1, "rules": "opt"}, "rules='opt' is one value where a tuple is meant"),
-        ({"max_loss": 0.1, "seeds": ()}, "seeds=.. names none"),
+        ({"max_loss": 0.1, "seeds": ()}, "seeds=.. is empty"),
         ({"max_loss": 0.1, "seeds": (1, 1)}, "names a point twice"),
         ({"max_loss": 0.1, "search_examples": 5}, "search_examples=5 is too few for an interval: give at least 8"),
+        ({"max_loss": 0.1, "test_examples": 3}, "test_examples=3 is too few"),
         ({"max_loss": 0.1, "held_out_examples": 7}, "held_out_examples=7 is too few"),
         ({"max_loss": 0.1, "runners_up": -1}, "runners_up=-1 is not a whole number >= 0"),
         ({"max_loss": 0.1, "output": "found.json"}, "output='found.json' does not end in .jsonl"),
@@ -194,8 +205,10 @@ def test_a_task_with_too_few_examples_is_refused(tmp_path, monkeypatch):
     pair = text_pair.make(tmp_path)
     monkeypatch.setattr(evaluation, "load_pair", lambda name: pair)
     given = {"pair": fakes.SOURCE, "evaluation": fakes.TASK, "sampling": Sampling(), "max_loss": 0.1}
-    with pytest.raises(ValueError, match="200 examples in split 'test', fewer than the 300 asked for"):
-        command.calibrate(**given, search_examples=200, held_out_examples=100, output=str(tmp_path / "out.jsonl"))
+    with pytest.raises(ValueError, match="200 examples in split 'test', fewer than the 308 asked for"):
+        command.calibrate(
+            **given, search_examples=200, test_examples=8, held_out_examples=100, output=str(tmp_path / "out.jsonl")
+        )
 
 
 def _some_german(folder) -> sc.Pair:
@@ -217,18 +230,18 @@ def test_a_tabular_pair_is_calibrated_from_end_to_end(tmp_path, monkeypatch):
     small = Evaluation(task="words", max_new_tokens=6, quality_batch=16, latency_examples=8, resamples=10)
     given = {
         "pair": fakes.SOURCE, "evaluation": small, "sampling": Sampling(), "rules": ("spec_decode",),
-        "block_sizes": (2,), "max_loss": 0.0, "search_examples": 64, "held_out_examples": 24,
-        "output": str(tmp_path / "out.jsonl"),
+        "block_sizes": (2,), "max_loss": 0.0, "search_examples": 64, "test_examples": 16,
+        "held_out_examples": 24, "output": str(tmp_path / "out.jsonl"),
     }  # fmt: skip
     report = command.calibrate(**given)
     chosen, *_, target = report["settings"]
     assert chosen["setting"] == "spec_decode block=2 T=0" and chosen["kept"] and chosen["share"] == 1
     assert chosen["quality"] == target["quality"] and target["quality"][0] > 0
     records = results.read_records(tmp_path / "out.jsonl")
-    judged = {0: set(), 64: set()}
+    judged = {0: set(), 64: set(), 80: set()}
     for record in records:
         judged[record["point"]["first_example"]].add(tuple(sorted(record["quality"]["per_example"]["ids"])))
-    (held_out,) = judged[64]
-    assert len(held_out) == 24 and {len(each) for each in judged[0]} == {32, 64}
-    assert not set(held_out) & set().union(*judged[0])
+    (tested,), (held_out,) = judged[64], judged[80]
+    assert (len(tested), len(held_out)) == (16, 24) and {len(each) for each in judged[0]} == {32, 64}
+    assert not set(held_out) & set(tested) and not {*held_out, *tested} & set().union(*judged[0])
     assert command.calibrate(**given) == report and len(results.read_records(tmp_path / "out.jsonl")) == len(records)

@@ -63,6 +63,7 @@ def test_a_bad_setting_is_one_line_without_a_trace():
     [
         ("--gin.sweep.temperatures=1.0", "temperatures=1.0 is one value where a tuple is meant; write (1.0,)"),
         ("--gin.sweep.rules='token_v3'", "rules='token_v3' is one value where a tuple is meant"),
+        ("--gin.sweep.draft_temperatures=()", "draft_temperatures=() is empty: give at least 1"),
         ("--gin.Evaluation.max_new_tokens=0", "max_new_tokens=0 is not a whole number >= 1"),
     ],
 )
