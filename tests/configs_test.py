@@ -103,7 +103,7 @@ def test_a_calibration_is_of_a_pair_a_task_and_a_tolerance(monkeypatch, file):
     files = [file, MODELS[-1], "gin/tasks/tiny_translation.gin"]
     bindings = ["calibrate.max_loss = 0.01"] if file == "gin/calibrate.gin" else []
     pair, loaded = _resolve(command.calibrate, files, bindings)
-    assert pair.name == Path(MODELS[-1]).stem and loaded.quality_examples == 900
+    assert pair.name == Path(MODELS[-1]).stem and loaded.quality_examples == 1000
     assert set(gin.query_parameter("calibrate.rules")) <= set(RULES)
     gin.clear_config()
     with pytest.raises(ValueError, match=r"gin.REQUIRED.*Evaluation.task|Evaluation.task.*gin.REQUIRED"):

@@ -63,7 +63,7 @@ def test_inconclusive_points_do_not_count_and_are_named():
     records = [*_ENDS, _record("opt", 0.3, quality=30.0, latency=0.2, inconclusive=True)]
     assert _rows(*records[2:])["opt"].fastest is None
     (grid,) = tables.table2_grids(panels(records))
-    assert any("Inconclusive (nothing was drafted), left out: opt (α 0.3)" in note for note in grid.notes)
+    assert any("Inconclusive (nothing was drafted), left out: SpecCascade [OPT] (α 0.3)" in note for note in grid.notes)
     (points,) = [tables.points_grid(panel) for panel in panels(records)]
     assert points.rows[-1][0] == "SpecCascade [OPT] (inconclusive)"
 
