@@ -24,7 +24,7 @@ def test_extending_walkthrough_adds_a_rule_that_conforms(capsys):
     assert capsys.readouterr().out.startswith("[[")
 
 
-PAGES = [*DOCS.glob("*.md"), *(DOCS.parent / name for name in ("README.md", "CONTRIBUTING.md"))]
+PAGES = [*DOCS.rglob("*.md"), *(DOCS.parent / name for name in ("README.md", "CONTRIBUTING.md"))]
 
 
 def test_every_page_names_files_that_exist():
