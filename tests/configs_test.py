@@ -141,7 +141,7 @@ def test_each_recipe_says_command_time_and_expected_numbers(config):
     assert config in text and "EXPECTED" not in text and "TIME\n" not in text
 
 
-# two examples, and one token more than a block of 7 can give in one round
+# two examples, and more tokens than a block of 5 can give in one round
 SMALL = {"quality_examples": 2, "quality_batch": 2, "max_new_tokens": 9, "resamples": 2, "latency_examples": 0}
 
 
@@ -158,7 +158,8 @@ def test_each_recipe_runs_for_two_rounds_to_its_tables_and_figures(config, tabul
     monkeypatch.setattr(experiment, "_evaluator", lambda point: tabular)
     bindings = [f"Evaluation.{name} = {value}" for name, value in SMALL.items()]
     output = f"sweep.output = {str(tmp_path / 'store.jsonl')!r}"
-    gin_flags.parse_gin([str(ROOT / name) for name in _tiny(config)], [*bindings, output])
+    blocks = "sweep.block_sizes = (5,)"  # those of most recipes: each further one is a program per rule
+    gin_flags.parse_gin([str(ROOT / name) for name in _tiny(config)], [*bindings, output, blocks])
     gin.get_configurable(experiment.sweep)()
     records = results.read_records(tmp_path / "store.jsonl")
     drafting = [r for r in records if r["point"]["block_size"] is not None]
