@@ -9,6 +9,7 @@ paired over examples, against the target alone; * is better than all else in its
     python experiments/tables.py results/quickstart.jsonl --format latex      booktabs, for a paper
     python experiments/tables.py results/quickstart.jsonl --points      every point: quality, latency, rejection rate
     python experiments/tables.py results/quickstart.jsonl --format csv --points      the records themselves as CSV
+    python experiments/tables.py results/paper2_figure6.jsonl --beside random_accept      at equal shares of drafts
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from speccascade_jax import report, results, summary, tables
+from speccascade_jax import labels, report, results, summary, tables
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         records = results.read_records(*args.records)
         panels = summary.panels(records, args.together)
-        if args.format == "terminal" and args.output is None:
+        if args.format == "terminal" and args.output is None and not args.beside:
             report.show(panels, args.points, args.tolerance, args.margin)
             return 0
         text = _text(records, panels, args)
@@ -47,7 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _text(records: Sequence[results.Record], panels: Sequence[summary.Panel], args: argparse.Namespace) -> str:
     if args.format == "csv":
         return results.to_csv(records) if args.points else tables.table2_csv(panels, args.tolerance, args.margin)
-    grids = tables.grids(panels, args.points, args.tolerance, args.margin)
+    if args.beside:
+        grids = [tables.beside_grid(panel, args.beside, args.share) for panel in panels if panel.curves]
+    else:
+        grids = tables.grids(panels, args.points, args.tolerance, args.margin)
     if args.format in ("markdown", "latex"):
         return "\n".join(grid.markdown() if args.format == "markdown" else grid.latex() for grid in grids)
     text = io.StringIO()
@@ -74,6 +78,8 @@ def _parser() -> argparse.ArgumentParser:
         default=0.0,
         help="'no slower' means a relative latency up to 1 + this (default 0)",
     )
+    parser.add_argument("--beside", help="compare every point with this method's point of the nearest --share")
+    parser.add_argument("--share", choices=tuple(labels.SHARES), default="draft_share")
     parser.add_argument("--together", nargs="+", default=(), choices=tuple(summary.MIXABLE), help=summary.TOGETHER)
     return parser
 

@@ -14,11 +14,12 @@ from speccascade_jax.summary import Panel, Spot
 BEST, TIE = "*", "≈"
 
 
-def quality_gain(panel: Panel, spot: Spot, bootstrap: Bootstrap) -> Interval | None:
-    """The spot's quality minus the target's; `None` for the target itself and without single examples."""
-    if panel.target is None or spot is panel.target or not _judged(panel.target, spot):
+def quality_gain(panel: Panel, spot: Spot, bootstrap: Bootstrap, over: Spot | None = None) -> Interval | None:
+    """The spot's quality minus the target's, or another's; `None` against itself and without single examples."""
+    over = panel.target if over is None else over
+    if over is None or spot is over or not _judged(over, spot):
         return None
-    return bootstrap.quality_difference(spot.records, panel.target.records)
+    return bootstrap.quality_difference(spot.records, over.records)
 
 
 def latency(spot: Spot, bootstrap: Bootstrap) -> Interval | None:

@@ -16,10 +16,11 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
 from speccascade_jax.labels import SHARES, label
-from speccascade_jax.summary import Panel, Spot, Value
+from speccascade_jax.summary import Panel, Spot, Value, share_of
 
 # Okabe and Ito's palette: distinct under the common kinds of colour blindness; markers tell the rest apart.
 STYLES = {
@@ -53,7 +54,6 @@ def draw_all(
     panels = [panel for panel in panels if panel.curves]
     if not panels:
         raise ValueError("the records hold no method beside target and draft alone: nothing to plot")
-    folder.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
     for panel in panels:
         name = stem if len(panels) == 1 else f"{stem}-{_slug(panel.title())}"
@@ -83,18 +83,16 @@ def draw(panel: Panel, path: Path, share: str = "rejection_rate") -> None:
     figure.suptitle(f"{panel.title()}\n", fontsize=13 if timed else 11)
     legend = f"{panel.sizes()}; a ring marks each rule's largest α; bars: spread"
     figure.text(0.5, 0.937, legend, ha="center", va="top", fontsize=9.5 if timed else 8, color="0.35")
+    save(figure, path)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure, replacing an old one in a single step, and close it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.stem}.partial{path.suffix}")
     figure.savefig(partial, dpi=150)
     plt.close(figure)
     partial.replace(path)
-
-
-def share_of(spot: Spot, name: str) -> Value | None:
-    """A measure of `SHARES`; `target_share` is what `draft_share` leaves."""
-    if name != "target_share":
-        return spot.measures.get(name)
-    drafted = spot.measures.get("draft_share")
-    return drafted and Value(1 - drafted.value, 1 - drafted.high, 1 - drafted.low)
 
 
 def _latency_axes(axes: Axes, panel: Panel) -> None:

@@ -103,10 +103,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 def draw(surveys: Sequence[dict[str, Any]], path: Path) -> None:
     """Write one figure with a panel per survey, replacing an old one in a single step."""
-    import matplotlib  # here: whoever only counts, as every survey does, should not wait for it
-
-    matplotlib.use("Agg")
+    # here: whoever only counts, as every survey does, should not wait for matplotlib
     from matplotlib import pyplot as plt
+
+    from speccascade_jax import figures
 
     columns = min(len(surveys), 3)
     rows = -(-len(surveys) // columns)
@@ -122,11 +122,7 @@ def draw(surveys: Sequence[dict[str, Any]], path: Path) -> None:
         axes.tick_params(labelbottom=True)  # also above a place that stays empty
     figure.supxlabel(f"{name_of(surveys[0]['histogram']['quantity'])} of draft and target", fontsize=10)
     figure.supylabel("share of positions", fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
-    figure.savefig(partial, dpi=150)
-    plt.close(figure)
-    partial.replace(path)
+    figures.save(figure, path)
 
 
 def _panel(axes: Axes, survey: dict[str, Any]) -> None:

@@ -227,6 +227,14 @@ def _spot(curve: str, alpha: float | None, records: Sequence[Record]) -> Spot:
     )
 
 
+def share_of(spot: Spot, name: str) -> Value | None:
+    """A measure of `labels.SHARES`; `target_share` is what `draft_share` leaves."""
+    if name != "target_share":
+        return spot.measures.get(name)
+    drafted = spot.measures.get("draft_share")
+    return drafted and Value(1 - drafted.value, 1 - drafted.high, 1 - drafted.low)
+
+
 def value_of(entry: dict[str, Any]) -> Value:
     """A record's entry with `value`, `low` and `high`."""
     return Value(entry["value"], entry["low"], entry["high"])

@@ -6,8 +6,9 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -17,12 +18,24 @@ from speccascade_jax import histograms
 from speccascade_jax import rules as rule_table
 from speccascade_jax.controls import several
 from speccascade_jax.labels import DRAFT, TARGET
+from speccascade_jax.metrics.efficiency import summarise
 from speccascade_jax.points import Evaluation, Method, ModelPair, Point, Sampling, validate
-from speccascade_jax.results import Record, plain, write_atomically
+from speccascade_jax.results import plain, write_atomically
 
 if TYPE_CHECKING:
     from speccascade_jax.evaluation import Evaluator
+    from speccascade_jax.generation import Generation
+    from speccascade_jax.models.base import Prompt
     from speccascade_jax.survey import Survey
+
+
+class Written(NamedTuple):
+    """A batch of outputs: the prompts, what was generated for them, and which rows count, bool `[B]`."""
+
+    prompt: Prompt
+    generation: Generation
+    counts: np.ndarray
+
 
 WRITERS = {
     "target": Method(name=TARGET),
@@ -120,18 +133,38 @@ def plan(evaluator: Evaluator, point: Point, names: Sequence[str], count: int) -
 
 def take(evaluator: Evaluator, point: Point, grids: Mapping[str, Sequence[float]]) -> Survey:
     """Let the point's method write the evaluation's examples in batches, and survey what it wrote."""
-    from speccascade_jax import sequence, survey
+    return read(evaluator, point, write(evaluator, point), grids)
 
-    evaluation, batch, parts = point.evaluation, point.evaluation.quality_batch, []
-    examples = evaluator.window(evaluation, evaluation.quality_examples)
+
+def write(evaluator: Evaluator, point: Point) -> list[Written]:
+    """The evaluation's examples as the point's method writes them, in batches of one size."""
+    from speccascade_jax import sequence
+
+    examples = evaluator.window(point.evaluation, point.evaluation.quality_examples)
+    batch, out = min(point.evaluation.quality_batch, len(examples)), []
     for start in range(0, len(examples), batch):
-        rows = examples[start : start + batch]
-        given = evaluator.arguments(point, rows, [point.method.alpha or 0.0] * len(rows))
-        written = sequence.run(**given, seed=point.seed)
-        # a model that writes alone has controls of its own temperature; the laws to compare are the pair's
-        controls = evaluator.controls(dataclasses.replace(point, method=WRITERS["mixed"]), [0.0] * len(rows))
-        tokens, lengths = np.asarray(written.tokens), np.asarray(written.lengths)
-        parts.append(survey.survey(evaluator.pair, given["prompt"], tokens, lengths, controls, grids))
+        # filled up with its own rows, the last batch is no compilation of its own
+        rows = np.resize(examples[start : start + batch], batch)
+        given = evaluator.arguments(point, rows, [point.method.alpha or 0.0] * batch)
+        generation = sequence.run(**given, seed=point.seed)
+        out.append(Written(given["prompt"], generation, np.arange(batch) < len(examples) - start))
+    return out
+
+
+def read(
+    evaluator: Evaluator, point: Point, written: Sequence[Written], grids: Mapping[str, Sequence[float]]
+) -> Survey:
+    """Survey what was written, under the point's sampling."""
+    from speccascade_jax import survey
+
+    parts = []
+    # a model that writes alone has controls of its own temperature; the laws to compare are the pair's
+    compared = dataclasses.replace(point, method=WRITERS["mixed"])
+    for each in written:
+        tokens, lengths = np.asarray(each.generation.tokens), np.asarray(each.generation.lengths)
+        controls = evaluator.controls(compared, [0.0] * len(lengths))
+        counted = np.where(each.counts, lengths, 0)
+        parts.append(survey.survey(evaluator.pair, each.prompt, tokens, counted, controls, grids))
     return survey.join(parts)
 
 
@@ -154,9 +187,10 @@ def _checked(evaluator: Evaluator, point: Point, row: dict[str, Any], block_size
     method = Method(name=row["rule"], alpha=row["alpha"], block_size=block_size)
     real_point = dataclasses.replace(point, method=method)
     validate(real_point)
-    record: Record = evaluator.judge([real_point])[0]
-    own = take(evaluator, real_point, {row["rule"]: (row["alpha"] or 0.0,)}).estimate(row["rule"])
-    measured = record["measures"]
+    written = write(evaluator, real_point)
+    own = read(evaluator, real_point, written, {row["rule"]: (row["alpha"] or 0.0,)}).estimate(row["rule"])
+    stats = jax.tree.map(lambda *parts: np.concatenate(parts), *(each.generation.stats for each in written))
+    measured = summarise(stats, rows=np.concatenate([each.counts for each in written]))
     return {
         "real_rejection": measured["rejection_rate"],
         "real_deferral": measured["deferral_rate"],

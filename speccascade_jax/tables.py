@@ -12,12 +12,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from speccascade_jax import comparisons
 from speccascade_jax.comparisons import BEST, TIE
 from speccascade_jax.grid import NONE, Grid
 from speccascade_jax.labels import DRAFT, TARGET, label, ordered
 from speccascade_jax.metrics.paired import Bootstrap, Interval
-from speccascade_jax.summary import Panel, Row, Spot, Value, short_name, table2
+from speccascade_jax.summary import Panel, Row, Spot, Value, share_of, short_name, table2
 
 
 def grids(panels: Sequence[Panel], points: bool = False, tolerance: float = 0.0, margin: float = 0.0) -> list[Grid]:
@@ -138,23 +140,61 @@ def points_grid(panel: Panel) -> Grid:
     marks = [("", "")] * len(ends) + list(zip(quality, speed, strict=True))
     columns = [_quality_cells, *([_latency_cells] if any(s.latency for s in [*ends, *spots]) else []), _share_cells]
     rows = [
-        [cell for cells in columns for cell in cells(panel, spot, both, bootstrap).values()]
+        {name: cell for cells in columns for name, cell in cells(panel, spot, both, bootstrap).items()}
         for spot, both in zip([*ends, *spots], marks, strict=True)
     ]
-    header = [name for cells in columns for name in cells(panel, [*ends, *spots][0], ("", ""), bootstrap)]
     brackets = "[low, high]: of the difference to the target's" + (
         "; of the relative latency" if len(columns) > 2 else ""
     )
     notes = [panel.sizes(), *panel.asides(), *_explained(brackets), *_uncompared(panel)]
     bold = {(r, c) for r, both in enumerate(marks) for c, mark in zip((2, 5), both, strict=True) if mark == BEST}
-    return Grid(title=panel.title(), header=header, rows=rows, notes=notes, bold=bold)
+    cells = [list(row.values()) for row in rows]
+    return Grid(title=panel.title(), header=list(rows[0]), rows=cells, notes=notes, bold=bold)
+
+
+def beside_grid(panel: Panel, method: str, share: str = "draft_share") -> Grid:
+    """Every point of a panel against the point of one method whose share is nearest: is it better at equal share?
+
+    Args:
+        panel: whose points; method: a curve of it, say "random_accept".
+        share: a name in `labels.SHARES`.
+
+    Raises:
+        ValueError: the panel has no such curve, or it has no such share.
+    """
+    others = _placed(panel.curves.get(method, ()), share)
+    if not others:
+        raise ValueError(
+            f"{panel.title()} has no points of {method!r} with a {share}: choose one of {', '.join(panel.curves)}"
+        )
+    rows, bootstrap = list[list[str]](), Bootstrap()
+    spots = [spot for name, curve in panel.curves.items() if name != method for spot in curve]
+    for own, spot in _placed(spots, share):
+        at, other = others[int(np.argmin([abs(each - own) for each, _ in others]))]
+        gain = comparisons.quality_gain(panel, spot, bootstrap, other)
+        row = [label(spot.method), _number(spot.alpha), f"{own:.1%}", f"{spot.quality.value:.2f}"]
+        row += [_number(other.alpha), f"{at:.1%}", f"{other.quality.value:.2f}"]
+        rows.append([*row, _joined(f"{gain.value:+.2f}", _brackets(gain, "+")) if gain else NONE])
+    words = share.replace("_", " ")
+    header = ["Method", "α", words, panel.metric, f"{label(method)}: α", "its share", panel.metric, "difference"]
+    notes = [panel.sizes(), _explained(f"Beside the nearest {words}. [low, high]: of the difference")[0]]
+    return Grid(title=panel.title(), header=header, rows=rows, notes=notes)
+
+
+def _placed(spots: Iterable[Spot], share: str) -> list[tuple[float, Spot]]:
+    """The spots that have the share, each behind it."""
+    return [(found.value, spot) for spot in spots if (found := share_of(spot, share))]
+
+
+def _number(alpha: float | None) -> str:
+    return NONE if alpha is None else f"{alpha:g}"
 
 
 def _quality_cells(panel: Panel, spot: Spot, marks: tuple[str, str], bootstrap: Bootstrap) -> dict[str, str]:
     gain = comparisons.quality_gain(panel, spot, bootstrap)
     return {
         "Method": label(spot.method) + (" (inconclusive)" if spot.inconclusive else ""),
-        "α": NONE if spot.alpha is None else f"{spot.alpha:g}",
+        "α": _number(spot.alpha),
         panel.metric: _joined(f"{spot.quality.value:.2f}", marks[0]),
         "spread": _range(spot.quality),
         f"{panel.metric} − target's": _joined(f"{gain.value:+.2f}", _brackets(gain, "+")) if gain else NONE,

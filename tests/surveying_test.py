@@ -1,5 +1,6 @@
 """Surveys of a task: printed, held against real runs, and planning a sweep."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -37,6 +38,14 @@ def test_estimates_are_printed_written_and_checked(tmp_path, capsys):
         assert 0.02 < row["rejection"] < 0.9 and row["error"] == row["rejection"] - row["real_rejection"]
         # some 100 examined positions each: four standard errors
         assert abs(row["error_along_its_own_outputs"]) < 0.2
+
+
+def test_a_batch_that_is_filled_up_counts_no_row_twice():
+    whole, odd = ({**SHARED, "evaluation": dataclasses.replace(SMALL, quality_batch=size)} for size in (16, 6))
+    given = {"rules": ("diff",), "sampling": Sampling(temperature=1.0), "check": (0.55,), "block_size": 2}
+    # rows draw the same bits whatever stands beside them, so that only a row counted twice tells the two apart
+    (one,), (other,) = (surveying.survey(**shared, **given, output="") for shared in (whole, odd))
+    assert one.pop("rule") == other.pop("rule") and other == pytest.approx(one, rel=1e-5)
 
 
 def test_fuzzy_rules_are_run_and_held_against_their_bound(tmp_path, capsys, monkeypatch):

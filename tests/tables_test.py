@@ -106,3 +106,28 @@ def test_csv_holds_the_intervals_and_the_marks():
     assert float(diff["best_quality_gain"]) == pytest.approx(gain)
     assert float(diff["best_quality_gain_low"]) < gain < float(diff["best_quality_gain_high"])
     assert float(opt["speed_up_paired_low"]) < float(opt["speed_up"]) < float(opt["speed_up_paired_high"])
+
+
+def test_points_stand_beside_another_methods_at_the_nearest_share():
+    def at(method, alpha, gain, share):
+        record = hand.point(method, gain=gain)
+        record["point"]["alpha"], record["measures"]["draft_share"] = alpha, share
+        return record
+
+    records = [
+        hand.TARGET,
+        at("opt", 0.2, gain=6, share=0.60),
+        at("opt", 0.5, gain=3, share=0.81),
+        at("random_accept", 0.5, gain=5, share=0.50),
+        at("random_accept", 0.7, gain=1, share=0.79),
+    ]
+    (panel,) = summary.panels(records)
+    grid = tables.beside_grid(panel, "random_accept")
+    assert [(row[1], row[2], row[4], row[5]) for row in grid.rows] == [
+        ("0.2", "60.0%", "0.5", "50.0%"),
+        ("0.5", "81.0%", "0.7", "79.0%"),
+    ]
+    differences = [float(row[-1].split()[0]) for row in grid.rows]
+    assert differences == pytest.approx([1, 2], abs=1.0) and "nearest draft share" in grid.notes[1]
+    with pytest.raises(ValueError, match="no points of 'chow' with a draft_share: choose one of opt, random_accept"):
+        tables.beside_grid(panel, "chow")

@@ -3,11 +3,10 @@
 Jamieson and Talwalkar 2016, with two changes: who cannot keep the tolerance goes whatever the half is, and whoever
 keeps it most surely stays, so that the search ends with an answer wherever there is one.
 
-The best of many is in part the luckiest: examples that chose it flatter it (measured: 12% of the resamples of others
-kept what 90% of the searched ones had). So those that are left are tested on fresh examples, in an order that was fixed
-before: the safest first, each at the full confidence, up to the first that fails. The probability that any of those
-that passed breaks the tolerance is then at most that of a single test (fixed-sequence testing; Angelopoulos et al.
-2021, "Learn then Test"), as far as resamples tell it. Needs no JAX.
+The best of many is in part the luckiest: examples that chose it flatter it. So those that are left are tested on fresh
+examples, in an order that was fixed before: the safest first, each at the full confidence, up to the first that fails.
+The probability that any of those that passed breaks the tolerance is then at most that of a single test (fixed-sequence
+testing; Angelopoulos et al. 2021, "Learn then Test"), as far as resamples tell it. Needs no JAX.
 """
 
 from __future__ import annotations
