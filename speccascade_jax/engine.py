@@ -111,7 +111,14 @@ class Engine:
         return self.bonus == "rule" and self.accept.rule.reads_q
 
     def init(
-        self, params: Params, prompt: Prompt, rng: Array, example_ids: Array, max_new_tokens: int, level: int = 0
+        self,
+        params: Params,
+        prompt: Prompt,
+        rng: Array,
+        example_ids: Array,
+        max_new_tokens: int,
+        level: int = 0,
+        taken_back: int = 0,
     ) -> DecodeState:
         """The state before the first round; prefills both models.
 
@@ -121,10 +128,12 @@ class Engine:
             rng: a key.
             example_ids: int32 `[B]`; a row's random bits depend on its id only.
             max_new_tokens: static; the buffers' room.
-            level: this engine's depth when it drafts for another one.
+            level: this engine's depth when it drafts for another one; taken_back: how far that one may roll this one's
+                caches back, beyond this engine's own blocks.
         """
         rows, width = prompt.tokens.shape
         room = max_new_tokens + self.block + 1  # a block is scored, and written, before it is cut to what fits
+        back = taken_back + self.block + 1
         return DecodeState(
             tokens=jnp.pad(prompt.tokens, [(0, 0), (0, room)]),
             length=prompt.length,
@@ -133,8 +142,8 @@ class Engine:
             done=jnp.zeros((rows,), bool),
             rounds=jnp.zeros((rows,), jnp.int32),
             keys=rngs.row_keys(rng, example_ids, level),
-            target_cache=self.target.prefill(params["target"], prompt, width + room),
-            drafter=self.drafter.init(params["drafter"], prompt, width + room, rng, example_ids, level),
+            target_cache=self.target.prefill(params["target"], prompt, width + room, back),
+            drafter=self.drafter.init(params["drafter"], prompt, width + room, back, rng, example_ids, level),
             counters=Counters.zeros(rows, self.block),
             failed_at=jnp.full((rows, 2), -1, jnp.int32),
         )

@@ -56,7 +56,7 @@ class SecondOrder:
     vocab_size: int
     rolls_back: bool = True
 
-    def prefill(self, params, prompt, max_len):
+    def prefill(self, params, prompt, max_len, max_rollback=None):
         return TokenCache(jnp.zeros((prompt.tokens.shape[0], max_len), jnp.int32), prompt.length - 1)
 
     def extend(self, params, cache, tokens):

@@ -38,8 +38,17 @@ class Drafter(Protocol):
     def block(self) -> int:
         """`G`."""
 
-    def init(self, params: Params, prompt: Prompt, max_len: int, rng: Array, example_ids: Array, level: int) -> PyTree:
-        """The drafter's state before the first round."""
+    def init(
+        self,
+        params: Params,
+        prompt: Prompt,
+        max_len: int,
+        max_rollback: int,
+        rng: Array,
+        example_ids: Array,
+        level: int,
+    ) -> PyTree:
+        """The drafter's state before the first round; `max_len` and `max_rollback` as in `LanguageModel.prefill`."""
 
     def propose(
         self,

@@ -49,10 +49,17 @@ class ModelDrafter:
         return self.stop.block
 
     def init(
-        self, params: Params, prompt: Prompt, max_len: int, rng: Array, example_ids: Array, level: int
+        self,
+        params: Params,
+        prompt: Prompt,
+        max_len: int,
+        max_rollback: int,
+        rng: Array,
+        example_ids: Array,
+        level: int,
     ) -> ModelDrafterState:
         """Prefill the draft's cache."""
-        cache = self.model.prefill(params["model"], prompt, max_len)
+        cache = self.model.prefill(params["model"], prompt, max_len, max_rollback)
         return ModelDrafterState(cache=cache, policy=self.stop.init(prompt.tokens.shape[0]))
 
     def propose(

@@ -38,12 +38,19 @@ class NestedDrafter:
         return self.budget + self.engine.block
 
     def init(
-        self, params: Params, prompt: Prompt, max_len: int, rng: Array, example_ids: Array, level: int
+        self,
+        params: Params,
+        prompt: Prompt,
+        max_len: int,
+        max_rollback: int,
+        rng: Array,
+        example_ids: Array,
+        level: int,
     ) -> DecodeState:
         """The inner engine's state, one level down."""
         # its own block may stand behind the outer one's, in its buffers
         room = max_len - prompt.tokens.shape[1] + self.block
-        return self.engine.init(params, prompt, rng, example_ids, room, level + 1)
+        return self.engine.init(params, prompt, rng, example_ids, room, level + 1, taken_back=max_rollback)
 
     def propose(
         self,

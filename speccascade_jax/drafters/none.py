@@ -18,7 +18,16 @@ class NoDrafter:
 
     block: int = 0
 
-    def init(self, params: Params, prompt: Prompt, max_len: int, rng: Array, example_ids: Array, level: int) -> PyTree:
+    def init(
+        self,
+        params: Params,
+        prompt: Prompt,
+        max_len: int,
+        max_rollback: int,
+        rng: Array,
+        example_ids: Array,
+        level: int,
+    ) -> PyTree:
         """No state."""
         return ()
 

@@ -54,8 +54,12 @@ class LanguageModel(Protocol):
     def vocab_size(self) -> int:
         """Real vocabulary entries, padding excluded."""
 
-    def prefill(self, params: Params, prompt: Prompt, max_len: int) -> Cache:
-        """A cache of `max_len` slots that has consumed `prompt.length - 1` tokens of each row."""
+    def prefill(self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None = None) -> Cache:
+        """A cache of `max_len` slots that has consumed `prompt.length - 1` tokens of each row.
+
+        `max_rollback`: how far behind what was fed the length will ever be set back (`None`: any distance). Only
+        models that forget, such as those with windows, need it.
+        """
 
     def extend(self, params: Params, cache: Cache, tokens: Array) -> tuple[LMOutput, Cache]:
         """Feed `tokens` `[B, T]` at each row's own length: `T = 1` steps, `T = G + 1` scores."""
@@ -112,6 +116,40 @@ def write_slots(buffer: Array, update: Array, start: Array, axis: int) -> Array:
         return x.reshape(rows, -1, *x.shape[1:])
 
     return jax.vmap(one)(by_row(buffer), by_row(update), start).reshape(buffer.shape)
+
+
+def write_ring(buffer: Array, update: Array, start: Array, axis: int) -> Array:
+    """`write_slots` into a ring: position `p` lies in slot `p mod S` of its `S` slots.
+
+    Args:
+        buffer, update, axis: as in `write_slots`; `update` has at most `S` entries along `axis`.
+        start: int32 `[B]`, the first one's position.
+    """
+    rows, size, new = start.shape[0], buffer.shape[axis], update.shape[axis]
+    update, at = update.astype(buffer.dtype), start % size
+    if new == 1:
+        return write_slots(buffer, update, at, axis)
+
+    def one(row: Array, block: Array, at: Array) -> Array:
+        # up to the last slot, then from the first one on: two writes however the block lies
+        first = jnp.minimum(at, size - new)
+        row = _overwrite(row, block, first, first - at, axis)
+        return _overwrite(row, block, jnp.zeros_like(at), size - at, axis)
+
+    def by_row(x: Array) -> Array:
+        return x.reshape(rows, -1, *x.shape[1:])
+
+    return jax.vmap(one)(by_row(buffer), by_row(update), at).reshape(buffer.shape)
+
+
+def _overwrite(row: Array, block: Array, at: Array, shift: Array, axis: int) -> Array:
+    """A block's length of slots from `at` on, the `i`-th with the block's entry `shift + i` where there is one."""
+    new = block.shape[axis]
+    index = jnp.arange(new) + shift
+    there = ((index >= 0) & (index < new)).reshape([-1 if a == axis else 1 for a in range(block.ndim)])
+    moved = jnp.take(block, jnp.clip(index, 0, new - 1), axis=axis)
+    old = jax.lax.dynamic_slice_in_dim(row, at, new, axis)
+    return jax.lax.dynamic_update_slice_in_dim(row, jnp.where(there, moved, old), at, axis)
 
 
 def right_pad(rows: list[list[int]], width: int) -> np.ndarray:

@@ -52,7 +52,7 @@ class DecoderConfig:
         norm_epsilon: added to the mean square.
         embedding_scale: what embeddings are multiplied by, rounded to the computation's dtype (Gemma: √d_model).
         query_scale: what queries are multiplied by; `None` is `head_dim ** -0.5`.
-        attention_cap, output_cap: `cap · tanh(x / cap)` on the logits of attention and of the vocabulary; `None` is off.
+        attention_cap, output_cap: `cap · tanh(x / cap)` on the logits of attention and of the vocabulary; `None`: off.
         rope_base: base of the rotary frequencies; rope_pairs: which coordinates turn together: "halves" (i with
             i + head_dim / 2) or "adjacent" (2i with 2i + 1); rope_scaling: `None` or Llama 3's.
         window: how many positions a local layer sees, its own included; pattern: kinds of layers, repeated
@@ -169,22 +169,22 @@ def _gemma2(layers: int, d: int, heads: int, kv: int, head_dim: int, d_ff: int, 
     )  # fmt: skip
 
 
-def _llama(layers: int, d: int, heads: int, kv: int, d_ff: int, v: int, **options: object) -> DecoderConfig:
-    given = {"head_dim": d // heads, "max_length": 4096} | options
+def _llama(layers: int, d: int, heads: int, kv: int, d_ff: int, v: int) -> DecoderConfig:
     return DecoderConfig(
-        vocab_size=v,
-        num_embeddings=v,
-        d_model=d,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=kv,
-        d_ff=d_ff,
-        **given,
-    )  # type: ignore[arg-type]
+        vocab_size=v, num_embeddings=v, d_model=d, num_layers=layers, num_heads=heads, num_kv_heads=kv,
+        head_dim=d // heads, d_ff=d_ff, max_length=4096,
+    )  # fmt: skip
 
 
-_LLAMA31 = {"rope_base": 500_000.0, "rope_scaling": RopeScaling(), "max_length": 131_072}
-_QWEN25 = {"rope_base": 1_000_000.0, "norm_epsilon": 1e-6, "qkv_bias": True, "max_length": 32_768}
+def _llama31(layers: int, d: int, heads: int, d_ff: int) -> DecoderConfig:
+    plain = _llama(layers, d, heads, 8, d_ff, 128_256)
+    return dataclasses.replace(plain, rope_base=500_000.0, rope_scaling=RopeScaling(), max_length=131_072)
+
+
+def _qwen25(layers: int, d: int, heads: int, kv: int, d_ff: int) -> DecoderConfig:
+    plain = _llama(layers, d, heads, kv, d_ff, 152_064)
+    return dataclasses.replace(plain, rope_base=1_000_000.0, norm_epsilon=1e-6, qkv_bias=True, max_length=32_768)
+
 
 PRESETS: dict[str, DecoderConfig] = {
     "gemma2_2b": _gemma2(26, 2304, 8, 4, 256, 9216, 256),
@@ -193,10 +193,10 @@ PRESETS: dict[str, DecoderConfig] = {
     "llama2_7b": _llama(32, 4096, 32, 32, 11008, 32_000),
     "llama2_13b": _llama(40, 5120, 40, 40, 13824, 32_000),
     "llama2_70b": _llama(80, 8192, 64, 8, 28672, 32_000),
-    "llama3.1_8b": _llama(32, 4096, 32, 8, 14336, 128_256, **_LLAMA31),
-    "llama3.1_70b": _llama(80, 8192, 64, 8, 28672, 128_256, **_LLAMA31),
-    "qwen2.5_7b": _llama(28, 3584, 28, 4, 18944, 152_064, **_QWEN25),
-    "qwen2.5_32b": _llama(64, 5120, 40, 8, 27648, 152_064, **_QWEN25),
+    "llama3.1_8b": _llama31(32, 4096, 32, 14336),
+    "llama3.1_70b": _llama31(80, 8192, 64, 28672),
+    "qwen2.5_7b": _qwen25(28, 3584, 28, 4, 18944),
+    "qwen2.5_32b": _qwen25(64, 5120, 40, 8, 27648),
 }
 """The published models, by name."""
 

@@ -39,7 +39,7 @@ class Fake:
     seed: int = 0
     sharpness: float = 4.0
 
-    def prefill(self, params: Params, prompt: Prompt, max_len: int) -> FakeCache:
+    def prefill(self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None = None) -> FakeCache:
         """Fold the encoder's tokens, then feed all but the pending token."""
         rows = prompt.tokens.shape[0]
         base = jnp.full((rows,), 0x9E3779B9, jnp.uint32)

@@ -17,18 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax.models.base import Array, KVCache, LMOutput, Params, Prompt, causal_slots_mask
-from speccascade_jax.models.t5_layers import (
-    MASKED,
-    DecoderLayer,
-    EncoderLayer,
-    KeysValues,
-    Norm,
-    RelativeBias,
-    Slots,
-    T5Config,
-    dropout,
-    fuse,
-)
+from speccascade_jax.models.layers import MASKED, KeysValues, Slots, fuse
+from speccascade_jax.models.t5_layers import DecoderLayer, EncoderLayer, RelativeBias, T5Config, dropout, norm
 
 __all__ = ["T5", "T5Config", "T5Module", "teacher_forced_logits"]
 
@@ -83,7 +73,7 @@ class Encoder(nn.Module):
         c = self.config
         self.relpos_bias = RelativeBias(c, bidirectional=True)
         self.layers = [EncoderLayer(c) for _ in range(c.num_encoder_layers)]
-        self.encoder_norm = Norm(c)
+        self.encoder_norm = norm(c)
         self.drop = dropout(c)
 
     def __call__(self, x: Array, padding_bias: Array, deterministic: bool) -> Array:
@@ -103,7 +93,7 @@ class Decoder(nn.Module):
         c = self.config
         self.relpos_bias = RelativeBias(c, bidirectional=False)
         self.layers = [DecoderLayer(c) for _ in range(c.num_decoder_layers)]
-        self.decoder_norm = Norm(c)
+        self.decoder_norm = norm(c)
         self.drop = dropout(c)
         if not c.tied:
             product = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
@@ -242,13 +232,13 @@ class T5:
         return True
 
     def prepare(self, params: Params) -> Params:
-        """The parameters laid out for decoding (`t5_layers.fuse`); done once, on loading. Both forms are understood."""
+        """The parameters laid out for decoding (`layers.fuse`); done once, on loading. Both forms are understood."""
         return fuse(params)
 
     def _apply(self, params: Params, *args: Any, method: str) -> Any:
         return self.module.apply({"params": params}, *args, method=method)
 
-    def prefill(self, params: Params, prompt: Prompt, max_len: int) -> KVCache:
+    def prefill(self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None = None) -> KVCache:
         """Encode `prompt.encoder_tokens` and consume all but the last decoder context token of each row.
 
         Raises:

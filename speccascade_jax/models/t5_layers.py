@@ -8,35 +8,15 @@ Sources: T5 (Raffel et al., 2020), T5 1.1's gated feed-forward (Shazeer, 2020). 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade_jax.models.base import Array, Params, write_slots
-
-KeysValues = tuple[Array, Array]
-
-
-class Slots(NamedTuple):
-    """One layer's cache: keys `[B * H, K, S]`, values `[B * H, S, K]`, and where to write next, `start` `[B]`."""
-
-    keys: Array
-    values: Array
-    start: Array
-
-    def write(self, block: KeysValues) -> KeysValues:
-        """The slots with `block` written at `start` of each row."""
-        keys, values = block
-        return write_slots(self.keys, keys, self.start, 2), write_slots(self.values, values, self.start, 1)
-
-
-# Finite, so that a row whose encoder input is all padding attends uniformly instead of giving NaN.
-MASKED = -1e10
+from speccascade_jax.models.base import Array
+from speccascade_jax.models.layers import KeysValues, RMSNorm, Slots
 
 _kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 _bias_init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
@@ -119,17 +99,9 @@ class RelativeBias(nn.Module):
         return jnp.take(table.astype(jnp.float32), found, axis=1)
 
 
-class Norm(nn.Module):
-    """T5's layer norm: root mean square, no mean, no bias, computed in float32."""
-
-    config: T5Config
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
-        x32 = x.astype(jnp.float32)
-        inverse = jax.lax.rsqrt(jnp.mean(jnp.square(x32), -1, keepdims=True) + self.config.layer_norm_epsilon)
-        return (x32 * inverse * scale.astype(jnp.float32)).astype(self.config.dtype)
+def norm(config: T5Config) -> RMSNorm:
+    """T5's layer norm: root mean square, no mean, no bias."""
+    return RMSNorm(config.layer_norm_epsilon, config.dtype)
 
 
 def dense(config: T5Config, features: int, divisor: float = 1.0) -> nn.Dense:
@@ -231,9 +203,9 @@ class EncoderLayer(nn.Module):
     config: T5Config
 
     def setup(self) -> None:
-        self.pre_attention_layer_norm = Norm(self.config)
+        self.pre_attention_layer_norm = norm(self.config)
         self.attention = Attention(self.config)
-        self.pre_mlp_layer_norm = Norm(self.config)
+        self.pre_mlp_layer_norm = norm(self.config)
         self.mlp = FeedForward(self.config)
         self.drop = dropout(self.config)
 
@@ -251,11 +223,11 @@ class DecoderLayer(nn.Module):
     config: T5Config
 
     def setup(self) -> None:
-        self.pre_self_attention_layer_norm = Norm(self.config)
+        self.pre_self_attention_layer_norm = norm(self.config)
         self.self_attention = Attention(self.config)
-        self.pre_cross_attention_layer_norm = Norm(self.config)
+        self.pre_cross_attention_layer_norm = norm(self.config)
         self.encoder_decoder_attention = Attention(self.config)
-        self.pre_mlp_layer_norm = Norm(self.config)
+        self.pre_mlp_layer_norm = norm(self.config)
         self.mlp = FeedForward(self.config)
         self.drop = dropout(self.config)
 
@@ -282,27 +254,3 @@ class DecoderLayer(nn.Module):
         x = x + self.drop(y, deterministic=deterministic)
         y = self.mlp(self.pre_mlp_layer_norm(x), deterministic)
         return x + self.drop(y, deterministic=deterministic), own
-
-
-_FUSED = {"qkv": ("query", "key", "value"), "wi_01": ("wi_0", "wi_1")}
-
-
-def fuse(params: Params) -> Params:
-    """The parameters with kernels of one input side by side: one product reads them at full bandwidth.
-
-    `query`, `key`, `value` of self-attentions become `qkv`, `wi_0` and `wi_1` become `wi_01`; cross-attention keeps its
-    own, since its queries and its keys have different inputs. On CPU a block of 6 through the fused kernels takes half
-    the time (docs/performance.md).
-    """
-
-    def walk(tree: Params, name: str) -> Params:
-        if not isinstance(tree, Mapping):
-            return tree
-        out = {key: walk(value, key) for key, value in tree.items()}
-        for fused, parts in _FUSED.items():
-            if name != "encoder_decoder_attention" and all(part in out for part in parts):
-                kernels = [np.asarray(out.pop(part)["kernel"]) for part in parts]
-                out[fused] = {"kernel": jnp.asarray(np.concatenate(kernels, axis=-1))}
-        return out
-
-    return walk(params, "")

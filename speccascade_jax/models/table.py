@@ -16,7 +16,7 @@ class Table:
 
     vocab_size: int
 
-    def prefill(self, params: Params, prompt: Prompt, max_len: int) -> Array:
+    def prefill(self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None = None) -> Array:
         """Nothing to remember but how much was consumed."""
         return prompt.length - 1
 

@@ -1,0 +1,238 @@
+"""Decoder-only models (Gemma 2, Llama, Qwen 2.5): the linen module, and the cached `LanguageModel` of its layers.
+
+Local layers of a model with a window keep `window + rollback + 1` slots in a ring; global ones keep all positions.
+Matrix products run at the caller's precision: on accelerators wrap calls in `jax.default_matmul_precision("highest")`
+where float32 parity matters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from speccascade_jax.models.base import Array, LMOutput, Params, Prompt
+from speccascade_jax.models.decoder_config import PRESETS, DecoderConfig, RopeScaling, parameter_shapes, tiny
+from speccascade_jax.models.decoder_layers import Stack, soft_cap, turns
+from speccascade_jax.models.layers import KeysValues, Slots, fuse
+
+__all__ = ["PRESETS", "DecoderCache", "DecoderConfig", "DecoderLM", "DecoderModule", "RopeScaling", "parameter_shapes"]
+__all__ += ["teacher_forced_logits", "tiny"]
+
+
+@flax.struct.dataclass
+class DecoderCache:
+    """Keys and values of every layer, functional, with one length per row.
+
+    Attributes:
+        keys: per layer `[B * n, K, S]`; values: per layer `[B * n, S, K]`; `S` is smaller in rings.
+        length: int32 `[B]`. Slots of positions at or beyond it are masked, never trusted.
+        rings: per layer, whether position `p` lies in slot `p mod S` (static).
+    """
+
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
+    length: Array
+    rings: tuple[bool, ...] = flax.struct.field(pytree_node=False)
+
+
+def _positions(end: Array, slots: int) -> Array:
+    """int32 `[B, S]`: what each slot of a ring holds when positions below `end` `[B]` are there; negative: nothing."""
+    last = end[:, None] - 1
+    return last - (last - jnp.arange(slots)[None]) % slots
+
+
+def _sees(queries: Array, held: Array, window: int | None) -> Array:
+    """bool `[B or 1, T, S]`: whether positions `queries` `[B or 1, T]` see positions `held` `[B or 1, S]`."""
+    back = queries[:, :, None] - held[:, None]
+    seen = (back >= 0) & (held >= 0)[:, None]
+    return seen if window is None else seen & (back < window)
+
+
+class DecoderModule(nn.Module):
+    """The stack with its embedding; `apply({"params": p}, tokens)` gives training logits, `DecoderLM` the rest."""
+
+    config: DecoderConfig
+
+    def setup(self) -> None:
+        c = self.config
+        self.token_embedder = nn.Embed(c.num_embeddings, c.d_model, dtype=c.dtype)
+        self.decoder = Stack(c)
+
+    def __call__(self, tokens: Array) -> Array:
+        """Teacher-forced logits, float32 `[B, T, num_embeddings]`, padded vocabulary at -inf.
+
+        Args:
+            tokens: int32 `[B, T]` from position 0 on; what stands right of a token does not reach it.
+        """
+        return self.logits(self.states(tokens)[0])
+
+    def states(self, tokens: Array) -> tuple[Array, tuple[KeysValues, ...]]:
+        """Normed hidden states `[B, T, E]` of whole sequences and per layer their keys and values."""
+        c, at = self.config, jnp.arange(tokens.shape[1])[None]
+        seen = {window: _sees(at, at, window) for window in set(c.windows)}
+        masks = tuple(seen[window] for window in c.windows)
+        return self.decoder(self._embed(tokens), turns(c, at), masks, (None,) * c.num_layers)
+
+    def extend(self, cache: DecoderCache, tokens: Array) -> tuple[LMOutput, DecoderCache]:
+        """Feed a block to the cached decoder (see `DecoderLM.extend`)."""
+        c, new = self.config, tokens.shape[1]
+        at = cache.length[:, None] + jnp.arange(new)[None]
+        sizes = [values.shape[1] for values in cache.values]
+        layout = list(zip(c.windows, sizes, cache.rings, strict=True))
+        seen = {key: self._seen(cache, at, *key) for key in set(layout)}
+        slots = tuple(
+            Slots(keys, values, cache.length, ring)
+            for keys, values, ring in zip(cache.keys, cache.values, cache.rings, strict=True)
+        )
+        masks = tuple(seen[key] for key in layout)
+        hidden, attended = self.decoder(self._embed(tokens), turns(c, at), masks, slots)
+        keys, values = tuple(k for k, _ in attended), tuple(v for _, v in attended)
+        cache = replace(cache, keys=keys, values=values, length=cache.length + new)
+        return LMOutput(self.logits(hidden), hidden), cache
+
+    def _seen(self, cache: DecoderCache, at: Array, window: int | None, slots: int, ring: bool) -> Array:
+        """What each token of a block sees of a layer's slots, bool `[B, T, S]`."""
+        if not ring:
+            return _sees(at, jnp.arange(slots)[None], window)
+        new = at.shape[1]
+        if window is not None and new > slots - window + 1:
+            raise ValueError(
+                f"a block of {new} tokens does not fit the ring of {slots} slots behind a window of {window}: "
+                f"prefill with max_rollback={new - 1} or more"
+            )
+        return _sees(at, _positions(cache.length + new, slots), window)
+
+    def _embed(self, tokens: Array) -> Array:
+        embedded = self.token_embedder(tokens)
+        return embedded * jnp.asarray(self.config.embedding_scale, embedded.dtype)
+
+    def logits(self, hidden: Array) -> Array:
+        """float32 logits `[B, T, num_embeddings]` of normed hidden states, padded entries at -inf."""
+        c = self.config
+        if c.tied:
+            table = self.token_embedder.embedding.astype(c.dtype)
+            logits = jnp.einsum("bte,ve->btv", hidden, table, preferred_element_type=jnp.float32)
+        else:
+            logits = self.decoder.logits_dense(hidden)
+        logits = soft_cap(logits, c.output_cap)
+        if c.num_embeddings == c.vocab_size:
+            return logits
+        return jnp.where(jnp.arange(c.num_embeddings) < c.vocab_size, logits, -jnp.inf)
+
+
+@dataclass(frozen=True)
+class DecoderLM:
+    """A decoder-only model as the engine's `LanguageModel`. Parameters are `DecoderModule`'s, in any float dtype.
+
+    Parameters whose dtype differs from `config.dtype` are cast at every call: cast them once before a decoding loop.
+    """
+
+    config: DecoderConfig
+
+    @property
+    def module(self) -> DecoderModule:
+        """The linen module that holds the layers."""
+        return DecoderModule(self.config)
+
+    @property
+    def vocab_size(self) -> int:
+        """Real vocabulary entries, padding excluded."""
+        return self.config.vocab_size
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Prompts are the beginning of what is decoded."""
+        return False
+
+    def prepare(self, params: Params) -> Params:
+        """The parameters laid out for decoding (`layers.fuse`); done once, on loading. Both forms are understood."""
+        return fuse(params)
+
+    def _apply(self, params: Params, *args: Any, method: str) -> Any:
+        return self.module.apply({"params": params}, *args, method=method)
+
+    def prefill(self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None = None) -> DecoderCache:
+        """Consume all but the last token of each row.
+
+        Args:
+            prompt: `[B, P]`, right-padded.
+            max_len: slots of a global layer.
+            max_rollback: how far behind what was fed the length may ever be set back; a local layer then keeps
+                `window + max_rollback + 1` slots. `None`: it keeps all, and any rollback is right.
+
+        Raises:
+            ValueError: `max_len` slots can't hold the prompt, or the prompt has encoder tokens.
+        """
+        rows, width = prompt.tokens.shape
+        if prompt.encoder_tokens is not None:
+            raise ValueError("the prompt has encoder_tokens, but a decoder-only model has no encoder: give tokens")
+        if max_len < width:
+            raise ValueError(f"max_len is {max_len}, but the prompt has {width} tokens: raise max_len")
+        sizes = self.slots(max_len, max_rollback)
+        consumed = prompt.length - 1
+        shapes = cache_shapes(self.config, rows, sizes)
+        if width == 1:
+            keys, values = (tuple(jnp.zeros(shape, self.config.dtype) for shape in kind) for kind in shapes)
+        else:
+            _, own = self._apply(params, prompt.tokens[:, :-1], method="states")
+            keys = tuple(_placed(k, size, consumed, 2) for (k, _), size in zip(own, sizes, strict=True))
+            values = tuple(_placed(v, size, consumed, 1) for (_, v), size in zip(own, sizes, strict=True))
+        return DecoderCache(keys, values, consumed, tuple(size < max_len for size in sizes))
+
+    def slots(self, max_len: int, max_rollback: int | None) -> tuple[int, ...]:
+        """Per layer, how many slots its cache has (METHODS section 2 on windowed caches)."""
+        spare = max_len if max_rollback is None else max_rollback + 1
+        return tuple(max_len if window is None else min(max_len, window + spare) for window in self.config.windows)
+
+    def extend(self, params: Params, cache: DecoderCache, tokens: Array) -> tuple[LMOutput, DecoderCache]:
+        """Feed `tokens` int32 `[B, T]` at each row's length; the caller guarantees `T` free slots a row.
+
+        Returns `LMOutput(logits float32 [B, T, num_embeddings], hidden [B, T, E] after the final norm)`.
+
+        Raises:
+            ValueError: a block longer than a ring allows.
+        """
+        return self._apply(params, cache, tokens, method="extend")
+
+    def rollback(self, cache: DecoderCache, length: Array) -> DecoderCache:
+        """The cache as if row `b` had consumed `length[b]` tokens; at most `max_rollback` fewer than were fed."""
+        return replace(cache, length=jnp.asarray(length, jnp.int32))
+
+    def consumed(self, cache: DecoderCache) -> Array:
+        """int32 `[B]`: tokens consumed by each row."""
+        return cache.length
+
+
+def cache_shapes(
+    c: DecoderConfig, rows: int, sizes: tuple[int, ...]
+) -> tuple[tuple[tuple[int, int, int], ...], tuple[tuple[int, int, int], ...]]:
+    """Shapes of the keys and of the values of a cache of `rows` whose layers have `sizes` slots."""
+    heads = rows * c.num_kv_heads
+    return tuple((heads, c.head_dim, size) for size in sizes), tuple((heads, size, c.head_dim) for size in sizes)
+
+
+def _placed(states: Array, slots: int, consumed: Array, axis: int) -> Array:
+    """The keys or values of a prompt, position by position along `axis`, as a cache of `slots` slots."""
+    width = states.shape[axis]
+    if width <= slots:
+        return jnp.pad(states, [(0, slots - width) if a == axis else (0, 0) for a in range(states.ndim)])
+    # more positions than slots: each row keeps its last ones, where a ring expects them
+    held = jnp.repeat(_positions(consumed, slots), states.shape[0] // consumed.shape[0], axis=0)
+    index = jnp.clip(held, 0, width - 1)[:, None, :] if axis == 2 else jnp.clip(held, 0, width - 1)[:, :, None]
+    return jnp.take_along_axis(states, index, axis=axis)
+
+
+def teacher_forced_logits(model: DecoderLM, params: Params, tokens: Array) -> Array:
+    """Logits of every position of `tokens` `[B, T]` in one pass, float32 `[B, T, num_embeddings]`."""
+    return model._apply(params, tokens, method="__call__")
+
+
+def abstract_params(model: DecoderLM) -> Params:
+    """The parameters' shapes and dtypes, nothing allocated."""
+    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    return jax.eval_shape(model.module.init, jax.random.key(0), tokens)["params"]

@@ -1,0 +1,176 @@
+"""Layers of the decoder-only family, shared by the teacher-forced and the cached path.
+
+Sources: RMSNorm (Zhang and Sennrich, 2019), rotary positions (Su et al., 2021), gated feed-forward (Shazeer, 2020),
+grouped-query attention (Ainslie et al., 2023), soft caps, windows and post-norms (Gemma Team, 2024). Shape letters as
+in `models/base.py`, plus `N` query heads, `n` key-value heads, `g = N / n`, `K` head_dim, `E` d_model. Keys are
+`[B * n, K, S]`, values `[B * n, S, K]`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from speccascade_jax.models.base import Array
+from speccascade_jax.models.decoder_config import DecoderConfig
+from speccascade_jax.models.layers import MASKED, KeysValues, RMSNorm, Slots
+
+_float32_product = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
+
+
+class Turns(NamedTuple):
+    """Cosines and sines of the rotary angles, float32 `[B or 1, T, 1, K / 2]`."""
+
+    cosine: Array
+    sine: Array
+
+
+def turns(config: DecoderConfig, positions: Array) -> Turns:
+    """The rotary angles at `positions` int32 `[B or 1, T]`."""
+    angles = positions[..., None, None].astype(jnp.float32) * config.frequencies()
+    return Turns(jnp.cos(angles), jnp.sin(angles))
+
+
+def rotate(x: Array, by: Turns, pairs: str) -> Array:
+    """`x` `[B, T, heads, K]` with its pairs of coordinates turned, in float32 and back."""
+    x32 = x.astype(jnp.float32)
+    if pairs == "halves":
+        first, second = jnp.split(x32, 2, axis=-1)
+    else:
+        first, second = x32[..., 0::2], x32[..., 1::2]
+    turned = (first * by.cosine - second * by.sine, second * by.cosine + first * by.sine)
+    out = jnp.concatenate(turned, axis=-1) if pairs == "halves" else jnp.stack(turned, axis=-1).reshape(x.shape)
+    return out.astype(x.dtype)
+
+
+def soft_cap(x: Array, cap: float | None) -> Array:
+    """`cap · tanh(x / cap)`; `x` without a cap."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
+
+
+def dense(config: DecoderConfig, features: int, bias: bool = False) -> nn.Dense:
+    """A product `x @ kernel`."""
+    init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+    return nn.Dense(features, use_bias=bias, dtype=config.dtype, kernel_init=init)
+
+
+def norm(config: DecoderConfig) -> RMSNorm:
+    """The family's norm with this model's offset and epsilon."""
+    return RMSNorm(config.norm_epsilon, config.dtype, config.norm_offset)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions.
+
+    Where the parameters hold one `qkv` kernel instead of three (`layers.fuse`), they are projected in one product.
+    """
+
+    config: DecoderConfig
+
+    def setup(self) -> None:
+        c = self.config
+        self.widths = (c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.num_kv_heads * c.head_dim)
+        self.query, self.key, self.value = (dense(c, width, c.qkv_bias) for width in self.widths)
+        self.qkv = dense(c, sum(self.widths), c.qkv_bias)
+        self.out = dense(c, c.d_model)
+
+    def project(self, x: Array, by: Turns) -> tuple[Array, KeysValues]:
+        """Queries `[B * n, g * T, K]` (scaled and rotated), keys and values of `x` `[B, T, E]`."""
+        c, (rows, new, _) = self.config, x.shape
+        if self.has_variable("params", "qkv"):
+            first, second = self.widths[0], self.widths[0] + self.widths[1]
+            query, key, value = jnp.split(self.qkv(x), (first, second), axis=-1)
+        else:
+            query, key, value = self.query(x), self.key(x), self.value(x)
+        query, key, value = (part.reshape(rows, new, -1, c.head_dim) for part in (query, key, value))
+        query = rotate(query * jnp.asarray(c.scale, query.dtype), by, c.rope_pairs)
+        query = query.reshape(rows, new, c.num_kv_heads, -1, c.head_dim).transpose(0, 2, 3, 1, 4)
+        key = rotate(key, by, c.rope_pairs).transpose(0, 2, 3, 1)
+        return query.reshape(rows * c.num_kv_heads, -1, c.head_dim), (
+            key.reshape(-1, c.head_dim, new),
+            value.transpose(0, 2, 1, 3).reshape(-1, new, c.head_dim),
+        )
+
+    def __call__(self, queries: Array, keys_values: KeysValues, mask: Array) -> Array:
+        """Attention over `S` slots, `[B, T, E]`; `mask` bool `[B or 1, T, S]` says what each token sees."""
+        c, (keys, values) = self.config, keys_values
+        new, slots = mask.shape[1:]
+        logits = jnp.einsum("nqk,nks->nqs", queries, keys, preferred_element_type=jnp.float32)
+        logits = soft_cap(logits, c.attention_cap)
+        logits = logits.reshape(-1, c.num_kv_heads, c.num_heads // c.num_kv_heads, new, slots)
+        logits = jnp.where(mask[:, None, None], logits, MASKED)
+        weights = jax.nn.softmax(logits, axis=-1).astype(values.dtype).reshape(*queries.shape[:2], slots)
+        mixed = jnp.einsum("nqs,nsk->nqk", weights, values).reshape(*logits.shape[:4], c.head_dim)
+        return self.out(mixed.transpose(0, 3, 1, 2, 4).reshape(-1, new, c.num_heads * c.head_dim))
+
+
+class FeedForward(nn.Module):
+    """GeGLU (tanh approximation) or SwiGLU."""
+
+    config: DecoderConfig
+
+    def setup(self) -> None:
+        c = self.config
+        self.wi_0, self.wi_1, self.wi_01 = dense(c, c.d_ff), dense(c, c.d_ff), dense(c, 2 * c.d_ff)
+        self.wo = dense(c, c.d_model)
+
+    def __call__(self, x: Array) -> Array:
+        if self.has_variable("params", "wi_01"):
+            gate, linear = jnp.split(self.wi_01(x), 2, axis=-1)
+        else:
+            gate, linear = self.wi_0(x), self.wi_1(x)
+        opened = nn.gelu(gate, approximate=True) if self.config.activation == "gelu" else nn.silu(gate)
+        return self.wo(opened * linear)
+
+
+class DecoderLayer(nn.Module):
+    """Attention and feed-forward, each pre-normed, with post-norms where the model has them, added to the residual."""
+
+    config: DecoderConfig
+
+    def setup(self) -> None:
+        c = self.config
+        self.pre_self_attention_layer_norm, self.pre_mlp_layer_norm = norm(c), norm(c)
+        if c.post_norms:
+            self.post_self_attention_layer_norm, self.post_mlp_layer_norm = norm(c), norm(c)
+        self.self_attention, self.mlp = Attention(c), FeedForward(c)
+
+    def __call__(self, x: Array, by: Turns, mask: Array, slots: Slots | None) -> tuple[Array, KeysValues]:
+        """One layer over `x` `[B, T, E]`; returns it and the keys and values attended.
+
+        With `slots`, the block's keys and values are written into them first.
+        """
+        queries, own = self.self_attention.project(self.pre_self_attention_layer_norm(x), by)
+        if slots is not None:
+            own = slots.write(own)
+        y = self.self_attention(queries, own, mask)
+        x = x + (self.post_self_attention_layer_norm(y) if self.config.post_norms else y)
+        y = self.mlp(self.pre_mlp_layer_norm(x))
+        return x + (self.post_mlp_layer_norm(y) if self.config.post_norms else y), own
+
+
+class Stack(nn.Module):
+    """The layers, the last norm and, where it is not tied, the output layer."""
+
+    config: DecoderConfig
+
+    def setup(self) -> None:
+        c = self.config
+        self.layers = [DecoderLayer(c) for _ in range(c.num_layers)]
+        self.decoder_norm = norm(c)
+        if not c.tied:
+            self.logits_dense = nn.Dense(c.num_embeddings, use_bias=False, dtype=c.dtype, dot_general=_float32_product)
+
+    def __call__(
+        self, x: Array, by: Turns, masks: tuple[Array, ...], slots: tuple[Slots | None, ...]
+    ) -> tuple[Array, tuple[KeysValues, ...]]:
+        """Normed hidden states `[B, T, E]` and per layer the keys and values attended."""
+        attended = []
+        for layer, mask, place in zip(self.layers, masks, slots, strict=True):
+            x, own = layer(x, by, mask, place)
+            attended.append(own)
+        return self.decoder_norm(x), tuple(attended)

@@ -1,0 +1,84 @@
+"""What the families of models share: the norm, the slots of a cache, kernels side by side.
+
+Shape letters as in `models/base.py`, plus `n` heads whose keys are cached, `K` head_dim. Keys are `[B * n, K, S]`,
+values `[B * n, S, K]` everywhere: with these layouts a block costs little more than a step on CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade_jax.models.base import Array, Params, write_ring, write_slots
+
+KeysValues = tuple[Array, Array]
+
+# Finite, so that a query that sees nothing attends uniformly instead of giving NaN.
+MASKED = -1e10
+
+
+class Slots(NamedTuple):
+    """One layer's cache: keys `[B * n, K, S]`, values `[B * n, S, K]`, and where to write next, `start` `[B]`.
+
+    In a `ring` position `p` lies in slot `p mod S`, and the oldest positions are overwritten.
+    """
+
+    keys: Array
+    values: Array
+    start: Array
+    ring: bool = False
+
+    def write(self, block: KeysValues) -> KeysValues:
+        """The slots with `block` written at `start` of each row."""
+        put = write_ring if self.ring else write_slots
+        return put(self.keys, block[0], self.start, 2), put(self.values, block[1], self.start, 1)
+
+
+class RMSNorm(nn.Module):
+    """Root mean square norm without mean and bias, computed in float32; multiplies by `offset + scale`."""
+
+    epsilon: float
+    dtype: str
+    offset: float = 0.0
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        init = nn.initializers.constant(1.0 - self.offset)
+        scale = self.param("scale", init, (x.shape[-1],)).astype(jnp.float32)
+        x32 = x.astype(jnp.float32)
+        inverse = jax.lax.rsqrt(jnp.mean(jnp.square(x32), -1, keepdims=True) + self.epsilon)
+        return (x32 * inverse * (self.offset + scale if self.offset else scale)).astype(self.dtype)
+
+
+FUSED = {"qkv": ("query", "key", "value"), "wi_01": ("wi_0", "wi_1")}
+"""Fused name -> the parameters that stand side by side in it, in order."""
+
+
+def fuse(params: Params) -> Params:
+    """The parameters with kernels of one input side by side: one product reads them at full bandwidth.
+
+    `query`, `key`, `value` of self-attentions become `qkv` (their biases too), `wi_0` and `wi_1` become `wi_01`;
+    cross-attention keeps its own, since its queries and its keys have different inputs. On CPU a block of 6 through the
+    fused kernels takes half the time (docs/performance.md).
+    """
+
+    def walk(tree: Params, name: str) -> Params:
+        if not isinstance(tree, Mapping):
+            return tree
+        out = {key: walk(value, key) for key, value in tree.items()}
+        for fused, parts in FUSED.items():
+            if name != "encoder_decoder_attention" and all(part in out for part in parts):
+                taken = [out.pop(part) for part in parts]
+                out[fused] = {leaf: _beside([part[leaf] for part in taken]) for leaf in taken[0]}
+        return out
+
+    return walk(params, "")
+
+
+def _beside(arrays: list[Array]) -> Array:
+    return jnp.asarray(np.concatenate([np.asarray(array) for array in arrays], axis=-1))

@@ -1,0 +1,189 @@
+"""Decoder-only models: names, presets, and the cached path against the teacher-forced one."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import unflatten_dict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speccascade_jax.models.base import LanguageModel, Prompt
+from speccascade_jax.models.decoder import (
+    PRESETS,
+    DecoderLM,
+    RopeScaling,
+    abstract_params,
+    parameter_shapes,
+    teacher_forced_logits,
+    tiny,
+)
+from speccascade_jax.models.decoder_layers import rotate, turns
+from tests import tiny_decoders
+from tests.tiny_decoders import KINDS, flat_parameters
+
+forced = jax.jit(teacher_forced_logits, static_argnums=0)
+prefill = jax.jit(DecoderLM.prefill, static_argnums=(0, 3, 4))
+extend = jax.jit(DecoderLM.extend, static_argnums=0)
+
+CONFIGS = {name: tiny(name) for name in KINDS} | {
+    "llama2.c": dataclasses.replace(tiny("llama2_7b"), rope_pairs="adjacent", tied=True, num_kv_heads=2),
+    "every layer local": dataclasses.replace(tiny("llama2_7b"), window=5, pattern=("local",)),
+}
+
+
+@pytest.mark.parametrize("name", [*KINDS, "gemma2_27b"])
+def test_parameters_have_the_names_and_shapes_that_are_written_down(name):
+    config = tiny(name)
+    leaves = jax.tree_util.tree_leaves_with_path(abstract_params(DecoderLM(config)))
+    assert {"/".join(k.key for k in path): leaf.shape for path, leaf in leaves} == parameter_shapes(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    # model cards: Gemma 2 (Google), Llama 2 and 3.1 (Meta), Qwen 2.5 (Alibaba)
+    [
+        ("gemma2_2b", 2_614_341_888),
+        ("gemma2_9b", 9_241_705_984),
+        ("gemma2_27b", 27_227_128_320),
+        ("llama2_7b", 6_738_415_616),
+        ("llama2_13b", 13_015_864_320),
+        ("llama2_70b", 68_976_648_192),
+        ("llama3.1_8b", 8_030_261_248),
+        ("llama3.1_70b", 70_553_706_496),
+        ("qwen2.5_7b", 7_615_616_512),
+        ("qwen2.5_32b", 32_763_876_352),
+    ],
+)
+def test_presets_have_the_published_number_of_parameters(name, published):
+    """Asked of the module itself, abstractly."""
+    leaves = jax.tree.leaves(abstract_params(DecoderLM(PRESETS[name])))
+    assert sum(math.prod(leaf.shape) for leaf in leaves) == published
+
+
+@pytest.mark.parametrize("back", [None, 5])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_cached_logits_equal_teacher_forced_ones(name, back):
+    """Blocks of several lengths, each row from its own position, across the window's edge and back again."""
+    config = CONFIGS[name]
+    bound = tiny_decoders.bound(config)
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, config.vocab_size, (4, 44))
+    flat = unflatten_dict({n: jnp.asarray(v) for n, v in flat_parameters(config).items()}, sep="/")
+    wanted = np.asarray(forced(DecoderLM(config), flat, tokens))
+    start = np.array([19, 12, 5, 0])
+    prompt = Prompt(jnp.asarray(tokens[:, :20]), jnp.asarray(start + 1))
+    cache = prefill(bound.model, bound.params, prompt, 48, back)
+    rings = config.windows if back else [None] * config.num_layers
+    assert [v.shape[1] for v in cache.values] == [48 if window is None else window + back + 1 for window in rings]
+    for length, kept in ((1, 1), (6, 6), (6, 1), (4, 4), (6, 2), (1, 1), (6, 6)):
+        block = np.stack([row[at : at + length] for row, at in zip(tokens, start, strict=True)])
+        out, cache = extend(bound.model, bound.params, cache, jnp.asarray(block))
+        expected = np.stack([row[at : at + length] for row, at in zip(wanted, start, strict=True)])
+        np.testing.assert_allclose(out.logits, expected, atol=2e-4, rtol=2e-4)
+        start = start + np.minimum(length, kept + np.arange(4) % 2)  # rows roll back differently far
+        cache = bound.model.rollback(cache, jnp.asarray(start))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_layer_sees_its_window_and_nothing_ahead(name):
+    config = dataclasses.replace(CONFIGS[name], num_layers=1)
+    bound = tiny_decoders.bound(config)
+    tokens = np.random.default_rng(1).integers(0, config.vocab_size, (1, 20))
+    base = np.asarray(forced(bound.model, bound.params, tokens))
+    changed = tokens.copy()
+    changed[0, 8] = (changed[0, 8] + 1) % config.vocab_size
+    moved = np.abs(np.asarray(forced(bound.model, bound.params, changed)) - base).max(-1)[0] > 1e-6
+    window = config.windows[0] or 20
+    assert moved.tolist() == [8 <= at < 8 + window for at in range(20)]
+
+
+@pytest.mark.parametrize("name", ["gemma2_2b", "qwen2.5_7b"])
+def test_padded_entries_are_never_probable(name):
+    config = dataclasses.replace(tiny(name), vocab_size=90)
+    bound = tiny_decoders.bound(config)
+    logits = forced(bound.model, bound.params, np.array([[1, 2, 3]]))
+    assert logits.shape == (1, 3, 97) and bool((logits[..., 90:] == -jnp.inf).all())
+    assert bound.model.vocab_size == 90 and bool(jnp.isfinite(logits[..., :90]).all())
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 5000), st.integers(0, 5000), st.sampled_from(["halves", "adjacent"]), st.booleans())
+def test_rotation_makes_products_depend_on_distance_alone(at, shift, pairs, scaled):
+    config = tiny("llama3.1_8b" if scaled else "llama2_7b")
+    rng = np.random.default_rng(at)
+    query, key = (jnp.asarray(rng.normal(size=(1, 1, 1, config.head_dim)), jnp.float32) for _ in range(2))
+
+    def product(of_query: int, of_key: int) -> float:
+        turned = [rotate(x, turns(config, jnp.array([[p]])), pairs) for x, p in ((query, of_query), (key, of_key))]
+        assert float(jnp.linalg.norm(turned[0])) == pytest.approx(float(jnp.linalg.norm(query)), rel=1e-5)
+        return float(jnp.vdot(*turned))
+
+    assert product(at + 3, at) == pytest.approx(product(at + shift + 3, at + shift), abs=0.02)
+
+
+def test_the_two_pairings_are_one_rotation_of_permuted_coordinates():
+    config = tiny("llama2_7b")
+    x, by = jnp.arange(1.0, 9.0).reshape(1, 1, 1, 8), turns(config, jnp.array([[7]]))
+    order = np.array([0, 4, 1, 5, 2, 6, 3, 7])
+    np.testing.assert_allclose(rotate(x[..., order], by, "adjacent"), rotate(x, by, "halves")[..., order], rtol=1e-6)
+
+
+def test_stretched_frequencies_keep_fast_turns_and_slow_the_others():
+    scaling = RopeScaling(factor=8, low=1, high=4, original_length=8192)
+    wavelengths = np.array([10.0, 2047.0, 4096.0, 8193.0, 1e6])
+    stretch = (2 * math.pi / wavelengths) / scaling(2 * math.pi / wavelengths)
+    # transformers' formula at wavelength 4096: smooth = (8192 / 4096 − 1) / (4 − 1) = 1/3
+    np.testing.assert_allclose(stretch, [1, 1, 1 / (1 / 3 + (2 / 3) / 8), 8, 8], rtol=1e-9)
+
+
+def test_it_is_a_language_model_and_static():
+    model = DecoderLM(tiny("gemma2_2b"))
+    assert isinstance(model, LanguageModel) and not model.is_encoder_decoder
+    assert model == DecoderLM(tiny("gemma2_2b")) and hash(model) == hash(DecoderLM(tiny("gemma2_2b")))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_kv_heads": 3}, "num_heads 4 is no multiple of num_kv_heads 3"),
+        ({"head_dim": 7}, "head_dim is 7"),
+        ({"activation": "relu"}, "activation is 'relu': choose one of gelu, silu"),
+        ({"rope_pairs": "thirds"}, "rope_pairs is 'thirds'"),
+        ({"pattern": ("local", "distant")}, "pattern holds 'distant'"),
+        ({"pattern": ()}, "pattern holds ''"),
+        ({"window": None}, "window is None, but there are local layers"),
+        ({"num_embeddings": 96}, "num_embeddings is 96, below vocab_size 97"),
+        ({"d_ff": 0}, "d_ff is 0"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        dataclasses.replace(tiny("gemma2_2b"), **changes)
+
+
+def test_prompts_and_blocks_that_do_not_fit_are_refused():
+    bound, one = tiny_decoders.bound(tiny("gemma2_2b")), jnp.ones((1, 4), jnp.int32)
+    with pytest.raises(ValueError, match="max_len is 3, but the prompt has 4 tokens"):
+        bound.model.prefill(bound.params, Prompt(one, jnp.array([4])), 3)
+    with pytest.raises(ValueError, match="has encoder_tokens, but a decoder-only model"):
+        bound.model.prefill(bound.params, Prompt(one, jnp.array([4]), one), 8)
+    cache = bound.model.prefill(bound.params, Prompt(one, jnp.array([4])), 40, 2)
+    with pytest.raises(ValueError, match="block of 5 tokens does not fit the ring of 9 slots .* max_rollback=4"):
+        bound.model.extend(bound.params, cache, jnp.ones((1, 5), jnp.int32))
+
+
+def test_half_precision_stays_near_and_its_cache_is_half_as_large():
+    config = tiny("gemma2_2b")
+    exact, tokens = tiny_decoders.bound(config), np.random.default_rng(2).integers(0, 97, (2, 12))
+    half = DecoderLM(dataclasses.replace(config, dtype="bfloat16"))
+    rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16), exact.params)
+    found, wanted = forced(half, rounded, tokens), forced(exact.model, exact.params, tokens)
+    assert found.dtype == jnp.float32 and float(jnp.abs(found - wanted).mean()) < 0.15
+    cache = half.prefill(rounded, Prompt(jnp.asarray(tokens), jnp.array([12, 3])), 16)
+    assert {k.dtype.name for k in (*cache.keys, *cache.values)} == {"bfloat16"}
