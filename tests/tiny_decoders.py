@@ -27,8 +27,8 @@ def flat_parameters(config: DecoderConfig, seed: int = 0) -> dict[str, np.ndarra
             return 1.0 - config.norm_offset + values / 5
         if name.endswith("bias"):
             return values
-        # an embedding as long as a layer's output, or a tied model would only repeat its last token
-        return values * (1.5 / np.sqrt(shape[0]) if name.endswith("kernel") else 1 / np.sqrt(shape[1]))
+        # a short embedding, or a tied model would only repeat its last token
+        return values * (1.5 / np.sqrt(shape[0]) if name.endswith("kernel") else 0.3 / np.sqrt(shape[1]))
 
     return {name: draw(name, shape) for name, shape in parameter_shapes(config).items()}
 

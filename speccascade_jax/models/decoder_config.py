@@ -210,7 +210,7 @@ def tiny(name: str, *, vocab_size: int = 97, window: int = 6) -> DecoderConfig:
     grouped = preset.num_heads != preset.num_kv_heads
     scaling = preset.rope_scaling and dataclasses.replace(preset.rope_scaling, original_length=16)
     return dataclasses.replace(
-        preset, vocab_size=vocab_size, num_embeddings=vocab_size, d_model=32, num_layers=4, num_heads=4,
+        preset, vocab_size=vocab_size, num_embeddings=vocab_size, d_model=32, num_layers=2, num_heads=4,
         num_kv_heads=2 if grouped else 4, head_dim=8, d_ff=48, rope_scaling=scaling, max_length=512,
         window=window if preset.window else None,
         embedding_scale=math.sqrt(32) if preset.embedding_scale != 1 else 1.0,
