@@ -1,7 +1,8 @@
-"""Reading T5X's checkpoints and our own, and writing our own."""
+"""Reading checkpoints (Hugging Face, T5X, llama2.c, Gemma's, our own) and writing our own."""
 
+from speccascade_jax.checkpoints.converting import write_checksums
 from speccascade_jax.checkpoints.errors import CheckpointError
 from speccascade_jax.checkpoints.native import save
 from speccascade_jax.checkpoints.reading import describe, load
 
-__all__ = ["CheckpointError", "describe", "load", "save"]
+__all__ = ["CheckpointError", "describe", "load", "save", "write_checksums"]

@@ -1,11 +1,12 @@
-"""Reading named zarr arrays with tensorstore, wherever they lie, and saying which one is missing or damaged.
+"""Stored arrays that are known but not yet read, and those of tensorstore among them.
 
-Orbax reads the same arrays, but it stops at the first failure, can't leave the optimiser's metadata unread
+Orbax reads the same zarr arrays, but it stops at the first failure, can't leave the optimiser's metadata unread
 and does not tell which arrays are lost; so reading goes to tensorstore directly, and writing to Orbax.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,38 +16,74 @@ import jax.numpy as jnp
 import numpy as np
 import tensorstore as ts
 
-from speccascade_jax.checkpoints.errors import CheckpointError, damaged, incomplete
-from speccascade_jax.models.t5 import T5Config
+from speccascade_jax.checkpoints.errors import UnreadableError, not_finite, unreadable
 
 Shapes = dict[str, tuple[int, ...]]
 Arrays = dict[str, np.ndarray]
 Spec = dict[str, Any]
 
-# Nodes of the OCDBT tree are kept between arrays; the arrays' own data passes through.
-_CACHE_BYTES = 100_000_000
+# JAX on CPU adopts a NumPy array at such an address, and copies any other.
+_ALIGNMENT = 64
+# Nodes of the OCDBT tree are kept between arrays; a larger pool would keep the arrays' own chunks too.
+_CACHE_BYTES = 1_000_000
+# Values looked at together, so that a check needs no second copy of its array.
+_CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A checkpoint whose arrays are known but not yet read.
+class Tensor:
+    """One stored array, to be read alone.
 
     Attributes:
-        path: the file or directory that was opened.
-        format: what it is, for people.
-        shapes: of every parameter, by its stored name (slashes between levels).
-        dtypes: the stored dtypes.
-        read: reads every array; raises `CheckpointError` naming those that are missing or damaged.
-        config: the model's configuration where the format stores one.
-        fingerprint: of all parameters, where the format stores one.
+        shape, dtype: as stored.
+        file: the file or folder that holds it, for messages.
+        read: its values; raises `UnreadableError`.
     """
 
-    path: Path
-    format: str
-    shapes: Shapes
-    dtypes: frozenset[str]
-    read: Callable[[], Arrays]
-    config: T5Config | None = None
-    fingerprint: str | None = None
+    shape: tuple[int, ...]
+    dtype: str
+    file: Path
+    read: Callable[[], np.ndarray]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its values."""
+        return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
+
+
+Tensors = dict[str, Tensor]
+
+
+def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An array that JAX on CPU adopts without copying it."""
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def read_bytes(file: Path, offset: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An array whose bytes lie in a file from `offset` on, little-endian, C order.
+
+    Read and not mapped: pages of a mapped file count as the process's own memory.
+
+    Raises:
+        UnreadableError: the file ends before the array does, or can't be read.
+    """
+    array = empty(shape, dtype)
+    buffer = array.reshape(-1).view(np.uint8).data
+    done = 0
+    try:
+        with open(file, "rb", buffering=0) as opened:
+            opened.seek(offset)
+            while done < len(buffer) and (count := opened.readinto(buffer[done:])):
+                done += count
+    except OSError as error:
+        raise UnreadableError(f"{file.name}: {error.strerror or error}") from error
+    if done < len(buffer):
+        raise UnreadableError(f"{file.name} ends {len(buffer) - done:,} bytes before it does")
+    return array
 
 
 def _reason(error: Exception) -> str:
@@ -54,24 +91,15 @@ def _reason(error: Exception) -> str:
     return str(error).split(" [tensorstore_spec", 1)[0].splitlines()[0]
 
 
-def _collect(path: Path, futures: Mapping[str, ts.Future], total: int) -> dict[str, Any]:
-    """Results of all futures; one error for all that failed, missing ones first."""
-    results, missing, reasons = {}, [], {}
-    for name, future in futures.items():
-        try:
-            results[name] = future.result()
-        except (ValueError, OSError, NotImplementedError) as error:
-            reasons[name] = _reason(error)
-            if reasons[name].startswith("NOT_FOUND"):
-                missing.append(name)
-    if missing:
-        raise incomplete(path, missing, total)
-    if reasons:
-        raise damaged(path, reasons)
-    return results
+def _result(future: Any) -> Any:
+    try:
+        return future.result()
+    except (ValueError, OSError, NotImplementedError) as error:
+        reason = _reason(error)
+        raise UnreadableError(reason, missing=reason.startswith("NOT_FOUND")) from error
 
 
-def open_arrays(path: Path, specs: Mapping[str, Spec]) -> dict[str, ts.TensorStore]:
+def open_arrays(path: Path, specs: Mapping[str, Spec]) -> Tensors:
     """Open every array of a checkpoint without reading its data.
 
     Args:
@@ -83,17 +111,28 @@ def open_arrays(path: Path, specs: Mapping[str, Spec]) -> dict[str, ts.TensorSto
     """
     context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
     futures = {name: ts.open(spec, open=True, read=True, context=context) for name, spec in specs.items()}
-    return _collect(path, futures, len(specs))
+    tensors: Tensors = {}
+    failures = {}
+    for name, future in futures.items():
+        try:
+            tensors[name] = _tensor(path, _result(future))
+        except UnreadableError as error:
+            failures[name] = error
+    if failures:
+        raise unreadable(path, failures, len(specs))
+    return tensors
 
 
-def read_arrays(path: Path, opened: Mapping[str, ts.TensorStore]) -> Arrays:
-    """Read opened arrays whole.
+def _tensor(path: Path, array: ts.TensorStore) -> Tensor:
+    dtype = "bfloat16" if array.dtype.name == "uint16" else array.dtype.name
+    return Tensor(tuple(array.shape), dtype, path, lambda: as_bfloat16(_read(array)))
 
-    Raises:
-        CheckpointError: chunks that are missing (incomplete) or can't be decoded (damaged).
-    """
-    futures = {name: array.read() for name, array in opened.items()}
-    return {name: as_bfloat16(value) for name, value in _collect(path, futures, len(opened)).items()}
+
+def _read(array: ts.TensorStore) -> np.ndarray:
+    """The values of an opened array; chunks are decoded into place, without a copy of the whole."""
+    out = empty(tuple(array.shape), array.dtype.numpy_dtype)
+    _result(ts.array(out).write(array))
+    return out
 
 
 def as_bfloat16(array: np.ndarray) -> np.ndarray:
@@ -101,11 +140,18 @@ def as_bfloat16(array: np.ndarray) -> np.ndarray:
     return array.view(jnp.bfloat16) if array.dtype == np.uint16 else array
 
 
-def stored(path: Path, kind: str, opened: Mapping[str, ts.TensorStore], **known: Any) -> Stored:
-    """`Stored` for arrays that tensorstore has opened; `known`: `config` and `fingerprint`."""
-    shapes = {name: tuple(array.shape) for name, array in opened.items()}
-    dtypes = frozenset("bfloat16" if a.dtype.name == "uint16" else a.dtype.name for a in opened.values())
-    return Stored(path, kind, shapes, dtypes, lambda: read_arrays(path, opened), **known)
+def inline(path: Path, value: Any) -> Tensor:
+    """An array that is in memory already."""
+    array = as_bfloat16(np.asarray(value))
+    return Tensor(array.shape, array.dtype.name, path, lambda: array)
+
+
+def describe_not_finite(array: np.ndarray) -> str | None:
+    """How many values are NaN or infinite; `None` where all are finite."""
+    flat = array.reshape(-1)
+    chunks = (flat[start : start + _CHUNK] for start in range(0, flat.size, _CHUNK))
+    count = sum(chunk.size - int(np.count_nonzero(np.isfinite(chunk))) for chunk in chunks)
+    return f"{count:,} of {array.size:,} values are NaN or infinite" if count else None
 
 
 def check_finite(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -114,14 +160,6 @@ def check_finite(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     Raises:
         CheckpointError: naming the arrays and how many of their values are not finite.
     """
-    bad = {}
-    for name, array in arrays.items():
-        finite = np.isfinite(array)
-        if not finite.all():
-            bad[name] = f"{array.size - int(finite.sum()):,} of {array.size:,} values are NaN or infinite"
-    if bad:
-        text = "; ".join(f"{name}: {reason}" for name, reason in sorted(bad.items())[:3])
-        raise CheckpointError(
-            f"{path}: {len(bad)} arrays hold values that are not finite ({text}): the file is damaged or "
-            "training diverged; choose an earlier checkpoint"
-        )
+    reasons = {name: reason for name, array in arrays.items() if (reason := describe_not_finite(array))}
+    if reasons:
+        raise not_finite(path, reasons)

@@ -1,15 +1,19 @@
-"""From parameter names and shapes to a `T5Config`: what T5X does not store beside its arrays."""
+"""What T5X does not store beside its arrays, a `T5Config`, from names and shapes; and shapes from configurations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
-from speccascade_jax.checkpoints.arrays import Arrays, Shapes
+from speccascade_jax.checkpoints.arrays import Shapes, Tensor, Tensors
 from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, incomplete, listing
+from speccascade_jax.checkpoints.plan import Config, Piece, Plan, Stored, as_it_is, shape_of
+from speccascade_jax.models.decoder_config import DecoderConfig, parameter_shapes
 from speccascade_jax.models.t5 import T5Config
 
 EMBEDDING = "token_embedder/embedding"
@@ -20,54 +24,43 @@ _SCANNED = ("encoder", "decoder", "layers")
 _BIASES = ("relpos_bias", "relative_posemb")
 
 
-class Source(NamedTuple):
-    """Where a parameter comes from: a stored array, or one layer of it (axis 1)."""
-
-    name: str
-    layer: int | None = None
-
-
-def sources(shapes: Shapes) -> dict[str, Source]:
-    """T5 parameter names and where each is stored.
+def stored_t5(path: Path, kind: str, tensors: Tensors) -> Stored:
+    """What T5X wrote: configuration and plan are inferred from names and shapes.
 
     scalable_t5 scans over its layers: one stored array holds all of them, stacked at axis 1, under
     `encoder/encoder/…` (or `encoder/layers/…`); each layer also carries the relative biases.
-    """
-    found: dict[str, Source] = {}
-    for stored, shape in shapes.items():
-        parts = stored.split("/")
-        if not (len(parts) > 2 and parts[0] in _STACKS and parts[1] in _SCANNED and len(shape) > 1):
-            found[stored] = Source(stored)
-        elif parts[2] in _BIASES:
-            found[f"{parts[0]}/relpos_bias/rel_embedding"] = Source(stored, 0)
-        else:
-            rest = "/".join(parts[2:])
-            found |= {f"{parts[0]}/layers_{i}/{rest}": Source(stored, i) for i in range(shape[1])}
-    return found
-
-
-def unstacked_shapes(shapes: Shapes) -> Shapes:
-    """Shapes by T5 parameter name, one layer each."""
-    whole = {name: (shapes[source.name], source.layer) for name, source in sources(shapes).items()}
-    return {name: shape if layer is None else shape[:1] + shape[2:] for name, (shape, layer) in whole.items()}
-
-
-def unstacked(path: Path, arrays: Arrays) -> Arrays:
-    """Arrays by T5 parameter name, one layer each.
 
     Raises:
-        CheckpointError: scanned layers have relative biases of their own (UMT5), which T5 shares.
+        CheckpointError: as `infer_config`.
     """
-    result = {}
-    for name, source in sources({n: a.shape for n, a in arrays.items()}).items():
-        array = arrays[source.name]
-        if name.endswith("rel_embedding") and source.layer is not None and (array != array[:, :1]).any():
-            raise CheckpointError(
-                f"{path}: unknown architecture: {source.name} holds different relative biases for each layer "
-                "(as UMT5 has), and T5 shares one among its layers"
-            )
-        result[name] = array if source.layer is None else np.ascontiguousarray(array[:, source.layer])
-    return result
+    plan: Plan = {}
+    readers = dict(tensors)
+    for source, tensor in tensors.items():
+        parts = source.split("/")
+        if not (len(parts) > 2 and parts[0] in _STACKS and parts[1] in _SCANNED and len(tensor.shape) > 1):
+            plan[source] = as_it_is(source, tensor.shape)
+        elif parts[2] in _BIASES:
+            plan[f"{parts[0]}/relpos_bias/rel_embedding"] = _layer(source, tensor, 0)
+            readers[source] = dataclasses.replace(tensor, read=functools.partial(_shared_bias, path, source, tensor))
+        else:
+            name = "/".join(parts[2:])
+            plan |= {f"{parts[0]}/layers_{i}/{name}": _layer(source, tensor, i) for i in range(tensor.shape[1])}
+    config = infer_config(path, {name: shape_of(pieces) for name, pieces in plan.items()})
+    return Stored(path, kind, readers, config, plan)
+
+
+def _layer(source: str, tensor: Tensor, number: int) -> tuple[Piece]:
+    return (Piece(source, tensor.shape, tensor.shape[:1] + tensor.shape[2:], take=(1, number)),)
+
+
+def _shared_bias(path: Path, source: str, tensor: Tensor) -> np.ndarray:
+    array = tensor.read()
+    if (array != array[:, :1]).any():
+        raise CheckpointError(
+            f"{path}: unknown architecture: {source} holds different relative biases for each layer "
+            "(as UMT5 has), and T5 shares one among its layers"
+        )
+    return array
 
 
 def infer_config(path: Path, shapes: Shapes) -> T5Config:
@@ -125,8 +118,13 @@ def _layers(shapes: Shapes, stack: str) -> int:
     return max((int(n) for n in numbers if n.isdigit()), default=-1) + 1
 
 
-def expected_shapes(c: T5Config) -> Shapes:
-    """Shapes of the parameters of `T5Module(c)` by name.
+def expected_shapes(config: Config) -> Shapes:
+    """Shapes of a model's parameters by name, for any family's configuration."""
+    return SHAPES[type(config)](config)
+
+
+def _t5_shapes(c: T5Config) -> Shapes:
+    """Shapes of the parameters of `T5Module(c)`.
 
     Written out, because asking the module takes longer than reading the weights of a small model.
     """
@@ -153,19 +151,19 @@ def _layer_shapes(c: T5Config, stack: str) -> Shapes:
     return shapes | {"mlp/wo/kernel": (c.d_ff, c.d_model)}
 
 
-def check_shapes(path: Path, shapes: Shapes, config: T5Config) -> None:
+def check_shapes(path: Path, shapes: Shapes, config: Config) -> None:
     """Every parameter of the configuration is there, with its shape, and none besides.
 
     Raises:
-        CheckpointError: naming missing arrays, arrays of a wrong shape, or arrays a T5 has no place for.
+        CheckpointError: naming missing arrays, arrays of a wrong shape, or arrays without a place.
     """
     expected = expected_shapes(config)
     if missing := expected.keys() - shapes.keys():
         raise incomplete(path, missing, len(expected))
     if unknown := shapes.keys() - expected.keys():
         raise CheckpointError(
-            f"{path}: unknown architecture: a T5 has no place for the arrays {listing(unknown)}; only T5X's T5 "
-            "encoder-decoders can be loaded"
+            f"{path}: unknown architecture: a {type(config).__name__.removesuffix('Config')} has no place for the "
+            f"arrays {listing(unknown)}; correct the configuration or choose another checkpoint"
         )
     wrong = [name for name in sorted(expected) if tuple(shapes[name]) != tuple(expected[name])]
     if wrong:
@@ -174,3 +172,6 @@ def check_shapes(path: Path, shapes: Shapes, config: T5Config) -> None:
             f"{path}: {len(wrong)} arrays have a wrong shape ({listing(wrong)}): {name} is {list(shapes[name])}, but "
             f"the configuration needs {list(expected[name])}: correct the configuration or {COPY_AGAIN}"
         )
+
+
+SHAPES: dict[type, Callable[[Any], Shapes]] = {T5Config: _t5_shapes, DecoderConfig: parameter_shapes}

@@ -18,13 +18,14 @@ import numpy as np
 from flax.core import unfreeze
 from flax.traverse_util import flatten_dict
 
-from speccascade_jax.checkpoints.arrays import Arrays, Stored, check_finite, open_arrays, read_arrays
-from speccascade_jax.checkpoints.arrays import stored as stored_arrays
-from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, damaged, incomplete
+from speccascade_jax.checkpoints.arrays import Arrays, check_finite, open_arrays
+from speccascade_jax.checkpoints.checksums import checked, digest
+from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, incomplete
+from speccascade_jax.checkpoints.families import FAMILIES, Model, family
 from speccascade_jax.checkpoints.infer import check_shapes
 from speccascade_jax.checkpoints.orbax_tree import tree_specs, write_tree
+from speccascade_jax.checkpoints.plan import Config, Stored, as_it_is
 from speccascade_jax.models.base import Params
-from speccascade_jax.models.t5 import T5, T5Config
 
 CONFIG = "config.json"
 PARAMS = "params"
@@ -33,7 +34,7 @@ SAVED_DTYPES = ("float32", "bfloat16")
 
 
 def save(
-    path: str | os.PathLike[str], model: T5, params: Params, dtype: str = "float32", *, overwrite: bool = False
+    path: str | os.PathLike[str], model: Model, params: Params, dtype: str = "float32", *, overwrite: bool = False
 ) -> None:
     """Write a model and its parameters in our format; the directory appears whole or not at all.
 
@@ -47,25 +48,50 @@ def save(
         FileExistsError: something lies at `path` and `overwrite` is off, or it isn't a checkpoint of ours.
         CheckpointError: parameters that are not finite or don't fit `model`.
     """
-    target = Path(path).expanduser().absolute()
     if dtype not in SAVED_DTYPES:
         raise ValueError(f"dtype is {dtype!r}: choose one of {', '.join(SAVED_DTYPES)}")
-    _check_free(target, overwrite)
+    check_free(path, overwrite)
     flat = flatten_dict(unfreeze(params), sep="/")
-    check_shapes(target, {name: tuple(value.shape) for name, value in flat.items()}, model.config)
-    arrays = {name: np.asarray(value).astype(jnp.dtype(dtype)) for name, value in sorted(flat.items())}
+    check_shapes(Path(path), {name: tuple(value.shape) for name, value in flat.items()}, model.config)
+    write(path, model.config, {n: np.asarray(v).astype(jnp.dtype(dtype), copy=False) for n, v in flat.items()}, dtype)
+
+
+def write(path: str | os.PathLike[str], config: Config, arrays: Arrays, dtype: str) -> None:
+    """`save` of arrays by name, all of `dtype`, in place of what lies at `path`.
+
+    Raises:
+        CheckpointError: values that are not finite.
+    """
+    target = Path(path).expanduser().absolute()
+    arrays = dict(sorted(arrays.items()))
     check_finite(target, arrays)
     with _replacing(target) as temporary:
         (temporary / PARAMS).mkdir()
         write_tree(temporary / PARAMS, arrays)
-        (temporary / CONFIG).write_text(_config_text(model, arrays, dtype))
+        (temporary / CONFIG).write_text(_config_text(config, arrays, dtype))
 
 
-def _check_free(target: Path, overwrite: bool) -> None:
+def check_free(path: str | os.PathLike[str], overwrite: bool) -> None:
+    """Refuse a path that is taken, and to replace what `save` didn't write.
+
+    Raises:
+        FileExistsError: as `save`.
+    """
+    target = Path(path).expanduser().absolute()
     if target.exists() and not overwrite:
         raise FileExistsError(f"{target} exists: choose another path, or pass overwrite=True to replace it")
-    if target.exists() and not (target / CONFIG).is_file() and not (target / PARAMS).is_dir():
+    if target.exists() and not is_ours(target):
         raise FileExistsError(f"{target} exists and is no checkpoint written by save: choose another path or delete it")
+
+
+def is_ours(path: Path) -> bool:
+    """`config.json` alone may be another tool's; ours has a family, or `params/` beside it."""
+    if (path / PARAMS).is_dir():
+        return True
+    try:
+        return "family" in json.loads((path / CONFIG).read_text())
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 @contextmanager
@@ -92,22 +118,16 @@ def _replacing(target: Path) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _digest(array: np.ndarray) -> str:
-    """BLAKE2b of an array's bytes, 128 bits in hexadecimal."""
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return hashlib.blake2b(data.data, digest_size=16).hexdigest()
-
-
-def _config_text(model: T5, arrays: Arrays, dtype: str) -> str:
+def _config_text(config: Config, arrays: Arrays, dtype: str) -> str:
     """`config.json`: one line an array, so that two versions compare well."""
     table = {
-        name: {"shape": list(array.shape), "dtype": array.dtype.name, "blake2b": _digest(array)}
+        name: {"shape": list(array.shape), "dtype": array.dtype.name, "blake2b": digest(array)}
         for name, array in arrays.items()
     }
     head = {
         "format": FORMAT,
-        "family": "t5",
-        "config": dataclasses.asdict(model.config),
+        "family": family(config),
+        "config": dataclasses.asdict(config),
         "dtype": dtype,
         "fingerprint": _fingerprint(table),
     }
@@ -128,22 +148,20 @@ def open_ours(path: Path) -> Stored:
             missing or have other shapes than `config.json` says.
     """
     record = _record(path)
-    config = _t5_config(path, record)
+    config = _config(path, record)
     table = record["arrays"]
     if not (path / PARAMS).is_dir():
         raise CheckpointError(f"{path} is incomplete: its {PARAMS} folder is missing; {COPY_AGAIN}")
     specs = tree_specs(path / PARAMS)
     if missing := table.keys() - specs.keys():
         raise incomplete(path, missing, len(table))
-    opened = open_arrays(path, {name: specs[name] for name in table})
-
-    def read() -> Arrays:
-        arrays = read_arrays(path, opened)
-        _check_digests(path, arrays, table)
-        return arrays
-
-    whole = stored_arrays(path, f"speccascade_jax, format {FORMAT}", opened, config=config)
-    return dataclasses.replace(whole, read=read, fingerprint=_fingerprint(table))
+    reason = f"its bytes are not those that were saved (checksum in {CONFIG})"
+    tensors = {
+        name: checked(tensor, table[name].get("blake2b"), reason)
+        for name, tensor in open_arrays(path, {name: specs[name] for name in table}).items()
+    }
+    plan = {name: as_it_is(name, tensor.shape) for name, tensor in tensors.items()}
+    return Stored(path, f"speccascade_jax, format {FORMAT}", tensors, config, plan, _fingerprint(table))
 
 
 def _record(path: Path) -> dict[str, Any]:
@@ -165,23 +183,14 @@ def _record(path: Path) -> dict[str, Any]:
     return record
 
 
-def _t5_config(path: Path, record: Mapping[str, Any]) -> T5Config:
+def _config(path: Path, record: Mapping[str, Any]) -> Config:
     if record["family"] not in FAMILIES:
         raise CheckpointError(
             f"{path / CONFIG}: unknown architecture {record['family']!r}; known: {', '.join(FAMILIES)}: update "
             "speccascade_jax or correct family"
         )
-    kind = FAMILIES[record["family"]]
+    kind = FAMILIES[record["family"]].config
     try:
         return kind(**record["config"])
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path / CONFIG}: config is not a {kind.__name__} ({error}): correct it") from error
-
-
-def _check_digests(path: Path, arrays: Arrays, table: Mapping[str, Any]) -> None:
-    reason = "its bytes are not those that were saved (checksum in config.json)"
-    if changed := [name for name, array in arrays.items() if _digest(array) != table[name].get("blake2b")]:
-        raise damaged(path, dict.fromkeys(changed, reason))
-
-
-FAMILIES = {"t5": T5Config}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import re
@@ -14,15 +13,16 @@ from typing import Any
 import jax
 from flax.traverse_util import unflatten_dict
 
-from speccascade_jax.checkpoints import native, orbax_tree, t5x
-from speccascade_jax.checkpoints.arrays import Stored, check_finite
+from speccascade_jax.checkpoints import gemma_jax, huggingface, llama2c, native, orbax_tree, t5x
 from speccascade_jax.checkpoints.errors import CheckpointError, listing
-from speccascade_jax.checkpoints.infer import check_shapes, infer_config, unstacked, unstacked_shapes
-from speccascade_jax.models.t5 import T5, T5Config
+from speccascade_jax.checkpoints.families import FAMILIES, Model, family
+from speccascade_jax.checkpoints.infer import check_shapes
+from speccascade_jax.checkpoints.plan import Config, Stored, fused, shape_of, stream
 
 LOOKED_FOR = (
-    f"{native.CONFIG} and {native.PARAMS}/ (written by save), a msgpack file named {t5x.MSGPACK} (T5X), "
-    f"{t5x.STATE}/ (T5X through Orbax), or checkpoint_<step> directories"
+    f"{native.CONFIG} and {native.PARAMS}/ (written by save), {huggingface.CONFIG} with a model_type (Hugging Face), "
+    f"one *.bin file of llama2.c, a msgpack file named {t5x.MSGPACK} (T5X), {t5x.STATE}/ (T5X through Orbax), an Orbax "
+    "tree (Gemma), or checkpoint_<step> directories"
 )
 DTYPES = ("float32", "bfloat16", "float16")
 _STEP = re.compile(r"checkpoint_(\d+)")
@@ -30,16 +30,29 @@ _TEMPORARY = re.compile(r"\.(tmp|orbax-checkpoint-tmp)-")
 
 
 def load(
-    path: str | os.PathLike[str], *, vocab_size: int | None = None, dtype: str | None = "float32"
-) -> tuple[T5, dict[str, Any]]:
+    path: str | os.PathLike[str],
+    *,
+    vocab_size: int | None = None,
+    dtype: str | None = "float32",
+    prepared: bool = False,
+) -> tuple[Model, dict[str, Any]]:
     """Load a model and its parameters, whatever the format.
 
+    Parameters are read one at a time and handed to the device before the next: above them, memory holds about two
+    arrays of the checkpoint.
+
     Args:
-        path: a directory written by `save`; a T5X `checkpoint_<step>` directory (native or Orbax) or its
-            parent, where the newest complete step is taken; or a T5X checkpoint in one msgpack file.
+        path: a directory written by `save`; one of Hugging Face (`config.json` and safetensors: T5, Gemma 2, Llama,
+            Qwen 2.5); a `*.bin` file of llama2.c or the directory that holds it; Gemma 2 of Google's JAX releases; a
+            T5X `checkpoint_<step>` directory (native or Orbax) or its parent, where the newest complete step is taken;
+            or a T5X checkpoint in one msgpack file.
         vocab_size: real vocabulary entries, when not those of the checkpoint: by default 32,100 of T5's
             32,128 rows, and otherwise all rows.
-        dtype: of the parameters returned; `None` keeps the stored one.
+        dtype: of the parameters returned; `None` keeps the stored one. The configuration's own dtype is that of
+            computation: it stays as stored (float32 where nothing is), and becomes bfloat16 with "bfloat16", since
+            parameters of another dtype are cast again at every call. So float16 halves the memory and computes in
+            float32.
+        prepared: give the parameters as `model.prepare` would, for decoding, without holding both forms.
 
     Returns:
         The model, its configuration read or inferred from names and shapes, and nested jax arrays named as
@@ -54,11 +67,14 @@ def load(
         raise ValueError(f"dtype is {dtype!r}: choose one of {', '.join(DTYPES)}, or None to keep the stored one")
     stored = find(path)
     config = _config(stored, vocab_size)
-    arrays = stored.read()
-    check_finite(stored.path, arrays)
-    # cast by NumPy: on the device each shape would be a program of its own to compile
-    flat = {n: a.astype(dtype or a.dtype, copy=False) for n, a in unstacked(stored.path, arrays).items()}
-    return T5(config), jax.device_put(unflatten_dict(flat, sep="/"))
+    if dtype == "bfloat16":
+        config = dataclasses.replace(config, dtype=dtype)
+    flat = {}
+    for name, array in stream(stored, fused(stored.plan) if prepared else stored.plan, dtype):
+        # cast by NumPy: on the device each shape would be a program of its own to compile
+        flat[name] = jax.device_put(array).block_until_ready()
+        del array  # the host's copy goes before the next is read
+    return FAMILIES[family(config)].model(config), unflatten_dict(flat, sep="/")
 
 
 def describe(path: str | os.PathLike[str]) -> str:
@@ -68,18 +84,16 @@ def describe(path: str | os.PathLike[str]) -> str:
         As `load` does, except for what only reading the arrays shows.
     """
     stored = find(path)
-    config = _config(stored, None)
-    count = sum(math.prod(shape) for shape in unstacked_shapes(stored.shapes).values())
-    lines = [f"format: {stored.format}", f"model: {config}"]
-    lines += [f"parameters: {count:,} in {len(stored.shapes)} arrays, {', '.join(sorted(stored.dtypes))}"]
+    count = sum(math.prod(shape_of(pieces)) for pieces in stored.plan.values())
+    lines = [f"format: {stored.format}", f"model: {_config(stored, None)}"]
+    lines += [f"parameters: {count:,} in {len(stored.tensors)} arrays, {', '.join(sorted(stored.dtypes))}"]
     return "\n".join(lines + ([f"fingerprint: {stored.fingerprint}"] if stored.fingerprint else []))
 
 
-def _config(stored: Stored, vocab_size: int | None) -> T5Config:
-    """The stored or inferred configuration, after checking the shapes against it."""
-    shapes = unstacked_shapes(stored.shapes)
-    config = stored.config or infer_config(stored.path, shapes)
-    check_shapes(stored.path, shapes, config)
+def _config(stored: Stored, vocab_size: int | None) -> Config:
+    """The configuration, after checking the shapes against it."""
+    config = stored.config
+    check_shapes(stored.path, {name: shape_of(pieces) for name, pieces in stored.plan.items()}, config)
     if vocab_size is None:
         return config
     if not 0 < vocab_size <= config.num_embeddings:
@@ -95,31 +109,38 @@ def find(path: str | os.PathLike[str]) -> Stored:
     path = Path(path).expanduser()
     if not path.exists():
         raise FileNotFoundError(
-            f"{path} does not exist: give a directory written by save, a T5X checkpoint_<step> directory or its "
-            "parent, or a T5X checkpoint in one file"
+            f"{path} does not exist: give a directory written by save, one of Hugging Face, a T5X checkpoint_<step> "
+            "directory or its parent, or a checkpoint in one file (T5X, llama2.c)"
         )
     if _TEMPORARY.search(path.name):
         raise CheckpointError(
             f"{path} is being written (its name is a temporary one): wait until it is renamed, or choose "
             "another step if its writer died"
         )
-    if path.is_file() or (path / t5x.MSGPACK).is_file():
+    return _find_file(path) if path.is_file() else _find_in_directory(path)
+
+
+def _find_file(path: Path) -> Stored:
+    if path.suffix == ".safetensors":
+        raise CheckpointError(f"{path} holds no configuration: give its directory, where {huggingface.CONFIG} lies")
+    return llama2c.open_file(path) if path.suffix == ".bin" else t5x.open_native(path)
+
+
+def _find_in_directory(path: Path) -> Stored:
+    if (path / t5x.MSGPACK).is_file():
         return t5x.open_native(path)
-    if _is_ours(path):
+    if native.is_ours(path):
         return native.open_ours(path)
+    if huggingface.model_type(path) is not None:
+        return huggingface.open_directory(path)
     if (path / t5x.STATE).is_dir() or (path / orbax_tree.METADATA).is_file():
-        return t5x.open_orbax(path)
-    return _newest(path)
+        return gemma_jax.open_tree(path) if _is_gemma(path) else t5x.open_orbax(path)
+    models = [file for file in path.glob("*.bin") if llama2c.is_model(file)]
+    return llama2c.open_file(models[0]) if len(models) == 1 else _newest(path)
 
 
-def _is_ours(path: Path) -> bool:
-    """`config.json` alone may be another tool's; ours has a family, or `params/` beside it."""
-    if (path / native.PARAMS).is_dir():
-        return True
-    try:
-        return "family" in json.loads((path / native.CONFIG).read_text())
-    except (OSError, ValueError, TypeError):
-        return False
+def _is_gemma(path: Path) -> bool:
+    return (path / orbax_tree.METADATA).is_file() and gemma_jax.names(path)
 
 
 def _newest(path: Path) -> Stored:

@@ -7,12 +7,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import flax.serialization
-import numpy as np
 
-from speccascade_jax.checkpoints.arrays import Spec, Stored, as_bfloat16, open_arrays, read_arrays
-from speccascade_jax.checkpoints.arrays import stored as stored_arrays
+from speccascade_jax.checkpoints.arrays import Spec, Tensors, inline, open_arrays
 from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError
+from speccascade_jax.checkpoints.infer import stored_t5
 from speccascade_jax.checkpoints.orbax_tree import tree_specs
+from speccascade_jax.checkpoints.plan import Stored
 
 MSGPACK = "checkpoint"
 STATE = "state"
@@ -30,19 +30,12 @@ def open_native(path: Path) -> Stored:
     file = path / MSGPACK if path.is_dir() else path
     contents = _contents(file)
     leaves = dict(_leaves(_target(file, contents)))
-    inline = {name: as_bfloat16(np.asarray(leaf)) for name, leaf in leaves.items() if not _is_spec(leaf)}
     pointers = {name: leaf for name, leaf in leaves.items() if _is_spec(leaf)}
-    opened = open_arrays(path, {name: _zarr(file.parent, name, leaf) for name, leaf in pointers.items()})
-    outside = stored_arrays(path, "", opened)
+    outside = open_arrays(path, {name: _zarr(file.parent, name, leaf) for name, leaf in pointers.items()})
     _check_pointers(path, pointers, outside)
+    inside = {name: inline(file, leaf) for name, leaf in leaves.items() if name not in pointers}
     where = "msgpack and zarr" if pointers else "one msgpack file"
-    return Stored(
-        path,
-        f"T5X native, version {contents.get('version', 0)} ({where})",
-        outside.shapes | {name: array.shape for name, array in inline.items()},
-        outside.dtypes | {array.dtype.name for array in inline.values()},
-        lambda: inline | read_arrays(path, opened),
-    )
+    return stored_t5(path, f"T5X native, version {contents.get('version', 0)} ({where})", inside | outside)
 
 
 def open_orbax(path: Path) -> Stored:
@@ -58,7 +51,7 @@ def open_orbax(path: Path) -> Stored:
     specs = tree_specs(state, ("target",))
     if not specs:
         raise CheckpointError(f"{state} holds no arrays under target: it is not a T5X training state")
-    return stored_arrays(path, "T5X through Orbax", open_arrays(path, specs))
+    return stored_t5(path, "T5X through Orbax", open_arrays(path, specs))
 
 
 def _contents(file: Path) -> dict[str, Any]:
@@ -112,13 +105,13 @@ def _zarr(directory: Path, name: str, pointer: Mapping[str, Any]) -> Spec:
     return {"driver": "zarr", "kvstore": {"driver": "file", "path": path}, "fill_missing_data_reads": False}
 
 
-def _check_pointers(path: Path, pointers: Mapping[str, Any], outside: Stored) -> None:
+def _check_pointers(path: Path, pointers: Mapping[str, Any], outside: Tensors) -> None:
     """An array's folder must hold what the msgpack file announces."""
     for name, pointer in pointers.items():
         shape = pointer.get("base", pointer).get("metadata", {}).get("shape")
         announced = tuple(shape.values() if isinstance(shape, Mapping) else shape or ())
-        if shape is not None and announced != outside.shapes[name]:
+        if shape is not None and announced != outside[name].shape:
             raise CheckpointError(
-                f"{path}: array {name} has shape {list(outside.shapes[name])} but the msgpack file announces "
+                f"{path}: array {name} has shape {list(outside[name].shape)} but the msgpack file announces "
                 f"{list(announced)}: files of two checkpoints are mixed; {COPY_AGAIN}"
             )

@@ -6,13 +6,16 @@ import socket
 from pathlib import Path
 
 import flax.core
+import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from speccascade_jax.checkpoints import CheckpointError, describe, load, save
+from speccascade_jax.models.decoder import DecoderLM
+from speccascade_jax.models.decoder_config import parameter_shapes, tiny
 
 KEY = "decoder/layers_1/mlp/wo/kernel"
 
@@ -193,3 +196,42 @@ def test_damaged_configuration(saved, edited):
     file.write_text(whole[:100])
     with pytest.raises(CheckpointError, match=r"config.json is damaged"):
         load(saved)
+
+
+@pytest.mark.parametrize("name", ["gemma2_2b", "llama3.1_8b", "qwen2.5_7b"])
+def test_decoders_with_all_that_their_configurations_hold(tmp_path, name):
+    config = tiny(name)
+    rng = np.random.default_rng(0)
+    flat = {n: rng.normal(size=s).astype(np.float32) for n, s in parameter_shapes(config).items()}
+    save(tmp_path / "mine", DecoderLM(config), unflatten_dict(flat, sep="/"))
+    model, params = load(tmp_path / "mine")
+    assert model == DecoderLM(config)
+    assert hash(model) == hash(DecoderLM(config))  # a static argument of jit
+    restored = flatten_dict(params, sep="/")
+    assert restored.keys() == flat.keys()
+    assert all(np.array_equal(restored[n], array) for n, array in flat.items())
+    fused = flatten_dict(model.prepare(params), sep="/")
+    prepared = flatten_dict(load(tmp_path / "mine", prepared=True)[1], sep="/")
+    assert prepared.keys() == fused.keys() != flat.keys()
+    assert all(np.array_equal(prepared[n], array) for n, array in fused.items())
+
+
+def test_bfloat16_is_computed_in_where_it_is_asked_for(saved):
+    model, params = load(saved, dtype="bfloat16", prepared=True)
+    assert model.config.dtype == "bfloat16"
+    assert {array.dtype for array in jax.tree.leaves(params)} == {jnp.dtype("bfloat16")}
+    assert load(saved, dtype="float16")[0].config.dtype == "float32"
+
+
+def test_a_family_that_does_not_fit_its_configuration(saved, edited):
+    edited(saved / "config.json", lambda r: r.update(family="decoder"))
+    with pytest.raises(CheckpointError, match=r"config is not a DecoderConfig \(.*num_encoder_layers"):
+        load(saved)
+
+
+def test_other_tools_directories_are_never_replaced(tmp_path, model, params):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(FileExistsError, match=r"no checkpoint written by save"):
+        save(tmp_path / "theirs", model, params, overwrite=True)
+    assert [entry.name for entry in (tmp_path / "theirs").iterdir()] == ["config.json"]

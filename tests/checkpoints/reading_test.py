@@ -19,9 +19,9 @@ def test_path_that_does_not_exist(tmp_path):
 def test_nothing_recognisable(tmp_path):
     with pytest.raises(CheckpointError, match=r"looked for config.json and params/.*; found nothing"):
         load(tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
-    (tmp_path / "model.safetensors").write_text("")
-    with pytest.raises(CheckpointError, match=r"holds no checkpoint: .*found config.json, model.safetensors"):
+    (tmp_path / "config.json").write_text('{"name": "something else"}')
+    (tmp_path / "model.npz").write_text("")
+    with pytest.raises(CheckpointError, match=r"holds no checkpoint: .*found config.json, model.npz"):
         load(tmp_path)
 
 

@@ -1,0 +1,113 @@
+"""Convert a checkpoint to this project's format (config.json and Orbax), streamed array by array.
+
+    python -m experiments.convert google/gemma-2-2b models/gemma2_2b       a directory with config.json and safetensors
+    python -m experiments.convert stories260K.bin models/stories260K       a llama2.c file, version 0
+    python -m experiments.convert run/checkpoint_1000000 models/t5         T5X, native or through Orbax
+    python -m experiments.convert SOURCE DESTINATION --dtype bfloat16      half of float32's size
+    python -m experiments.convert SOURCE --dry-run                         what maps to what; reads and writes nothing
+    python -m experiments.convert SOURCE --checksums                       checksums.json into SOURCE, nothing else
+
+SOURCE is a local path of any format that is read. safetensors have no digests, so a flipped bit goes unseen:
+--checksums stores them once, where the files are known to be good, and every later load names the file and the tensor
+that changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+from rich import filesize
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from speccascade_jax.checkpoints import converting, native, reading
+from speccascade_jax.report import clock_time
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Convert, or say what a conversion would do; returns the exit status."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.destination is None and not (args.dry_run or args.checksums):
+        parser.error("give DESTINATION, or --dry-run or --checksums")
+    try:
+        if args.checksums:
+            _write_checksums(args)
+        elif args.dry_run:
+            _show(args)
+        else:
+            _convert(args)
+    except (ValueError, OSError) as error:
+        message = "; ".join(line.strip() for line in str(error).splitlines())
+        print(f"error: {message.replace('pass overwrite=True', 'add --overwrite')}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _convert(args: argparse.Namespace) -> None:
+    stored = reading.find(args.source)
+    dtype, begin = args.dtype or converting.default_dtype(stored), time.monotonic()
+    native.check_free(args.destination, args.overwrite)
+    size = filesize.decimal(converting.size(stored, dtype))
+    print(f"{stored.format}: {len(stored.plan)} parameters, {size} as {dtype}")
+    with _progress("reading", then="writing") as advance:
+        converting.convert(stored, args.destination, dtype, overwrite=args.overwrite, advance=advance)
+    print(f"written: {args.destination} in {clock_time(time.monotonic() - begin)}")
+
+
+def _write_checksums(args: argparse.Namespace) -> None:
+    with _progress("digests") as advance:
+        file = converting.write_checksums(args.source, advance)
+    print(f"written: {file}")
+
+
+@contextlib.contextmanager
+def _progress(what: str, then: str = "") -> Iterator[converting.Advance]:
+    """A bar of bytes with the time left, on stderr; `then` is what follows the last byte."""
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn(), TextColumn("left")
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(what, total=None)
+
+        def advance(count: int, total: int) -> None:
+            progress.update(task, advance=count, total=total)
+            if progress.finished and then:
+                progress.update(task, description=then)
+
+        yield advance
+
+
+def _show(args: argparse.Namespace) -> None:
+    stored = reading.find(args.source)
+    print(reading.describe(args.source))
+    table = Table("parameter", "shape", "from", "in", title="what maps to what", title_justify="left")
+    for row in converting.rows(stored):
+        table.add_row(row.name, " × ".join(map(str, row.shape)), row.sources, row.file)
+    Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False).print(table)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.convert",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("source", metavar="SOURCE", help="the checkpoint: a directory or a file")
+    parser.add_argument("destination", metavar="DESTINATION", nargs="?", help="the directory to create")
+    parser.add_argument(
+        "--dtype",
+        choices=native.SAVED_DTYPES,
+        help="of the parameters written (default: the source's; float32 for others)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="list which tensors make which parameter, and stop")
+    parser.add_argument("--checksums", action="store_true", help="write checksums.json beside the source, and stop")
+    parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint of ours at DESTINATION")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

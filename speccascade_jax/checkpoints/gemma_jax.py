@@ -1,0 +1,92 @@
+"""Gemma 2 as Google's JAX releases store it: an Orbax tree without a configuration.
+
+Sizes come from the shapes; what shapes can't tell is Gemma 2's. Source of names and layouts:
+https://github.com/google-deepmind/gemma.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+from speccascade_jax.checkpoints.arrays import Shapes, open_arrays
+from speccascade_jax.checkpoints.errors import incomplete
+from speccascade_jax.checkpoints.orbax_tree import tree_specs
+from speccascade_jax.checkpoints.plan import Piece, Plan, Stored, check_tensors
+from speccascade_jax.models.decoder_config import PRESETS, DecoderConfig, parameter_shapes
+
+_EMBEDDING = "embedder/input_embedding"
+_ROOT = "transformer/"
+
+
+def names(directory: Path) -> bool:
+    """Whether an Orbax tree holds a Gemma."""
+    return not {_EMBEDDING, _ROOT + _EMBEDDING}.isdisjoint(tree_specs(directory))
+
+
+def open_tree(path: Path) -> Stored:
+    """Open the directory of an Orbax tree.
+
+    Raises:
+        CheckpointError: arrays that are missing, of a wrong shape, or not Gemma 2's.
+    """
+    # releases differ in a root above all arrays, and in a last component below products
+    tensors = {
+        name.removeprefix(_ROOT).removesuffix("/w"): tensor
+        for name, tensor in open_arrays(path, tree_specs(path)).items()
+    }
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    config = _config(path, shapes)
+    plan: Plan = {name: (_piece(name, shape, config, shapes),) for name, shape in parameter_shapes(config).items()}
+    check_tensors(path, plan, tensors, lambda name: False)
+    return Stored(path, "Gemma 2 of Google's JAX releases (Orbax)", tensors, config, plan)
+
+
+def _config(path: Path, shapes: Shapes) -> DecoderConfig:
+    needed = (_EMBEDDING, "layer_0/attn/q_einsum", "layer_0/attn/kv_einsum", "layer_0/mlp/linear")
+    if missing := [name for name in needed if name not in shapes]:
+        raise incomplete(path, missing, len(shapes) + len(missing))
+    (rows, d_model), (heads, _, head_dim), (_, kv_heads, *_), (d_ff, _) = (shapes[name] for name in needed)
+    layers = 1 + max(int(name.split("/")[0].removeprefix("layer_")) for name in shapes if name.startswith("layer_"))
+    largest = (d_model, heads) == (4608, 32)  # alone in its scale of queries
+    preset = PRESETS["gemma2_27b" if largest else "gemma2_2b"]
+    return dataclasses.replace(
+        preset, vocab_size=min(rows, preset.vocab_size), num_embeddings=rows, d_model=d_model, num_layers=layers,
+        num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, d_ff=d_ff, embedding_scale=math.sqrt(d_model),
+        query_scale=preset.query_scale if largest else head_dim**-0.5,
+    )  # fmt: skip
+
+
+def _piece(name: str, shape: tuple[int, ...], c: DecoderConfig, shapes: Shapes) -> Piece:
+    """Where a parameter lies: heads and the two of a pair are axes of their own there."""
+    if not name.startswith("decoder/layers_"):
+        return Piece(_EMBEDDING if name.endswith("embedding") else "final_norm/scale", shape, shape)
+    _, layer, part = name.split("/", 2)
+    layer = layer.replace("layers_", "layer_")
+    gates = f"{layer}/mlp/gating_einsum"
+    # the larger models store gates [2, F, E]
+    turned = c.d_ff != c.d_model and shapes.get(gates, ())[1:] == (c.d_ff, c.d_model)
+    gating = (2, *shape[::-1]) if turned else (2, *shape)
+    order = (1, 0) if turned else None
+    kv = (2, c.num_kv_heads, c.d_model, c.head_dim)
+    products: dict[str, tuple[Any, ...]] = {
+        "self_attention/query/kernel": ("attn/q_einsum", (c.num_heads, c.d_model, c.head_dim), (1, 0, 2)),
+        "self_attention/key/kernel": ("attn/kv_einsum", kv, (1, 0, 2), (0, 0)),
+        "self_attention/value/kernel": ("attn/kv_einsum", kv, (1, 0, 2), (0, 1)),
+        "self_attention/out/kernel": ("attn/attn_vec_einsum", (c.num_heads, c.head_dim, c.d_model)),
+        "mlp/wi_0/kernel": ("mlp/gating_einsum", gating, order, (0, 0)),
+        "mlp/wi_1/kernel": ("mlp/gating_einsum", gating, order, (0, 1)),
+        "mlp/wo/kernel": ("mlp/linear", shape),
+    }
+    source, stored, *how = products.get(part) or (_NORMS[part], shape)
+    return Piece(f"{layer}/{source}", stored, shape, *how)
+
+
+_NORMS = {
+    "pre_self_attention_layer_norm/scale": "pre_attention_norm/scale",
+    "post_self_attention_layer_norm/scale": "post_attention_norm/scale",
+    "pre_mlp_layer_norm/scale": "pre_ffw_norm/scale",
+    "post_mlp_layer_norm/scale": "post_ffw_norm/scale",
+}

@@ -1,0 +1,205 @@
+"""From a `config.json` of transformers to a configuration of ours; what we can't compute is refused by name.
+
+Sources: the configuration classes of transformers (T5, Gemma 2, Llama, Qwen 2), releases 4 and 5; keys that a file
+leaves out have their class's value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from speccascade_jax.checkpoints.errors import CheckpointError
+from speccascade_jax.checkpoints.infer import PADDED_VOCABULARIES
+from speccascade_jax.checkpoints.plan import Config
+from speccascade_jax.models.decoder_config import DecoderConfig, RopeScaling
+from speccascade_jax.models.t5 import T5Config
+
+_KINDS = {"sliding_attention": "local", "full_attention": "global"}
+
+
+class Record:
+    """The entries of a `config.json`, each asked for with what it may be."""
+
+    def __init__(self, file: Path, entries: dict[str, Any], inside: str = ""):
+        self.file, self.entries, self._inside = file, entries, f"{inside}." if inside else ""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """An entry; the default where it is absent or null."""
+        value = self.entries.get(key)
+        return default if value is None else value
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """A whole number from 1 on."""
+        value = self.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise CheckpointError(f"{self.file}: {self._inside}{key} is {value!r}: give a whole number from 1 on")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number above 0."""
+        value = self.get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+            raise CheckpointError(f"{self.file}: {self._inside}{key} is {value!r}: give a number above 0")
+        return float(value)
+
+    def cap(self, key: str, default: float) -> float | None:
+        """A number above 0; null is no cap."""
+        return None if key in self.entries and self.entries[key] is None else self.number(key, default)
+
+    def only(self, key: str, supported: Sequence[Any], default: Any = None) -> Any:
+        """An entry that must be one of those supported."""
+        value = self.get(key, default)
+        if value not in supported:
+            known = " or ".join(repr(option) for option in supported)
+            raise CheckpointError(
+                f"{self.file}: {self._inside}{key} is {value!r}, and only {known} is supported: choose a checkpoint "
+                "without it"
+            )
+        return value
+
+
+def read_config(file: Path, entries: dict[str, Any]) -> Config:
+    """The configuration that `entries` of `file` describe.
+
+    Raises:
+        CheckpointError: an unknown `model_type`, an entry that is missing or no size, or an option without support;
+            names entry, value and what is supported.
+    """
+    record = Record(file, entries)
+    kind = record.get("model_type")
+    if kind not in MODELS:
+        raise CheckpointError(
+            f"{file}: model_type {kind!r} is an unknown architecture; known: {', '.join(MODELS)}: choose a checkpoint "
+            "of one of these"
+        )
+    record.only("quantization_config", (None,))
+    try:
+        return MODELS[kind](record)
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(f"{file}: {error}") from error
+
+
+def _t5(record: Record) -> T5Config:
+    rows, layers = record.size("vocab_size"), record.size("num_layers")
+    gated = record.only("feed_forward_proj", ("relu", "gated-gelu"), "relu") == "gated-gelu"
+    record.only("dense_act_fn", ("gelu_new",) if gated else ("relu",), "gelu_new" if gated else "relu")
+    return T5Config(
+        vocab_size=PADDED_VOCABULARIES.get(rows, rows),
+        num_embeddings=rows,
+        d_model=record.size("d_model"),
+        num_heads=record.size("num_heads"),
+        head_dim=record.size("d_kv"),
+        d_ff=record.size("d_ff"),
+        num_encoder_layers=layers,
+        num_decoder_layers=record.size("num_decoder_layers", layers),
+        relative_buckets=record.size("relative_attention_num_buckets", 32),
+        relative_max_distance=record.size("relative_attention_max_distance", 128),
+        gated=gated,
+        # release 5 says here what release 4 said by tie_word_embeddings
+        tied=record.get("scale_decoder_outputs", record.get("tie_word_embeddings", True)),
+        layer_norm_epsilon=record.number("layer_norm_epsilon", 1e-6),
+    )
+
+
+def _decoder(record: Record, **options: Any) -> DecoderConfig:
+    """What Llama, Qwen and Gemma have in common; `options` are a family's own, and its defaults."""
+    rows, heads, width = record.size("vocab_size"), record.size("num_attention_heads"), record.size("hidden_size")
+    base, scaling = _rope(record)
+    pattern = options.pop("pattern", ("global",))
+    return DecoderConfig(
+        vocab_size=rows,
+        num_embeddings=rows,
+        d_model=width,
+        num_layers=record.size("num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=record.size("num_key_value_heads", options.pop("kv_heads", heads)),
+        head_dim=record.size("head_dim", options.pop("head_dim", width // heads)),
+        d_ff=record.size("intermediate_size"),
+        tied=record.get("tie_word_embeddings", options.pop("tied", False)),
+        norm_epsilon=record.number("rms_norm_eps", 1e-6),
+        rope_base=base,
+        rope_scaling=scaling,
+        pattern=pattern,
+        window=record.size("sliding_window", 4096) if "local" in pattern else None,
+        max_length=record.size("max_position_embeddings", options.pop("max_length")),
+        **options,
+    )
+
+
+def _llama(record: Record) -> DecoderConfig:
+    record.only("hidden_act", ("silu", "swish"), "silu")
+    record.only("attention_bias", (False,), False)
+    record.only("mlp_bias", (False,), False)
+    return _decoder(record, max_length=2048)
+
+
+def _qwen2(record: Record) -> DecoderConfig:
+    record.only("hidden_act", ("silu", "swish"), "silu")
+    layers = record.size("num_hidden_layers")
+    first = record.get("max_window_layers", 28) if record.get("use_sliding_window", False) else layers
+    kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
+    return _decoder(record, max_length=32_768, qkv_bias=True, pattern=_pattern(record, kinds))
+
+
+def _gemma2(record: Record) -> DecoderConfig:
+    record.only("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
+    record.only("attention_bias", (False,), False)
+    record.only("use_bidirectional_attention", (False,), False)
+    kinds = ["full_attention" if i % 2 else "sliding_attention" for i in range(record.size("num_hidden_layers"))]
+    return _decoder(
+        record,
+        max_length=8192,
+        kv_heads=4,
+        head_dim=256,
+        activation="gelu",
+        tied=True,
+        post_norms=True,
+        norm_offset=1.0,
+        embedding_scale=math.sqrt(record.size("hidden_size")),
+        query_scale=record.number("query_pre_attn_scalar", 256) ** -0.5,
+        attention_cap=record.cap("attn_logit_softcapping", 50.0),
+        output_cap=record.cap("final_logit_softcapping", 30.0),
+        pattern=_pattern(record, kinds),
+    )
+
+
+def _pattern(record: Record, default: list[str]) -> tuple[str, ...]:
+    """The shortest pattern of layers that repeats to `layer_types`."""
+    types = record.get("layer_types", default)
+    if len(types) != len(default) or not set(types) <= _KINDS.keys():
+        raise CheckpointError(
+            f"{record.file}: layer_types is {types!r:.200}: give {len(default)} of {', '.join(_KINDS)}, or none"
+        )
+    kinds = [_KINDS[name] for name in types]
+    lengths = range(1, len(kinds) + 1)
+    period = next(n for n in lengths if all(kind == kinds[i % n] for i, kind in enumerate(kinds)))
+    return tuple(kinds[:period])
+
+
+def _rope(record: Record) -> tuple[float, RopeScaling | None]:
+    """Base and scaling, from release 5's `rope_parameters` or release 4's `rope_theta` and `rope_scaling`."""
+    key = "rope_parameters" if record.get("rope_parameters") else "rope_scaling"
+    entries = record.get(key, {})
+    if not isinstance(entries, dict) or any(isinstance(value, dict) for value in entries.values()):
+        raise CheckpointError(
+            f"{record.file}: {key} is {entries!r:.200}: only one rotation for all layers is supported"
+        )
+    rope = Record(record.file, {"rope_theta": record.get("rope_theta"), **entries}, key)
+    for place in (record, rope):
+        place.only("partial_rotary_factor", (1.0,), 1.0)
+    kind = "type" if "type" in entries and "rope_type" not in entries else "rope_type"
+    base = rope.number("rope_theta", 10_000.0)
+    if rope.only(kind, ("default", "llama3"), "default") == "default":
+        return base, None
+    names = ("factor", "low_freq_factor", "high_freq_factor")
+    factor, low, high = (rope.number(name) for name in names)
+    return base, RopeScaling(factor, low, high, rope.size("original_max_position_embeddings"))
+
+
+MODELS: dict[str, Callable[[Record], Config]] = {"t5": _t5, "llama": _llama, "qwen2": _qwen2, "gemma2": _gemma2}
+"""`model_type` -> how its configuration is read."""

@@ -1,0 +1,128 @@
+"""llama2.c's `*.bin` files of version 0: 7 integers, then float32 matrices by kind (Karpathy, 2023).
+
+RoPE rotates adjacent pairs there. Sources: https://github.com/karpathy/llama2.c, `export.py` and `run.c`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from speccascade_jax.checkpoints.arrays import Tensor, Tensors, read_bytes
+from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError
+from speccascade_jax.checkpoints.plan import Plan, Stored, as_it_is, transposed
+from speccascade_jax.models.decoder_config import DecoderConfig, parameter_shapes
+
+_HEADER = struct.Struct("<7i")
+_FIELDS = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
+_LATER_VERSIONS = 0x616B3432  # "ak42", what versions 1 and 2 begin with
+
+
+def is_model(file: Path) -> bool:
+    """Whether a file's size is the one that its header announces."""
+    try:
+        return bool(open_file(file))
+    except (CheckpointError, OSError):
+        return False
+
+
+def open_file(file: Path) -> Stored:
+    """Open a model file.
+
+    Raises:
+        CheckpointError: sizes of the header that don't fit together, or another file size than they need.
+    """
+    config = _config(file)
+    tensors: Tensors = {}
+    offset = _HEADER.size
+    for name, shape in _layout(config):
+        read = functools.partial(read_bytes, file, offset, shape, np.dtype("<f4"))
+        tensors[name] = Tensor(shape, "float32", file, read)
+        offset += 4 * math.prod(shape)
+    if (size := file.stat().st_size) != offset:
+        raise CheckpointError(
+            f"{file} has {size:,} bytes, but its header (d_model {config.d_model}, {config.num_layers} layers, "
+            f"vocabulary {config.vocab_size}) needs {offset:,}: it is truncated or no version-0 file of llama2.c; "
+            f"{COPY_AGAIN}"
+        )
+    return Stored(file, "llama2.c, version 0", tensors, config, _plan(config))
+
+
+def _config(file: Path) -> DecoderConfig:
+    with open(file, "rb") as opened:
+        header = opened.read(_HEADER.size)
+    if len(header) < _HEADER.size:
+        raise CheckpointError(f"{file} has {len(header)} bytes: too short for llama2.c's header; {COPY_AGAIN}")
+    values = _HEADER.unpack(header)
+    if values[0] == _LATER_VERSIONS:
+        raise CheckpointError(
+            f"{file} is of llama2.c's version {values[1]}, and version 0 is read: export it with --version 0"
+        )
+    sizes = dict(zip(_FIELDS, values, strict=True))
+    dim, heads, vocab = sizes["dim"], sizes["n_heads"], sizes["vocab_size"]
+    if heads < 1 or dim % heads or sizes["seq_len"] < 1:
+        raise CheckpointError(f"{file} is no version-0 file of llama2.c: its header says {sizes}; {COPY_AGAIN}")
+    try:
+        return DecoderConfig(
+            vocab_size=abs(vocab), num_embeddings=abs(vocab), d_model=dim, num_layers=sizes["n_layers"],
+            num_heads=heads, num_kv_heads=sizes["n_kv_heads"], head_dim=dim // heads, d_ff=sizes["hidden_dim"],
+            tied=vocab > 0, norm_epsilon=1e-5, rope_pairs="adjacent", max_length=sizes["seq_len"],
+        )  # fmt: skip
+    except (ValueError, ZeroDivisionError) as error:
+        raise CheckpointError(f"{file} is no version-0 file of llama2.c: {error}; {COPY_AGAIN}") from error
+
+
+def _layout(c: DecoderConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Arrays in the file's order, one layer each: `wq.3` is layer 3's."""
+    width, kv_width, rope = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, (c.max_length, c.head_dim // 2)
+    kinds = {
+        "rms_att": (c.d_model,),
+        "wq": (width, c.d_model),
+        "wk": (kv_width, c.d_model),
+        "wv": (kv_width, c.d_model),
+        "wo": (c.d_model, width),
+        "rms_ffn": (c.d_model,),
+        "w1": (c.d_ff, c.d_model),
+        "w2": (c.d_model, c.d_ff),
+        "w3": (c.d_ff, c.d_model),
+    }
+    yield "token_embedding", (c.num_embeddings, c.d_model)
+    yield from ((f"{kind}.{i}", shape) for kind, shape in kinds.items() for i in range(c.num_layers))
+    yield "rms_final", (c.d_model,)
+    yield from (("rope_cosines", rope), ("rope_sines", rope))  # unused
+    if not c.tied:
+        yield "wcls", (c.num_embeddings, c.d_model)
+
+
+def _plan(config: DecoderConfig) -> Plan:
+    plan: Plan = {}
+    for name, shape in parameter_shapes(config).items():
+        source = _NAMES.get(name)
+        if source is None:
+            _, layer, part = name.split("/", 2)
+            source = f"{_LAYER[part]}.{layer.removeprefix('layers_')}"
+        plan[name] = transposed(source, shape) if name.endswith("kernel") else as_it_is(source, shape)
+    return plan
+
+
+_NAMES = {
+    "token_embedder/embedding": "token_embedding",
+    "decoder/decoder_norm/scale": "rms_final",
+    "decoder/logits_dense/kernel": "wcls",
+}
+_LAYER = {
+    "pre_self_attention_layer_norm/scale": "rms_att",
+    "self_attention/query/kernel": "wq",
+    "self_attention/key/kernel": "wk",
+    "self_attention/value/kernel": "wv",
+    "self_attention/out/kernel": "wo",
+    "pre_mlp_layer_norm/scale": "rms_ffn",
+    "mlp/wi_0/kernel": "w1",
+    "mlp/wo/kernel": "w2",
+    "mlp/wi_1/kernel": "w3",
+}

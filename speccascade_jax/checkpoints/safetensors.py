@@ -1,0 +1,106 @@
+"""Reading the safetensors container: 8 bytes of header length, a JSON header, raw little-endian arrays.
+
+The library `safetensors` maps whole files, so that their pages count as the process's own memory, and tells of a
+truncated file neither which one it is nor which tensors it lost. Both matter here, and the container is small enough to
+read: shapes are known from the header, and each tensor is read alone, at its offset.
+
+Source: the format's description, https://github.com/huggingface/safetensors#format.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+
+from speccascade_jax.checkpoints.arrays import Tensor, Tensors, read_bytes
+from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, listing
+
+# The library's own limit: a length beyond it is noise.
+_LONGEST_HEADER = 100_000_000
+
+
+def open_file(file: Path) -> Tensors:
+    """The tensors of a file in the order of their bytes, not yet read.
+
+    Raises:
+        CheckpointError: the header is damaged (names the tensor where it is one's entry), or the file is truncated
+            (names the tensors that it lost).
+    """
+    size = file.stat().st_size
+    with open(file, "rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if size < 8 or length > min(size - 8, _LONGEST_HEADER):
+            raise _damaged(file, f"its header would be {length:,} bytes, the file has {size:,}")
+        try:
+            header = json.loads(opened.read(length))
+            header.pop("__metadata__", None)
+        except (ValueError, AttributeError) as error:
+            raise _damaged(file, f"its header is no JSON object: {error}") from error
+    spans = {name: _span(file, name, entry) for name, entry in header.items()}
+    names = sorted(spans, key=lambda name: spans[name])
+    _check_layout(file, names, spans, size - 8 - length)
+    return {name: _tensor(file, header[name], 8 + length + spans[name][0]) for name in names}
+
+
+def _damaged(file: Path, reason: str) -> CheckpointError:
+    return CheckpointError(f"{file} is damaged or no safetensors file: {reason}; {COPY_AGAIN}")
+
+
+def _span(file: Path, name: str, entry: Any) -> tuple[int, int]:
+    """First byte and end of a tensor, after checking its entry of the header."""
+    try:
+        kind, shape, (begin, end) = entry["dtype"], [int(size) for size in entry["shape"]], entry["data_offsets"]
+        begin, end = int(begin), int(end)
+    except (TypeError, KeyError, ValueError) as error:
+        raise _damaged(file, f"the header's entry of tensor {name} is {entry!r:.80}") from error
+    if kind not in DTYPES:
+        raise CheckpointError(
+            f"{file}: tensor {name} has dtype {kind!r}, known are {', '.join(DTYPES)}: its header is damaged, or "
+            "the checkpoint is quantised; choose one that isn't"
+        )
+    if min(shape, default=0) < 0 or end - begin != math.prod(shape) * jnp.dtype(DTYPES[kind]).itemsize:
+        raise _damaged(file, f"tensor {name} of shape {shape} and dtype {kind} can't lie in bytes {begin} to {end}")
+    return begin, end
+
+
+def _check_layout(file: Path, names: list[str], spans: dict[str, tuple[int, int]], size: int) -> None:
+    """Each tensor begins where the one before ended, and the file ends with the last."""
+    at = 0
+    for name in names:
+        if spans[name][0] != at:
+            raise _damaged(file, f"tensor {name} begins at byte {spans[name][0]:,} of the data, not at {at:,}")
+        at = spans[name][1]
+    if size < at:
+        lost = [name for name in names if spans[name][1] > size]
+        raise CheckpointError(
+            f"{file} is truncated: {at - size:,} of {at:,} bytes of data are missing, and with them {len(lost)} of "
+            f"{len(names)} tensors ({listing(lost)}); {COPY_AGAIN}"
+        )
+    if size > at:
+        raise _damaged(file, f"{size - at:,} bytes follow its last tensor")
+
+
+def _tensor(file: Path, entry: dict[str, Any], offset: int) -> Tensor:
+    shape, dtype = tuple(int(size) for size in entry["shape"]), DTYPES[entry["dtype"]]
+    read = functools.partial(read_bytes, file, offset, shape, jnp.dtype(dtype))
+    return Tensor(shape, dtype, file, read)
+
+
+DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+"""The container's words -> NumPy's (with ml_dtypes)."""

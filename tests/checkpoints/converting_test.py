@@ -1,0 +1,147 @@
+"""Converting: what is written, what a dry run says, checksums, errors as a user sees them."""
+
+import dataclasses
+import importlib.util
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+from speccascade_jax.checkpoints import CheckpointError, converting, load, save, write_checksums
+from speccascade_jax.checkpoints.plan import Piece
+from speccascade_jax.checkpoints.reading import find
+from speccascade_jax.data.directory import repository_root
+
+
+def module(path):
+    spec = importlib.util.spec_from_file_location(f"loaded_{path.stem}", path)
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def hf():
+    pytest.importorskip("safetensors", reason="writing test files needs safetensors")
+    return module(repository_root() / "tests" / "checkpoints" / "huggingface_files.py")
+
+
+@pytest.fixture(scope="module")
+def main():
+    return module(repository_root() / "experiments" / "convert.py").main
+
+
+@pytest.fixture
+def theirs(hf, tmp_path):
+    arrays = hf.tensors("gemma2", hf.random_parameters("gemma2"))
+    return hf.write(tmp_path / "theirs", hf.entries("gemma2"), arrays, shards=2)
+
+
+def flat(params):
+    return {name: np.asarray(value) for name, value in flatten_dict(params, sep="/").items()}
+
+
+def same(path, other) -> bool:
+    (model, params), (again, restored) = load(path, dtype=None), load(other, dtype=None)
+    params, restored = flat(params), flat(restored)
+    equal = params.keys() == restored.keys() and all(np.array_equal(params[n], restored[n]) for n in params)
+    return model == again and equal and all(params[n].dtype == restored[n].dtype for n in params)
+
+
+def test_converted_is_bit_equal(main, theirs, tmp_path, capsys):
+    assert main([str(theirs), str(tmp_path / "ours")]) == 0
+    assert same(theirs, tmp_path / "ours")
+    told = capsys.readouterr()
+    assert "Hugging Face, gemma2: 46 parameters" in told.out and f"written: {tmp_path / 'ours'} in 0:0" in told.out
+    assert "reading" in told.err or "writing" in told.err
+
+
+def test_stored_dtypes_are_kept_where_we_have_them(hf, tmp_path, main):
+    for stored, expected in {"bfloat16": "bfloat16", "float16": "float32"}.items():
+        arrays = {n: a.astype(stored) for n, a in hf.tensors("llama2", hf.random_parameters("llama2")).items()}
+        path = hf.write(tmp_path / stored, hf.entries("llama2"), arrays)
+        main([str(path), str(tmp_path / f"{stored}-ours")])
+        assert find(tmp_path / f"{stored}-ours").dtypes == {expected}
+    main([str(path), str(tmp_path / "small"), "--dtype", "bfloat16"])
+    assert find(tmp_path / "small").dtypes == {"bfloat16"}
+    assert load(tmp_path / "small")[0].config.dtype == "float32"
+
+
+def test_t5x_and_our_own_are_sources_too(main, t5x, arrays, model, params, tmp_path):
+    assert main([str(t5x(arrays)), str(tmp_path / "a")]) == 0
+    assert main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    save(tmp_path / "c", model, params)
+    assert same(tmp_path / "a", tmp_path / "c") and same(tmp_path / "b", tmp_path / "c")
+
+
+def test_dry_run_lists_what_maps_to_what_and_writes_nothing(main, theirs, tmp_path, capsys):
+    assert main([str(theirs), str(tmp_path / "ours"), "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert "format: Hugging Face, gemma2" in told
+    line = next(row for row in told.splitlines() if "decoder/layers_1/self_attention/query/kernel" in row)
+    for part in ("32 × 32", "model.layers.1.self_attn.q_proj.weight transposed", "model-0000"):
+        assert part in line
+    assert sum("│" in row for row in told.splitlines()) == len(find(theirs).plan)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["theirs"]
+
+
+def test_rows_say_what_is_done_to_a_tensor(theirs):
+    stored = find(theirs)
+    source = next(iter(stored.tensors))
+    plan = {"a/b": (Piece(source, (), (2, 3), order=(1, 0, 2), take=(1, 4)), Piece(source, (), (2, 5)))}
+    row = next(converting.rows(dataclasses.replace(stored, plan=plan)))
+    assert row == ("a/b", (2, 8), f"{source}[:, 4] axes 1, 0, 2, {source}", stored.tensors[source].file.name)
+
+
+def test_checksums_are_written_beside_the_source_and_nothing_else(main, theirs, tmp_path, capsys):
+    before = {entry.name for entry in theirs.iterdir()}
+    for _ in range(2):  # a second time replaces the first
+        assert main([str(theirs), "--checksums"]) == 0
+    assert {entry.name for entry in theirs.iterdir()} == before | {"checksums.json"}
+    assert f"written: {theirs / 'checksums.json'}" in capsys.readouterr().out
+    shard = theirs / "model-00002-of-00002.safetensors"
+    whole = bytearray(shard.read_bytes())
+    whole[-1] ^= 64
+    shard.write_bytes(whole)
+    assert main([str(theirs), str(tmp_path / "ours")]) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"error: {theirs} is damaged: 1 arrays can't be read (model.")
+    assert "model-00002-of-00002.safetensors: its bytes are not those of checksums.json" in said
+    assert not (tmp_path / "ours").exists()
+
+
+def test_checksums_are_for_formats_without_digests(tmp_path, model, params):
+    save(tmp_path / "ours", model, params)
+    with pytest.raises(CheckpointError, match=r"ours is no Hugging Face directory: checksums.json is for those alone"):
+        write_checksums(tmp_path / "ours")
+
+
+def test_existing_destinations(main, theirs, tmp_path, capsys):
+    main([str(theirs), str(tmp_path / "ours")])
+    assert main([str(theirs), str(tmp_path / "ours")]) == 1
+    assert "ours exists: choose another path, or add --overwrite to replace it" in capsys.readouterr().err
+    assert main([str(theirs), str(tmp_path / "ours"), "--overwrite", "--dtype", "bfloat16"]) == 0
+    assert find(tmp_path / "ours").dtypes == {"bfloat16"}
+    assert main([str(theirs), str(theirs), "--overwrite"]) == 1
+    assert "theirs exists and is no checkpoint written by save" in capsys.readouterr().err
+    assert (theirs / "model.safetensors.index.json").is_file()
+    with pytest.raises(ValueError, match="dtype is 'float16': choose one of float32, bfloat16"):
+        converting.convert(find(theirs), tmp_path / "half", "float16")
+
+
+def test_the_command_line(tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(repository_root()), "JAX_PLATFORMS": "cpu"}
+
+    def call(*arguments):
+        command = [sys.executable, "-m", "experiments.convert", *arguments]
+        return subprocess.run(command, cwd=repository_root(), env=environment, capture_output=True, text=True)
+
+    assert "python -m experiments.convert SOURCE DESTINATION --dtype bfloat16" in call("--help").stdout
+    missing = call(str(tmp_path / "nowhere"), "--dry-run")
+    assert missing.returncode == 1 and len(missing.stderr.splitlines()) == 1
+    assert "nowhere does not exist: give a directory written by save, one of Hugging Face" in missing.stderr
+    alone = call(str(tmp_path))
+    assert alone.returncode == 2 and "give DESTINATION, or --dry-run or --checksums" in alone.stderr

@@ -1,0 +1,96 @@
+"""Gemma 2 as Google's JAX releases store it: layouts of heads and gates, padded vocabulary, damage."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+from speccascade_jax.checkpoints import CheckpointError, describe, load
+from speccascade_jax.checkpoints.orbax_tree import write_tree
+from speccascade_jax.models.decoder_config import tiny
+
+CONFIG = dataclasses.replace(tiny("gemma2_2b"), num_layers=2, query_scale=8**-0.5, window=4096, max_length=8192)
+V, E, N, K, H, F = 97, CONFIG.d_model, CONFIG.num_heads, CONFIG.num_kv_heads, CONFIG.head_dim, CONFIG.d_ff
+
+
+def layout(turned: bool) -> dict[str, tuple[int, ...]]:
+    layer = {"attn/q_einsum/w": (N, E, H), "attn/kv_einsum/w": (2, K, E, H), "attn/attn_vec_einsum/w": (N, H, E)}
+    layer |= {"mlp/gating_einsum": (2, F, E) if turned else (2, E, F), "mlp/linear": (F, E)}
+    norms = ("pre_attention", "post_attention", "pre_ffw", "post_ffw")
+    layer |= {f"{norm}_norm/scale": (E,) for norm in norms}
+    shapes = {"embedder/input_embedding": (V, E), "final_norm/scale": (E,)}
+    return shapes | {f"layer_{i}/{name}": shape for i in range(2) for name, shape in layer.items()}
+
+
+def arrays(turned: bool = False) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in layout(turned).items()}
+
+
+def write(path, stored):
+    path.mkdir()
+    write_tree(path, stored)
+    return path
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("root", ["", "transformer/"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_products_are_what_the_einsums_give(tmp_path, turned, root, prepared):
+    stored = arrays(turned)
+    model, params = load(write(tmp_path / "g", {root + n: a for n, a in stored.items()}))
+    assert model.config == dataclasses.replace(CONFIG, pattern=("local", "global"))
+    x = np.random.default_rng(1).normal(size=(3, E)).astype(np.float32)
+    heads = np.random.default_rng(2).normal(size=(3, N, H)).astype(np.float32)
+    own = params["decoder"]["layers_1"]
+    q, kv = stored["layer_1/attn/q_einsum/w"], stored["layer_1/attn/kv_einsum/w"]
+    gates = stored["layer_1/mlp/gating_einsum"]
+    gates = gates.transpose(0, 2, 1) if turned else gates
+    mixed = np.einsum("tnh,nhe->te", heads, stored["layer_1/attn/attn_vec_einsum/w"])
+    expected = {
+        "query": np.einsum("te,neh->tnh", x, q).reshape(3, -1),
+        "key": np.einsum("te,neh->tnh", x, kv[0]).reshape(3, -1),
+        "value": np.einsum("te,neh->tnh", x, kv[1]).reshape(3, -1),
+        "wi_0": x @ gates[0],
+        "wi_1": x @ gates[1],
+    }
+    if prepared:
+        own = load(tmp_path / "g", prepared=True)[1]["decoder"]["layers_1"]
+        both = np.concatenate([expected[name] for name in ("query", "key", "value")], axis=-1)
+        expected = {"qkv": both, "wi_01": np.concatenate([expected["wi_0"], expected["wi_1"]], axis=-1)}
+    for name, value in expected.items():
+        kernel = own["mlp" if name.startswith("wi") else "self_attention"][name]["kernel"]
+        np.testing.assert_allclose(x @ np.asarray(kernel), value, rtol=1e-4, atol=1e-4)
+    out = np.asarray(own["self_attention"]["out"]["kernel"])
+    np.testing.assert_allclose(heads.reshape(3, -1) @ out, mixed, rtol=1e-4, atol=1e-4)
+
+
+def test_the_rest_is_as_it_is(tmp_path):
+    stored = arrays()
+    path = write(tmp_path / "g", stored)
+    flat = flatten_dict(load(path)[1], sep="/")
+    ours = {
+        "embedder/input_embedding": "token_embedder/embedding",
+        "final_norm/scale": "decoder/decoder_norm/scale",
+        "layer_1/mlp/linear": "decoder/layers_1/mlp/wo/kernel",
+        "layer_1/pre_attention_norm/scale": "decoder/layers_1/pre_self_attention_layer_norm/scale",
+        "layer_1/post_attention_norm/scale": "decoder/layers_1/post_self_attention_layer_norm/scale",
+        "layer_1/pre_ffw_norm/scale": "decoder/layers_1/pre_mlp_layer_norm/scale",
+        "layer_1/post_ffw_norm/scale": "decoder/layers_1/post_mlp_layer_norm/scale",
+    }
+    assert all(np.array_equal(flat[name], stored[theirs]) for theirs, name in ours.items())
+    assert "format: Gemma 2 of Google's JAX releases" in describe(path)
+
+
+def test_arrays_that_do_not_fit(tmp_path):
+    stored = arrays()
+    lost = {n: a for n, a in stored.items() if n != "layer_1/mlp/linear"}
+    with pytest.raises(CheckpointError, match=r"1 of \d+ arrays are missing \(layer_1/mlp/linear\)"):
+        load(write(tmp_path / "lost", lost))
+    norm = {"layer_0/attn/_query_norm/scale": np.zeros(H, np.float32)}  # Gemma 3 has it
+    with pytest.raises(CheckpointError, match=r"no place for 1 arrays \(layer_0/attn/_query_norm/scale\)"):
+        load(write(tmp_path / "extra", stored | norm))
+    wrong = {"layer_1/attn/kv_einsum/w": np.zeros((2, K, E, H + 2), np.float32)}
+    with pytest.raises(CheckpointError, match=r"layer_1/attn/kv_einsum has shape \[2, 2, 32, 10\]"):
+        load(write(tmp_path / "wrong", stored | wrong))

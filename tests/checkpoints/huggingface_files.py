@@ -1,0 +1,151 @@
+"""Directories of transformers with random weights, written from the names in its own documentation.
+
+The names are spelt here once more on purpose: a slip in the package's tables must not be one here too.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from speccascade_jax.checkpoints.infer import expected_shapes
+from speccascade_jax.models.decoder_config import DecoderConfig, tiny
+from speccascade_jax.models.t5 import T5Config
+
+T5_11 = T5Config(
+    vocab_size=24, num_embeddings=24, d_model=8, num_heads=2, head_dim=3, d_ff=10, num_encoder_layers=2,
+    num_decoder_layers=3,
+)  # fmt: skip
+KINDS: dict[str, T5Config | DecoderConfig] = {
+    "t5_1.0": dataclasses.replace(T5_11, gated=False, tied=True),
+    "t5_1.1": T5_11,
+    "llama2": dataclasses.replace(tiny("llama2_7b"), num_layers=4),
+    "llama3.1": dataclasses.replace(tiny("llama3.1_8b"), num_layers=4),
+    "qwen2.5": dataclasses.replace(tiny("qwen2.5_7b"), num_layers=4),
+    "gemma2": dataclasses.replace(tiny("gemma2_2b"), num_layers=4),
+}
+
+
+def _common(c: DecoderConfig) -> dict:
+    return {
+        "vocab_size": c.num_embeddings,
+        "hidden_size": c.d_model,
+        "num_hidden_layers": c.num_layers,
+        "num_attention_heads": c.num_heads,
+        "num_key_value_heads": c.num_kv_heads,
+        "head_dim": c.head_dim,
+        "intermediate_size": c.d_ff,
+        "max_position_embeddings": c.max_length,
+        "rms_norm_eps": c.norm_epsilon,
+        "rope_theta": c.rope_base,
+        "tie_word_embeddings": c.tied,
+    }
+
+
+def entries(kind: str) -> dict:
+    """`config.json` of a kind, as release 4 of transformers wrote it."""
+    c = KINDS[kind]
+    if isinstance(c, T5Config):
+        return {
+            "model_type": "t5", "vocab_size": c.num_embeddings, "d_model": c.d_model, "d_kv": c.head_dim,
+            "d_ff": c.d_ff, "num_layers": c.num_encoder_layers, "num_decoder_layers": c.num_decoder_layers,
+            "num_heads": c.num_heads, "feed_forward_proj": "gated-gelu" if c.gated else "relu",
+            "tie_word_embeddings": c.tied,
+        }  # fmt: skip
+    if kind == "gemma2":
+        return _common(c) | {
+            "model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 12,
+            "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 6,
+        }  # fmt: skip
+    if kind == "qwen2.5":
+        windows = {"use_sliding_window": False, "sliding_window": 131072, "max_window_layers": 2}
+        return _common(c) | windows | {"model_type": "qwen2", "hidden_act": "silu"}
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling |= {"original_max_position_embeddings": 16}
+    llama = {"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+    return _common(c) | llama | {"rope_scaling": scaling if kind == "llama3.1" else None}
+
+
+def names(kind: str) -> dict[str, str]:
+    """Parameter -> tensor."""
+    c = KINDS[kind]
+    return _t5_names(c) if isinstance(c, T5Config) else _decoder_names(c, kind == "gemma2")
+
+
+def _t5_names(c: T5Config) -> dict[str, str]:
+    found = {"token_embedder/embedding": "shared.weight"}
+    if not c.tied:
+        found["decoder/logits_dense/kernel"] = "lm_head.weight"
+    inner = ("wi_0", "wi_1", "wo") if c.gated else ("wi", "wo")
+    heads = {"query": "q", "key": "k", "value": "v", "out": "o"}
+    for stack, layers, own, last in (("encoder", 2, "attention", 1), ("decoder", 3, "self_attention", 2)):
+        block0 = f"{stack}.block.0.layer.0.SelfAttention"
+        found[f"{stack}/relpos_bias/rel_embedding"] = f"{block0}.relative_attention_bias.weight"
+        found[f"{stack}/{stack}_norm/scale"] = f"{stack}.final_layer_norm.weight"
+        for i in range(layers):
+            ours, theirs = f"{stack}/layers_{i}", f"{stack}.block.{i}.layer"
+            found[f"{ours}/pre_{own}_layer_norm/scale"] = f"{theirs}.0.layer_norm.weight"
+            found[f"{ours}/pre_mlp_layer_norm/scale"] = f"{theirs}.{last}.layer_norm.weight"
+            for ours_k, k in heads.items():
+                found[f"{ours}/{own}/{ours_k}/kernel"] = f"{theirs}.0.SelfAttention.{k}.weight"
+                if stack == "decoder":
+                    cross = f"{ours}/encoder_decoder_attention/{ours_k}/kernel"
+                    found[cross] = f"{theirs}.1.EncDecAttention.{k}.weight"
+            if stack == "decoder":
+                found[f"{ours}/pre_cross_attention_layer_norm/scale"] = f"{theirs}.1.layer_norm.weight"
+            found |= {f"{ours}/mlp/{k}/kernel": f"{theirs}.{last}.DenseReluDense.{k}.weight" for k in inner}
+    return found
+
+
+def _decoder_names(c: DecoderConfig, gemma: bool) -> dict[str, str]:
+    found = {"token_embedder/embedding": "model.embed_tokens.weight", "decoder/decoder_norm/scale": "model.norm.weight"}
+    if not c.tied:
+        found["decoder/logits_dense/kernel"] = "lm_head.weight"
+    norms = {"pre_self_attention": "input", "pre_mlp": "post_attention"}
+    if gemma:
+        norms = {"pre_self_attention": "input", "post_self_attention": "post_attention"}
+        norms |= {"pre_mlp": "pre_feedforward", "post_mlp": "post_feedforward"}
+    for i in range(c.num_layers):
+        ours, theirs = f"decoder/layers_{i}", f"model.layers.{i}"
+        for a, b in norms.items():
+            found[f"{ours}/{a}_layer_norm/scale"] = f"{theirs}.{b}_layernorm.weight"
+        for a, b in {"query": "q", "key": "k", "value": "v", "out": "o"}.items():
+            found[f"{ours}/self_attention/{a}/kernel"] = f"{theirs}.self_attn.{b}_proj.weight"
+            if c.qkv_bias and a != "out":
+                found[f"{ours}/self_attention/{a}/bias"] = f"{theirs}.self_attn.{b}_proj.bias"
+        for a, b in {"wi_0": "gate", "wi_1": "up", "wo": "down"}.items():
+            found[f"{ours}/mlp/{a}/kernel"] = f"{theirs}.mlp.{b}_proj.weight"
+    return found
+
+
+def random_parameters(kind: str, dtype="float32", seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {name: rng.normal(size=shape).astype(dtype) for name, shape in expected_shapes(KINDS[kind]).items()}
+
+
+def tensors(kind: str, parameters: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What transformers would store."""
+    stored = {}
+    for ours, theirs in names(kind).items():
+        array = parameters[ours]
+        stored[theirs] = np.ascontiguousarray(array.T) if ours.endswith(("kernel", "rel_embedding")) else array
+    return stored
+
+
+def write(path: Path, config: dict, arrays: dict[str, np.ndarray], shards: int = 1) -> Path:
+    """A directory with one file or several."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config))
+    if shards == 1:
+        save_file(arrays, path / "model.safetensors")
+        return path
+    index = {}
+    for number in range(shards):
+        file = f"model-{number + 1:05}-of-{shards:05}.safetensors"
+        part = dict(list(arrays.items())[number::shards])
+        save_file(part, path / file)
+        index |= dict.fromkeys(part, file)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    return path

@@ -1,0 +1,298 @@
+"""Directories of transformers: configurations, names, shards, damage, checksums."""
+
+import dataclasses
+import importlib.util
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+from speccascade_jax.checkpoints import CheckpointError, describe, load, save, write_checksums
+from speccascade_jax.checkpoints.plan import stream
+from speccascade_jax.checkpoints.reading import find
+from speccascade_jax.models.decoder_config import RopeScaling
+
+pytest.importorskip("safetensors", reason="writing test files needs safetensors")
+
+
+def _files():
+    spec = importlib.util.spec_from_file_location("hf_files", Path(__file__).with_name("huggingface_files.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+hf = _files()
+GATE = "model.layers.2.mlp.gate_proj.weight"
+
+
+@pytest.fixture
+def written(tmp_path):
+    """`written(kind, change, arrays, shards)`: a directory, its configuration and tensors changed at will."""
+
+    def write(kind="llama2", change=None, arrays=None, shards=1, absent=()):
+        entries = {k: v for k, v in (hf.entries(kind) | (change or {})).items() if k not in absent}
+        stored = hf.tensors(kind, hf.random_parameters(kind)) | (arrays or {})
+        return hf.write(tmp_path / "theirs", entries, {n: a for n, a in stored.items() if a is not None}, shards)
+
+    return write
+
+
+def flat(params):
+    return {name: np.asarray(value) for name, value in flatten_dict(params, sep="/").items()}
+
+
+def same(params, arrays) -> bool:
+    params = flat(params)
+    return params.keys() == arrays.keys() and all(np.array_equal(params[n], arrays[n]) for n in arrays)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("kind", list(hf.KINDS))
+def test_every_kind_is_read_with_all_its_tensors(written, kind, shards):
+    path = written(kind, shards=shards)
+    model, params = load(path)
+    assert model.config == hf.KINDS[kind]
+    assert same(params, hf.random_parameters(kind))
+    assert f"format: Hugging Face, {hf.entries(kind)['model_type']}" in describe(path)
+
+
+@pytest.mark.parametrize("kind", ["t5_1.1", "qwen2.5", "gemma2"])
+def test_theirs_to_ours_to_native_and_back(written, tmp_path, kind):
+    model, params = load(written(kind, shards=2))
+    save(tmp_path / "ours", model, params)
+    again, restored = load(tmp_path / "ours")
+    assert again == model
+    assert same(restored, hf.random_parameters(kind))
+
+
+@pytest.mark.parametrize("kind", ["t5_1.0", "t5_1.1", "qwen2.5", "gemma2"])
+def test_prepared_is_what_prepare_gives(written, kind):
+    path = written(kind)
+    model, params = load(path)
+    _, prepared = load(path, prepared=True)
+    fused = flat(model.prepare(params))
+    assert any("/qkv/" in name for name in fused)
+    assert same(prepared, fused)
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "float16"])
+def test_dtypes(written, stored):
+    original = hf.tensors("llama2", hf.random_parameters("llama2"))
+    path = written(arrays={n: a.astype(jnp.dtype(stored)) for n, a in original.items()})
+    for asked, expected in {"float32": "float32", "bfloat16": "bfloat16", None: stored, "float16": "float16"}.items():
+        model, params = load(path, dtype=asked)
+        assert {str(array.dtype) for array in flat(params).values()} == {expected}
+        assert model.config.dtype == ("bfloat16" if asked == "bfloat16" else "float32")
+    kernel = flat(load(path)[1])["decoder/layers_2/mlp/wi_0/kernel"]
+    np.testing.assert_array_equal(kernel, original[GATE].T.astype(jnp.dtype(stored)).astype(np.float32))
+
+
+def test_values_beyond_float16_are_refused(written):
+    big = np.full((48, 32), 7e4, np.float32)
+    with pytest.raises(CheckpointError, match=r"not finite \(decoder/layers_2/mlp/wi_0/kernel: as float16, 1,536 of"):
+        load(written(arrays={GATE: big}), dtype="float16")
+
+
+def test_release_5_says_rope_by_rope_parameters(written):
+    rope = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 2.0}
+    rope |= {"original_max_position_embeddings": 64}
+    config = load(written("llama2", {"rope_parameters": rope}, absent=["rope_theta", "rope_scaling"]))[0].config
+    assert (config.rope_base, config.rope_scaling) == (5e5, RopeScaling(4.0, 1.0, 2.0, 64))
+    plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 7e4}}
+    config = load(written("llama2", plain, absent=["rope_theta", "rope_scaling"]))[0].config
+    assert (config.rope_base, config.rope_scaling) == (7e4, None)
+
+
+def test_what_files_leave_out(written):
+    absent = ["head_dim", "num_key_value_heads", "rope_theta", "rope_scaling", "tie_word_embeddings", "hidden_act"]
+    assert load(written("llama2", absent=absent))[0].config == hf.KINDS["llama2"]
+    absent = ["tie_word_embeddings", "attn_logit_softcapping", "final_logit_softcapping", "hidden_activation"]
+    assert load(written("gemma2", absent=absent))[0].config == hf.KINDS["gemma2"]
+    off = load(written("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}))[0].config
+    assert (off.attention_cap, off.output_cap) == (None, None)
+    assert load(written("t5_1.0", absent=["tie_word_embeddings", "feed_forward_proj"]))[0].config == hf.KINDS["t5_1.0"]
+
+
+def test_layers_with_windows(written):
+    kinds = ["full_attention", "sliding_attention"] * 2
+    config = load(written("qwen2.5", {"layer_types": kinds, "sliding_window": 9}))[0].config
+    assert (config.pattern, config.window) == (("global", "local"), 9)
+    config = load(written("qwen2.5", {"use_sliding_window": True, "max_window_layers": 3}))[0].config
+    assert (config.pattern, config.window) == (("global", "global", "global", "local"), 131072)
+    with pytest.raises(CheckpointError, match=r"layer_types is \['full_attention'\]: give 4 of sliding_attention"):
+        load(written("qwen2.5", {"layer_types": ["full_attention"]}))
+
+
+def test_tied_output_layers(written):
+    expected = hf.random_parameters("gemma2")
+    embedding = expected["token_embedder/embedding"]
+    assert same(load(written("gemma2", arrays={"lm_head.weight": embedding}))[1], expected)
+    alone = {"lm_head.weight": embedding, "model.embed_tokens.weight": None}
+    assert same(load(written("gemma2", arrays=alone))[1], expected)
+    with pytest.raises(CheckpointError, match=r"1 of \d+ arrays are missing \(lm_head.weight\)"):
+        load(written("llama2", arrays={"lm_head.weight": None}))
+
+
+def test_a_stack_without_its_output_layer_has_no_prefix(written):
+    stored = hf.tensors("gemma2", hf.random_parameters("gemma2"))
+    bare = {name.removeprefix("model."): array for name, array in stored.items()}
+    path = written("gemma2", arrays=dict.fromkeys(stored) | bare)
+    assert same(load(path)[1], hf.random_parameters("gemma2"))
+
+
+def test_copies_and_buffers_that_files_hold(written):
+    expected = hf.random_parameters("t5_1.0")
+    embedding = expected["token_embedder/embedding"]
+    bias = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    more = {"encoder.embed_tokens.weight": embedding, "lm_head.weight": embedding, bias: np.zeros((32, 2), np.float32)}
+    assert same(load(written("t5_1.0", arrays=more))[1], expected)
+    assert same(load(written("t5_1.0", arrays=more | {"shared.weight": None}))[1], expected)
+    buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(4, np.float32)}
+    assert same(load(written("llama2", arrays=buffer))[1], hf.random_parameters("llama2"))
+
+
+def test_t5_of_release_5_is_tied_always_and_scaled_or_not(written):
+    expected = hf.random_parameters("t5_1.1")
+    said = {"tie_word_embeddings": True, "scale_decoder_outputs": False}
+    model, params = load(written("t5_1.1", said, arrays={"lm_head.weight": None}))
+    assert not model.config.tied
+    logits = {"decoder/logits_dense/kernel": expected["token_embedder/embedding"].T}
+    assert same(params, expected | logits)
+
+
+def test_t5_vocabulary_is_padded(tmp_path):
+    config = hf.entries("t5_1.0") | {"vocab_size": 32128}
+    stored = hf.tensors("t5_1.0", hf.random_parameters("t5_1.0"))
+    stored["shared.weight"] = np.zeros((32128, 8), np.float32)
+    loaded = load(hf.write(tmp_path / "theirs", config, stored))[0].config
+    assert (loaded.vocab_size, loaded.num_embeddings) == (32100, 32128)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    [
+        ("llama2", {"model_type": "mistral"}, r"model_type 'mistral' is an unknown architecture; known: t5, llama"),
+        ("llama2", {"hidden_act": "gelu"}, r"hidden_act is 'gelu', and only 'silu' or 'swish' is supported"),
+        ("llama2", {"attention_bias": True}, r"attention_bias is True, and only False"),
+        ("llama2", {"mlp_bias": True}, r"mlp_bias is True, and only False"),
+        ("llama2", {"quantization_config": {"bits": 4}}, r"quantization_config is \{'bits': 4\}, and only None"),
+        ("llama2", {"rope_scaling": {"type": "linear", "factor": 2.0}}, r"rope_scaling.type is 'linear'"),
+        ("llama2", {"rope_parameters": {"rope_type": "yarn"}}, r"rope_parameters.rope_type is 'yarn'"),
+        ("llama2", {"rope_scaling": {"rope_type": "llama3"}}, r"rope_scaling.factor is None: give a number above 0"),
+        ("llama2", {"rope_parameters": {"a": {}, "b": {}}}, r".*one rotation for all layers is supported"),
+        ("llama2", {"partial_rotary_factor": 0.5}, r"partial_rotary_factor is 0.5, and only 1.0"),
+        ("llama2", {"hidden_size": "32"}, r"hidden_size is '32': give a whole number"),
+        ("llama2", {"intermediate_size": None}, r"intermediate_size is None: give a whole number"),
+        ("llama2", {"head_dim": 7}, r"head_dim is 7, but rotary positions turn pairs"),
+        ("gemma2", {"hidden_activation": "gelu"}, r"hidden_activation is 'gelu', and only 'gelu_pytorch_tanh'"),
+        ("gemma2", {"use_bidirectional_attention": True}, r"use_bidirectional_attention is True"),
+        ("t5_1.1", {"feed_forward_proj": "gated-silu"}, r"feed_forward_proj is 'gated-silu', and only 'relu' or"),
+        ("t5_1.1", {"dense_act_fn": "relu"}, r"dense_act_fn is 'relu', and only 'gelu_new'"),
+    ],
+)
+def test_options_without_support_are_refused(written, kind, change, said):
+    with pytest.raises(CheckpointError, match=rf"config.json: {said}"):
+        load(written(kind, change))
+
+
+def test_tensors_that_do_not_fit(written):
+    with pytest.raises(CheckpointError, match=rf"theirs is incomplete: 1 of 39 arrays are missing \({GATE}\)"):
+        load(written(arrays={GATE: None}))
+    with pytest.raises(CheckpointError, match=r"no place for 1 arrays \(model.adapter\), in model.safetensors"):
+        load(written(arrays={"model.adapter": np.zeros(3, np.float32)}))
+    with pytest.raises(CheckpointError, match=rf"model.safetensors: {GATE} has shape \[48, 31\].* needs \[48, 32\]"):
+        load(written(arrays={GATE: np.zeros((48, 31), np.float32)}))
+    with pytest.raises(CheckpointError, match=rf"model.safetensors: {GATE} holds int8, .*quantised"):
+        load(written(arrays={GATE: np.zeros((48, 32), np.int8)}))
+    wrong = np.full((48, 32), np.nan, np.float32)
+    with pytest.raises(CheckpointError, match=rf"not finite \({GATE}: 1,536 of 1,536 values"):
+        load(written(arrays={GATE: wrong}))
+
+
+def test_shards_that_are_lost(written, tmp_path):
+    path = written(shards=3)
+    index = json.loads((path / "model.safetensors.index.json").read_text())["weight_map"]
+    lost = [name for name, file in index.items() if file.startswith("model-00002")]
+    (path / "model-00002-of-00003.safetensors").rename(tmp_path / "away")
+    said = rf"1 of 3 shards are missing \(model-00002-of-00003.safetensors\), and with them {len(lost)} tensors \(\w+"
+    with pytest.raises(CheckpointError, match=said):
+        load(path)
+    (path / "model-00003-of-00003.safetensors").replace(path / "model-00002-of-00003.safetensors")
+    (tmp_path / "away").rename(path / "model-00003-of-00003.safetensors")
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00003.safetensors lacks 13 tensors that model.safe"):
+        load(path)
+    (path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../elsewhere"}}')
+    with pytest.raises(CheckpointError, match=r"index.json is damaged: its weight_map names no files"):
+        load(path)
+    (path / "model.safetensors.index.json").unlink()
+    with pytest.raises(CheckpointError, match=r"incomplete: neither model.safetensors nor .*found config.json, model-"):
+        load(path)
+
+
+def test_truncated_shard(written):
+    path = written(shards=3)
+    file = path / "model-00002-of-00003.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    said = r"model-00002-of-00003.safetensors is truncated: 100 of .* bytes .* 1 of 13 tensors \(model.norm.weight"
+    with pytest.raises(CheckpointError, match=said):
+        load(path)
+
+
+def test_a_file_that_shrinks_after_it_was_opened(written):
+    path = written(shards=2)
+    file = path / "model-00002-of-00002.safetensors"
+    stored = find(path)
+    file.write_bytes(file.read_bytes()[:-100])
+    said = r"1 arrays can't be read \(model.*\n.*model-00002-of-00002.safetensors ends 100 bytes before"
+    with pytest.raises(CheckpointError, match=said):
+        list(stream(stored, stored.plan, None))
+
+
+def test_flipped_bit_is_seen_with_checksums(written):
+    path = written(shards=3)
+    written_to = write_checksums(path)
+    assert written_to == path / "checksums.json"
+    assert same(load(path)[1], hf.random_parameters("llama2"))
+    file = path / "model-00003-of-00003.safetensors"
+    whole = bytearray(file.read_bytes())
+    whole[-7] ^= 1
+    file.write_bytes(whole)
+    said = r"1 arrays can't be read \((\S+)\).*\n  \1: model-00003-of-00003.safetensors: its bytes are not those"
+    with pytest.raises(CheckpointError, match=said):
+        load(path)
+    write_checksums(path)
+    load(path)
+
+
+def test_checksums_that_do_not_fit(written, edited):
+    path = written()
+    write_checksums(path)
+    file = path / "checksums.json"
+    whole = file.read_text()
+    entry = "model.safetensors"
+    changes = {
+        rf"does not list tensor {GATE} of model.safetensors": lambda r: r["files"][entry].pop(GATE),
+        rf"tensor {GATE} is float32 \[48, 32\], but .* says float32 \[48\]": lambda r: r["files"][entry][GATE].update(
+            shape=[48]
+        ),
+        r"checksums.json has format 2": lambda r: r.update(format=2),
+        r"checksums.json is damaged": lambda r: r.pop("files"),
+    }
+    for message, change in changes.items():
+        file.write_text(whole)
+        edited(file, change)
+        with pytest.raises(CheckpointError, match=message):
+            load(path)
+
+
+def test_vocabulary_can_be_overridden(written):
+    assert load(written(), vocab_size=90)[0].config == dataclasses.replace(hf.KINDS["llama2"], vocab_size=90)
+
+
+def test_a_safetensors_file_alone(written):
+    with pytest.raises(CheckpointError, match=r"model.safetensors holds no configuration: give its directory"):
+        load(written() / "model.safetensors")
