@@ -1,0 +1,285 @@
+"""What surrounds a generated program. A script of its own, started by `running.py`; needs the standard library only.
+
+Three processes. The launcher leaves the caller's namespaces. Its child is process 1 of the new ones: it builds a file
+system that holds Python and nothing of the caller's, then watches time and memory; when it ends, the kernel kills
+every process that the program has started. Its child gives up the user, the limits and the system calls it can do
+without, and becomes the program. A step that fails ends all three: nothing goes on half protected.
+
+The job comes on standard input: a line of JSON, then the program. The verdict is the launcher's exit status, `CODES`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import platform
+import resource
+import signal
+import struct
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+CODES = {"passed": 40, "failed": 41, "timeout": 42, "memory": 43, "killed": 44, "refused": 45}
+# how the program says that its last line was reached: leaving earlier, with status 0, passes no test
+END = 173
+LAST_LINE = f'\nif __name__ == "__main__":\n    raise SystemExit({END})\n'
+NOBODY = 65534
+POLL = 0.05  # seconds between two looks at the memory
+DEVICES = ("null", "zero", "full", "random", "urandom")
+
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
+MNT_DETACH, AT_FDCWD, AT_RECURSIVE = 2, -100, 0x8000
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+SECCOMP_MODE_FILTER, AF_UNIX, X32 = 2, 1, 0x40000000
+
+# Refused: sockets beyond AF_UNIX (virtual machines have families that no network namespace hides), memory that no
+# limit counts (System V, memfd), the caller's keys, and doors into the kernel that no exercise needs. Numbers are those
+# of the kernel's unistd.h.
+EVERYWHERE = {"io_uring_setup": 425, "mount_setattr": 442, "memfd_secret": 447}
+NUMBERS: dict[str, dict[str, int]] = {
+    "x86_64": {"audit": 0xC000003E, "pivot_root": 155, "socket": 41, "shmget": 29, "semget": 64, "msgget": 68}
+    | {"add_key": 248, "request_key": 249, "keyctl": 250, "perf_event_open": 298, "memfd_create": 319}
+    | {"bpf": 321, "userfaultfd": 323, "prlimit64": 302},
+    "aarch64": {"audit": 0xC00000B7, "pivot_root": 41, "socket": 198, "shmget": 194, "semget": 190, "msgget": 186}
+    | {"add_key": 217, "request_key": 218, "keyctl": 219, "perf_event_open": 241, "memfd_create": 279}
+    | {"bpf": 280, "userfaultfd": 282, "prlimit64": 261},
+}
+OURS = ("audit", "pivot_root")
+# allowed with this first argument only; process 1 may have the program's user, and limits of its own to lose
+ALLOWED = {"socket": AF_UNIX, "prlimit64": 0}
+
+
+def call(name: str, *arguments: object) -> None:
+    """A function of the C library that says -1 and errno when it fails.
+
+    Raises:
+        OSError: naming the function.
+    """
+    # as a long: a variadic function reads the whole register
+    widened = (ctypes.c_long(value) if isinstance(value, int) else value for value in arguments)
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*widened) == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def numbers() -> dict[str, int]:
+    """This machine's system calls. Raises OSError where they are not known here."""
+    if platform.machine() not in NUMBERS:
+        raise OSError(f"no table of system calls for {platform.machine()}, only for {', '.join(NUMBERS)}")
+    return NUMBERS[platform.machine()] | EVERYWHERE
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    call("mount", source.encode(), target.encode(), kind and kind.encode(), flags, options.encode())
+
+
+def close(path: str, flags: int) -> None:
+    """No writing, no set-user-id, no devices at `path`; with AT_RECURSIVE also at what is mounted below it."""
+    attributes = struct.pack("=4Q", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, 0, 0, 0)
+    call("syscall", numbers()["mount_setattr"], AT_FDCWD, path.encode(), flags, attributes, len(attributes))
+
+
+def map_user(outer_user: int, outer_group: int) -> None:
+    """Nobody, in the user namespace just entered, is this user outside."""
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{NOBODY} {outer_user} 1")
+    Path("/proc/self/gid_map").write_text(f"{NOBODY} {outer_group} 1")
+
+
+# --- the launcher ------------------------------------------------------------------------------------------------
+
+
+def leave_namespaces() -> None:
+    """Root mounts as root, which an interpreter below a closed home needs; others do in a user namespace."""
+    flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
+    user, group = os.geteuid(), os.getegid()
+    call("unshare", flags if user == 0 else flags | CLONE_NEWUSER)
+    if user != 0:
+        map_user(user, group)
+
+
+def launch(job: dict[str, Any], program: bytes) -> NoReturn:
+    call("prctl", PR_SET_PDEATHSIG, signal.SIGTERM)
+    leave_namespaces()
+    child = os.fork()
+    if child == 0:
+        ending_all(2, supervise, job, program)
+    # waited for even then, so that nothing is left running when the launcher is gone
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os._exit(status if status >= 0 else CODES["killed"])
+
+
+def ending_all(report: int, step: Callable[..., NoReturn], *arguments: object) -> NoReturn:
+    """Runs `step`; should it fail, its error goes to the descriptor `report`, and this process ends."""
+    try:
+        step(*arguments)
+    except BaseException as error:
+        os.write(report, f"{type(error).__name__}: {error}".encode())
+        os._exit(CODES["refused"])
+
+
+# --- process 1 ---------------------------------------------------------------------------------------------------
+
+
+def supervise(job: dict[str, Any], program: bytes) -> NoReturn:
+    call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
+    # the program may have the same user: no tracing, no descriptors, and no handler that a signal could reach
+    call("prctl", PR_SET_DUMPABLE, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    call("sethostname", b"sandbox", 7)
+    build_root(job, program + LAST_LINE.encode())
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        ending_all(writer, become_program, job)
+    os.close(writer)
+    # empty when the program has started, which closes the pipe
+    if failure := os.read(reader, 4096):
+        os.write(2, failure)
+        os._exit(CODES["refused"])
+    os._exit(CODES[watch(child, job["timeout"], job["memory"])])
+
+
+def build_root(job: dict[str, Any], program: bytes) -> None:
+    os.umask(0o022)
+    mount("none", "/", None, MS_REC | MS_PRIVATE)
+    mount("sandbox", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=755,size={len(program) + (1 << 20)}")
+    os.chdir("/tmp")
+    os.mkdir("old")
+    call("syscall", numbers()["pivot_root"], b".", b"old")
+    os.chdir("/")
+    for path in job["readable"]:
+        show(path)
+        if not os.path.islink(path):
+            close(path, AT_RECURSIVE)
+    for name in DEVICES:
+        show(f"/dev/{name}")
+    Path("/program.py").write_bytes(program)
+    os.mkdir("/proc")
+    mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    os.mkdir("/tmp")
+    own = f"mode=700,uid={NOBODY},gid={NOBODY},nr_inodes=4096,size={job['file_size']}"
+    mount("folder", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, own)
+    os.symlink("/tmp", "/dev/shm")
+    call("umount2", b"/old", MNT_DETACH)
+    os.rmdir("/old")
+    close("/", 0)
+
+
+def show(path: str) -> None:
+    """The caller's file, folder or link `path`, at the same place."""
+    old = "/old" + path
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    if os.path.islink(old):
+        os.symlink(os.readlink(old), path)
+        return
+    if os.path.isdir(old):
+        os.mkdir(path)
+    else:
+        Path(path).touch()
+    mount(old, path, None, MS_BIND | MS_REC)
+
+
+def watch(child: int, timeout: float, memory: int) -> str:
+    """Waits for `child`, buries orphans; the kind of what happened."""
+    deadline = time.monotonic() + timeout
+    while (left := deadline - time.monotonic()) > 0:
+        ended, status = os.waitpid(-1, os.WNOHANG)
+        if ended == child:
+            return verdict(os.waitstatus_to_exitcode(status))
+        if resident() > memory:
+            return "memory"
+        signal.sigtimedwait({signal.SIGCHLD}, min(left, POLL))
+    return "timeout"
+
+
+def verdict(status: int) -> str:
+    if status < 0:
+        return "killed"
+    return "passed" if status == END else "failed"
+
+
+def resident() -> int:
+    """Bytes of memory that all processes but this one hold, shared pages counted as often as they are shared."""
+    pages = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit() and name != "1":
+            try:
+                pages += int(Path("/proc", name, "statm").read_text().split()[1])
+            except OSError:  # it has ended meanwhile
+                continue
+    return pages * resource.getpagesize()
+
+
+# --- the program -------------------------------------------------------------------------------------------------
+
+
+def become_program(job: dict[str, Any]) -> NoReturn:
+    os.setsid()  # else its process group holds the launcher
+    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+    call("prctl", PR_SET_DUMPABLE, 1)  # else it may not write its own maps
+    # a user namespace of its own: processes are counted in it, and no further one can be made
+    call("unshare", CLONE_NEWUSER)
+    map_user(NOBODY, NOBODY)
+    Path("/proc/sys/user/max_user_namespaces").write_text("0")
+    set_limits(job)
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+    os.chdir("/tmp")
+    call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    filter_calls()
+    environment = {"HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
+    # no capability outlives this: the user is not root
+    os.execve(job["interpreter"], [job["interpreter"], "-s", "-P", "-S", "-B", "/program.py"], environment)
+
+
+def set_limits(job: dict[str, Any]) -> None:
+    # none on processor time, which counts all threads together: the wall clock ends the program
+    limits = {
+        resource.RLIMIT_AS: job["memory"],
+        resource.RLIMIT_NPROC: job["processes"],
+        resource.RLIMIT_FSIZE: job["file_size"],
+        resource.RLIMIT_NOFILE: 64,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+    }
+    for kind, value in limits.items():
+        most = resource.getrlimit(kind)[1]
+        least = value if most == resource.RLIM_INFINITY else min(value, most)
+        resource.setrlimit(kind, (least, least))
+
+
+def filter_calls() -> None:
+    """Installs the filter: a program of 8-byte instructions (operation, steps if true, steps if false, operand)."""
+    load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
+    refuse, allow = (answer, 0, 0, 0x00050000 | errno.EPERM), (answer, 0, 0, 0x7FFF0000)
+    known = numbers()
+    lines = [(load, 0, 0, 4), (equal, 1, 0, known["audit"]), refuse, (load, 0, 0, 0), (at_least, 0, 1, X32), refuse]
+    for name, number in known.items():
+        if name in ALLOWED:
+            lines += [(equal, 0, 4, number), (load, 0, 0, 16), (equal, 0, 1, ALLOWED[name]), allow, refuse]
+        elif name not in OURS:
+            lines += [(equal, 0, 1, number), refuse]
+    lines.append(allow)
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in lines))
+    program = ctypes.create_string_buffer(struct.pack("@HP", len(lines), ctypes.addressof(code)))
+    call("prctl", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0)
+
+
+if __name__ == "__main__":
+    header = json.loads(sys.stdin.buffer.readline())
+    ending_all(2, launch, header, sys.stdin.buffer.read())
