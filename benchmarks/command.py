@@ -38,6 +38,7 @@ from benchmarks import (
     speedup,
     steps,
     verification,
+    vocabulary,
 )
 from benchmarks.setting import Bench, Settings, quick
 from speccascade_jax import compilation_cache
@@ -73,6 +74,7 @@ SECTIONS = {
     "batches": Section(batches, 20),
     "compilation": Section(compilation, 30),
     "memory": Section(memory, 20),
+    "vocabulary": Section(vocabulary, 120),
     "acceptance": Section(acceptance, 40),
 }
 

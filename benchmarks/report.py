@@ -256,6 +256,18 @@ LAYOUTS = {
         ),
         ("Arguments hold the weights and the prompts, temporaries the caches, the laws and everything in between.",),
     ),
+    "vocabulary": Layout(
+        "Temporary memory of a generation's program at a vocabulary of 256,000, MB, by the compiler's account",
+        (
+            Column("rule", "rule"),
+            Column("γ", "block_size"),
+            Column("batch", "batch"),
+            Column("temporaries", "temporary_megabytes", number(1)),
+            Column("floor", "floor_megabytes", number(1)),
+            Column("/ floor", "temporary_ratio", number(2)),
+        ),
+        ("Floor: the laws q̃ and p̃ of a block's γ + 1 positions in float32, each once.",),
+    ),
     "process": Layout(
         "Memory of the whole run's process, MB",
         (Column("now", "now_megabytes", number(0)), Column("at most", "peak_megabytes", number(0))),

@@ -52,6 +52,8 @@ class Settings:
         block_size: γ where it is not swept; block_sizes: where it is; lossy_block_sizes: γ's of rules that are lossy.
         temperatures: of draft and target; methods: rules with their α's.
         widths: tokens per call in `scoring`; vocab_sizes, rules: in `verification`; batches: rows in `batches`.
+        large_vocab, large_rules, large_batches, large_blocks: in `vocabulary`; rules that read the same laws alike need
+            the same memory.
         working_set: bytes, far beyond any cache.
         acceptance_task, acceptance_examples, acceptance_tokens: for the section `acceptance`: a task (`None`: the best
             at hand), how many of its examples, and the longest output.
@@ -72,6 +74,10 @@ class Settings:
     vocab_sizes: tuple[int, ...] = (8192, 32768, 262144)
     rules: tuple[str, ...] = VERIFIED
     batches: tuple[int, ...] = (1, 8, 32)
+    large_vocab: int = 256_000
+    large_rules: tuple[str, ...] = ("spec_decode", "lossy_tuned", "diff", "opt_log", "token_v3", "fuzzy_js")
+    large_batches: tuple[int, ...] = (1, 8)
+    large_blocks: tuple[int, ...] = (1, 3, 7, 10)
     working_set: int = 512_000_000
     acceptance_task: str | None = None
     acceptance_examples: int = 200
@@ -97,6 +103,10 @@ def quick(settings: Settings) -> Settings:
         widths=(1, 3),
         vocab_sizes=(512,),
         batches=(1, 2),
+        large_vocab=512,
+        large_rules=("spec_decode",),
+        large_batches=(1,),
+        large_blocks=(1,),
         working_set=4_000_000,
         rules=("spec_decode", "token_v3"),
         acceptance_examples=4,

@@ -120,6 +120,16 @@ def _generate(
     )
 
 
+def compiled_for(
+    engine: Engine, params: Params, prompt: Prompt, controls: Controls, *, max_new_tokens: int
+) -> jax.stages.Compiled:
+    """The program that `generate` runs, compiled for shapes alone: arrays may be `jax.ShapeDtypeStruct`s."""
+    rows = prompt.tokens.shape[0]
+    seed, ids = jax.ShapeDtypeStruct((), jnp.uint32), jax.ShapeDtypeStruct((rows,), jnp.int32)
+    static = {"max_new_tokens": max_new_tokens, "record": None, "level": 0}
+    return _generate.lower(engine, params, prompt, seed, controls, ids, **static).compile()
+
+
 def _record_buffers(
     engine: Engine,
     params: Params,

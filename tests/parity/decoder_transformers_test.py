@@ -5,25 +5,19 @@ Each kind's weights go the whole way: their safetensors → ours → our own for
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from speccascade_jax import checkpoints
-from speccascade_jax.accept import Speculative
-from speccascade_jax.api import make_controls
-from speccascade_jax.drafters.none import NoDrafter
-from speccascade_jax.engine import Engine
-from speccascade_jax.generation import generate
 from speccascade_jax.models.base import Prompt
-from speccascade_jax.rules import RULES
+from tests.parity import greedy
 
 pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch", reason="needs the parity extra: make parity")
 transformers = pytest.importorskip("transformers", reason="needs the parity extra: make parity")
 
-WIDTH, NEW, GAP = 40, 200, 2e-4
+WIDTH, NEW = 40, 200
 SIZES = {
     "vocab_size": 99,
     "hidden_size": 32,
@@ -65,7 +59,9 @@ def theirs(kind: str):
             if name.endswith(("norm.weight", "layernorm.weight")):
                 weight.add_(0.2 * torch.randn_like(weight))
             else:
-                weight.copy_(torch.randn_like(weight) * (1.0 if name.endswith("bias") else 1.5 * weight.shape[-1] ** -0.5))
+                # a short embedding, or a tied model would only repeat its last token
+                gain = 1.0 if name.endswith("bias") else 0.3 if "embed" in name else 1.5
+                weight.copy_(torch.randn_like(weight) * gain * weight.shape[-1] ** -0.5)
     return model
 
 
@@ -105,15 +101,5 @@ def test_greedy_generation_equals_transformers(both):
             torch.tensor(tokens), max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0
         ).numpy()
         logits = reference(input_ids=torch.tensor(written)).logits.numpy()
-    engine = Engine(
-        target=model, drafter=NoDrafter(), accept=Speculative(RULES["spec_decode"]), bonus="target"
-    )
-    prompt = Prompt(jnp.asarray(tokens), jnp.full((2,), WIDTH))
-    controls = make_controls(2, alpha=0.0, temperature=0.0)
-    out = generate(engine, {"target": params, "drafter": {}}, prompt, 0, controls=controls, max_new_tokens=NEW)
-    for row, (found, wanted) in enumerate(zip(jax.device_get(out.tokens), written[:, WIDTH:], strict=True)):
-        differs = np.flatnonzero(found != wanted)
-        if len(differs):
-            best = np.sort(logits[row, WIDTH - 1 + differs[0]])[-2:]
-            assert best[1] - best[0] < GAP, f"row {row} differs at {differs[0]} with a gap of {best[1] - best[0]}"
-    assert len(set(written[0, WIDTH:].tolist())) > 8  # no mere repetition
+    found = greedy.tokens(model, params, Prompt(jnp.asarray(tokens), jnp.full((2,), WIDTH)), NEW)
+    greedy.assert_equal_but_for_near_ties(found, written[:, WIDTH:], logits[:, WIDTH - 1 :])

@@ -1,0 +1,47 @@
+"""Section `vocabulary`: the peak memory of a generation at a large vocabulary, by rule, block size and batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks import measure
+from benchmarks.setting import Bench, Rows
+from speccascade_jax.accept import Speculative
+from speccascade_jax.controls import make_controls
+from speccascade_jax.drafters.model import ModelDrafter
+from speccascade_jax.engine import Engine
+from speccascade_jax.generation import compiled_for
+from speccascade_jax.models.base import Prompt
+from speccascade_jax.models.decoder import DecoderLM, abstract_params, tiny
+from speccascade_jax.rules import RULES
+from speccascade_jax.stopping import Fixed
+
+
+def run(bench: Bench) -> Rows:
+    """`vocabulary`: a row per rule and batch at one γ, then one per γ for the lossless rule. Nothing is executed."""
+    settings = bench.settings
+    chosen = [(rule, settings.block_size, batch) for rule in settings.large_rules for batch in settings.large_batches]
+    chosen += [("spec_decode", block, settings.large_batches[0]) for block in settings.large_blocks]
+    return {"vocabulary": [_row(settings.large_vocab, *each) for each in bench.track(chosen)]}
+
+
+def _row(vocab: int, rule: str, block: int, batch: int) -> dict[str, Any]:
+    """Megabytes of temporary memory by the compiler's account, over the bytes of the block's laws q̃ and p̃.
+
+    The two models are as small as models get, so that all but the laws is negligible.
+    """
+    small = replace(tiny("gemma2_2b"), vocab_size=vocab, num_embeddings=vocab, d_model=8, num_layers=1)
+    model = DecoderLM(small)
+    engine = Engine(target=model, drafter=ModelDrafter(model, Fixed(block)), accept=Speculative(RULES[rule]))
+    weights = abstract_params(model)
+    shapes = jax.eval_shape(lambda: Prompt(jnp.ones((batch, 4), jnp.int32), jnp.ones((batch,), jnp.int32)))
+    controls = jax.eval_shape(lambda: make_controls(batch, alpha=0.1, temperature=1.0))
+    params = {"target": weights, "drafter": {"model": weights}}
+    compiled = compiled_for(engine, params, shapes, controls, max_new_tokens=32)
+    temporary, floor = measure.memory(compiled).temp_size_in_bytes, 2 * batch * (block + 1) * vocab * 4
+    row: dict[str, Any] = {"rule": rule, "block_size": block, "batch": batch, "floor_megabytes": floor / 1e6}
+    return row | {"temporary_megabytes": temporary / 1e6, "temporary_ratio": temporary / floor}

@@ -1,0 +1,74 @@
+"""What models need, before anything is downloaded or allocated: parameters, cache, the laws of a block.
+
+    python -m experiments.describe gemma2_9b gemma2_2b
+    python -m experiments.describe llama3.1_70b --batch 1 8 32 --length 32768 --block-size 7
+    python -m experiments.describe path/to/checkpoint --dtype float32
+
+A model is a preset's name or a checkpoint that the package reads, of which only names and shapes are looked at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from speccascade_jax import checkpoints, description, names
+from speccascade_jax.controls import whole
+from speccascade_jax.models.decoder import PRESETS, DecoderLM
+from speccascade_jax.models.t5 import T5
+
+DTYPES = ("bfloat16", "float32", "float16")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table; returns the exit status."""
+    args = _parser().parse_args(argv)
+    try:
+        for name, low in (("length", 1), ("block-size", 1)):
+            whole(name, getattr(args, name.replace("-", "_")), low)
+        batches = [whole("batch", batch, 1) for batch in args.batch]
+        models = {name: model(name, args.dtype) for name in args.models}
+        grid = description.table(models, batches=batches, length=args.length, block_size=args.block_size)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    Console(width=None if sys.stdout.isatty() else 140).print(grid.rich())
+    return 0
+
+
+def model(name: str, dtype: str) -> DecoderLM | T5:
+    """A preset's model, or the one of a checkpoint, computing in `dtype`.
+
+    Raises:
+        ValueError: neither a preset nor a path; names the nearest presets.
+    """
+    if name in PRESETS:
+        return DecoderLM(dataclasses.replace(PRESETS[name], dtype=dtype))
+    if not os.path.exists(name):
+        hint = names.hint(name, PRESETS)
+        raise ValueError(f"no preset and no checkpoint {name!r}: {hint}the presets are {', '.join(PRESETS)}")
+    found = checkpoints.model(name)
+    return dataclasses.replace(found, config=dataclasses.replace(found.config, dtype=dtype))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        epilog=f"presets: {', '.join(PRESETS)}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="a preset's name, or the path of a checkpoint")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="rows (default: 1 8)")
+    parser.add_argument("--length", type=int, default=4096, help="positions in the cache (default: 4096)")
+    parser.add_argument("--block-size", type=int, default=5, help="γ (default: 5)")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of weights and cache (default: bfloat16)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

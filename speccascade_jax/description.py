@@ -1,0 +1,93 @@
+"""What a model needs, from shapes alone: parameters, cache, the laws of a block. Nothing is allocated or read.
+
+Everything comes from `jax.eval_shape` of the code that runs, so that a 70-billion model is described on a laptop.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from speccascade_jax.grid import Grid
+from speccascade_jax.models.base import Prompt
+from speccascade_jax.models.decoder import DecoderLM, abstract_params
+from speccascade_jax.models.t5 import T5
+
+
+class Needs(NamedTuple):
+    """Of one model, batch and block.
+
+    Attributes:
+        parameters: how many; parameter_bytes: in the model's dtype.
+        cache_bytes: of all rows, rings and, for an encoder-decoder, the encoder's keys and values included.
+        laws_bytes: the block's laws q̃ and p̃ (`2 · B · (G + 1) · V` float32), which any exact verification reads.
+        call_bytes: what one call of the model reads at least: parameters and cache, once each.
+    """
+
+    parameters: int
+    parameter_bytes: int
+    cache_bytes: int
+    laws_bytes: int
+    call_bytes: int
+
+
+def needs(model: DecoderLM | T5, *, batch: int, length: int, block_size: int) -> Needs:
+    """What decoding with `model` needs as a target.
+
+    Args:
+        batch: rows; length: positions in the cache, prompt and output (of an encoder-decoder: each of both).
+        block_size: γ.
+    """
+    params = abstract(model)
+    cache = jax.eval_shape(lambda p: model.prefill(p, _prompt(model, batch, length), length, block_size + 1), params)
+    block = jax.ShapeDtypeStruct((batch, block_size + 1), jnp.int32)
+    logits = jax.eval_shape(model.extend, params, cache, block)[0].logits
+    held = _bytes(params)
+    return Needs(
+        parameters=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)),
+        parameter_bytes=held,
+        cache_bytes=_bytes(cache),
+        laws_bytes=2 * math.prod(logits.shape[:-1]) * model.vocab_size * 4,
+        call_bytes=held + _bytes(cache),
+    )
+
+
+def abstract(model: DecoderLM | T5) -> Any:
+    """The parameters' shapes, in the dtype that the model computes in."""
+    if isinstance(model, DecoderLM):
+        params = abstract_params(model)
+    else:
+        token = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+        params = jax.eval_shape(model.module.init, jax.random.key(0), token, token)["params"]
+    dtype = jnp.dtype(model.config.dtype)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), params)
+
+
+def table(models: dict[str, DecoderLM | T5], *, batches: list[int], length: int, block_size: int) -> Grid:
+    """A row per model and batch, in GB (10⁹ bytes)."""
+    rows = []
+    for name, model in models.items():
+        for batch in batches:
+            found = needs(model, batch=batch, length=length, block_size=block_size)
+            sizes = (found.parameter_bytes, found.cache_bytes, found.laws_bytes, found.call_bytes)
+            rows.append([name, f"{found.parameters:,}", str(batch), *(f"{size / 1e9:.3f}" for size in sizes)])
+    header = ["model", "parameters", "batch", "weights", "cache", "laws of a block", "read by a call"]
+    dtypes = ", ".join(sorted({model.config.dtype for model in models.values()}))
+    notes = [
+        f"GB (10⁹ bytes), {dtypes}; {length:,} positions, γ = {block_size}. Laws: q̃ and p̃ of γ + 1 positions "
+        "in float32. A call reads weights and cache once."
+    ]
+    return Grid(title="What the models need", header=header, rows=rows, notes=notes, bold=set())
+
+
+def _prompt(model: DecoderLM | T5, batch: int, length: int) -> Prompt:
+    ones = jnp.ones((batch, 1), jnp.int32)
+    encoder = jnp.ones((batch, length), jnp.int32) if model.is_encoder_decoder else None
+    return Prompt(ones, ones[:, 0], encoder)
+
+
+def _bytes(tree: Any) -> int:
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
