@@ -15,10 +15,12 @@ import numpy as np
 from speccascade_jax import rules
 from speccascade_jax.assembly import assemble, build, check_alpha, check_example_ids, method_controls
 from speccascade_jax.controls import check_seed, make_controls, make_sampling, whole
+from speccascade_jax.data.text_vocabulary import Ids
 from speccascade_jax.generation import Generation, generate, raise_on_failure
 from speccascade_jax.metrics.efficiency import summarise
+from speccascade_jax.models.base import Prompt
 from speccascade_jax.pair import Pair
-from speccascade_jax.prompts import make_prompt
+from speccascade_jax.prompts import decoder_context, make_prompt
 from speccascade_jax.rules import Rule
 from speccascade_jax.sampling import make_law_pair, softmax, transform
 from speccascade_jax.sequence import run
@@ -30,7 +32,8 @@ class DecodeOutput:
     """What `decode` returns, on the host.
 
     Attributes:
-        texts: decoded outputs; `None` for a pair without a vocabulary.
+        texts: decoded outputs; `None` for a pair without a vocabulary. A decoder-only pair's continue their prompts,
+            spaces included.
         tokens: int32 `[B, max_new_tokens]`, 0 after the end; lengths: int32 `[B]`, a stop id included.
         stats: the measures of METHODS section 9 over the batch, and `rows`: the counters per row.
         generation: the raw result.
@@ -67,7 +70,8 @@ def decode(
 
     Args:
         pair: the models, from `load_pair` or made by hand.
-        prompts: texts, or token ids: `[B, P]` or a list of lists (one flat list is one prompt).
+        prompts: texts (`prompts.text_ids` says which ids they become), or token ids: `[B, P]` or a list of lists (one
+            flat list is one prompt).
         rule: a name of `speccascade_jax.rules.RULES`, or a `Rule` of your own; `None` is the method's own, which for
             "speculative" is lossless.
         alpha: the rule's trade-off, a number or `[B]`; rules without one ignore it.
@@ -78,7 +82,7 @@ def decode(
         seed: of all randomness; a row's bits depend on the seed and its example id only.
         bonus: what follows a fully kept block: "rule", "target" or "none" (METHODS section 2); `None` is the method's.
         example_ids: `[B]`, default `0 … B − 1`; rows with one id draw the same bits.
-        stop_ids: ids that end a row; default: the vocabulary's end of sequence, or none without a vocabulary.
+        stop_ids: ids that end a row; default: the vocabulary's, or none without a vocabulary.
         method: a name of `speccascade_jax.methods.METHODS`: "speculative"; the two ends of every plot,
             "autoregressive" (the target alone) and "autoregressive_draft"; "fuzzy", "bild", "token_cascade" and others.
         accept: "speculative", or "deferral" (keep with probability 1 − r, replace from the target); `None` is the
@@ -110,17 +114,24 @@ def decode(
         max_new_tokens=whole("max_new_tokens", max_new_tokens, 1),
         example_ids=check_example_ids(example_ids, rows),
     )
-    return collect(pair, generation, method)
+    return collect(pair, generation, method, prompt)
 
 
-def collect(pair: Pair, generation: Generation, method: str = "speculative") -> DecodeOutput:
-    """A generation on the host, as text where the pair has a vocabulary; raises on NaN logits."""
-    generation = jax.device_get(generation)  # one transfer
+def collect(
+    pair: Pair, generation: Generation, method: str = "speculative", prompt: Prompt | None = None
+) -> DecodeOutput:
+    """A generation on the host, as text where the pair has a vocabulary; raises on NaN logits.
+
+    `prompt`: what it began from; without it, texts begin anew instead of continuing the prompt's.
+    """
+    generation, before = jax.device_get((generation, prompt))  # one transfer
     raise_on_failure(generation, ("draft", "draft") if method == "autoregressive_draft" else ("target", "draft"))
     tokens, lengths = np.asarray(generation.tokens), np.asarray(generation.lengths)
     texts = None
     if pair.vocabulary is not None:
-        texts = [pair.vocabulary.decode(row[:n].tolist()) for row, n in zip(tokens, lengths, strict=True)]
+        begins: list[Ids] = [()] * len(tokens) if before is None else decoder_context(before)
+        rows = zip(tokens, lengths, begins, strict=True)
+        texts = [pair.vocabulary.decode(row[:n].tolist(), after=begin) for row, n, begin in rows]
     fields = type(generation.stats).__dataclass_fields__
     per_row_stats = {name: getattr(generation.stats, name) for name in fields}
     measured = summarise(generation.stats, lengths, draft_alone=method == "autoregressive_draft")

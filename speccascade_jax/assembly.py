@@ -153,7 +153,7 @@ def check_example_ids(example_ids: Any, rows: int) -> np.ndarray:
 
 def _stop_ids(pair: Pair, stop_ids: Sequence[int] | None) -> tuple[int, ...]:
     if stop_ids is None:
-        return () if pair.vocabulary is None else (int(pair.vocabulary.eos_id),)
+        return () if pair.vocabulary is None else tuple(int(stop) for stop in pair.vocabulary.stop_ids)
     size = pair.target.model.vocab_size
     for stop in np.atleast_1d(np.asarray(stop_ids)).tolist():
         if stop != int(stop) or not 0 <= stop < size:

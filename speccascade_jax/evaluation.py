@@ -24,7 +24,7 @@ from speccascade_jax import sequence, timing
 from speccascade_jax.api import make_prompt
 from speccascade_jax.assembly import build, method_controls
 from speccascade_jax.data.tasks import Example, get_task
-from speccascade_jax.data.vocabularies import Vocabulary
+from speccascade_jax.data.text_vocabulary import TextVocabulary
 from speccascade_jax.engine import Engine
 from speccascade_jax.generation import Generation, raise_on_failure
 from speccascade_jax.labels import DRAFT, TARGET
@@ -32,8 +32,9 @@ from speccascade_jax.metrics import quality
 from speccascade_jax.metrics.efficiency import summarise
 from speccascade_jax.models.base import Params, Prompt
 from speccascade_jax.pair import Pair, load_pair
-from speccascade_jax.points import Evaluation, Method, ModelPair, Point
+from speccascade_jax.points import Evaluation, Method, ModelPair, Point, check_code
 from speccascade_jax.programs import release_when_crowded
+from speccascade_jax.prompts import decoder_context, text_ids
 from speccascade_jax.results import Record, point_key
 from speccascade_jax.types import Controls
 
@@ -61,7 +62,7 @@ class Evaluator:
         for name in self.task.metrics:
             quality.get_metric(name)  # a misspelt one should not show after the last example only
         longest = max(Pair.max_prompt_length, self.task.max_input_length)  # the former is for prompts that nobody cuts
-        self.pair = replace(load_pair(source.name), max_prompt_length=longest) if pair is None else pair
+        self.pair = replace(load_source(source), max_prompt_length=longest) if pair is None else pair
         wanted = evaluation.first_example + max(evaluation.quality_examples, evaluation.latency_examples)
         self.examples = self.task.load(self.evaluation.split, wanted)
         if len(self.examples) < wanted:
@@ -95,12 +96,11 @@ class Evaluator:
         return np.arange(first, end)
 
     def _prompt_ids(self, example: Example) -> list[int]:
-        """The prompt's ids with the end of sequence, cut to the task's longest input as the paper does."""
-        vocabulary = self._vocabulary()
-        ids = vocabulary.encode(self.task.build_prompt(example))
-        return [*ids[: self.task.max_input_length - 1], vocabulary.eos_id]
+        """The prompt's ids, cut to the task's longest input as the paper does."""
+        self._vocabulary()
+        return text_ids(self.pair, self.task.build_prompt(example), self.task.max_input_length, self.task.cut)
 
-    def _vocabulary(self) -> Vocabulary:
+    def _vocabulary(self) -> TextVocabulary:
         if self.pair.vocabulary is None:
             raise ValueError(f"pair {self.source.name!r} has no vocabulary, but task {self.task.name} is text")
         return self.pair.vocabulary
@@ -125,6 +125,7 @@ class Evaluator:
 
     def judge(self, points: Sequence[Point]) -> list[Record]:
         """Quality, counts and measures of each point, all points in shared batches."""
+        check_code(points[0].evaluation)
         examples = self.window(points[0].evaluation, points[0].evaluation.quality_examples)
         # Neighbours of similar length waste the least of a batch, which runs until its longest row is done.
         lengths = _prompt_lengths(self._prompts)[examples]
@@ -152,7 +153,9 @@ class Evaluator:
     def _score(self, measured: tuple[np.ndarray, np.ndarray, Any], rows: np.ndarray, draft_alone: bool) -> Record:
         tokens, lengths, stats = measured
         decode = self._vocabulary().decode
-        texts = [decode([int(t) for t in row[:length]]) for row, length in zip(tokens, lengths, strict=True)]
+        context = decoder_context(self._prompts)  # what outputs of decoder-only models continue, spaces included
+        parts = zip(tokens, lengths, rows, strict=True)
+        texts = [decode(ids[:length].tolist(), after=context[row]) for ids, length, row in parts]
         predictions = [self.task.postprocess(text) for text in texts]
         references = [self.examples[row].reference for row in rows]
         ids, samples = [self.examples[row].id for row in rows], self.evaluation.resamples
@@ -252,6 +255,13 @@ class Evaluator:
             "versions": versions(),
             "device": device(),
         }
+
+
+def load_source(source: ModelPair) -> Pair:
+    """The models that a point names."""
+    if source.target is None or source.draft is None:
+        return load_pair(source.name)
+    return Pair.load(source.target, source.draft, source.vocabulary, name=source.name)
 
 
 def split_measures(summary: dict[str, Any]) -> Record:

@@ -1,15 +1,19 @@
-"""A draft and a target that share a vocabulary, and the shipped ones."""
+"""A draft and a target that share a vocabulary, from any two checkpoints, and the shipped ones."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from speccascade_jax import checkpoints, names
-from speccascade_jax.data.vocabularies import Vocabulary
+from speccascade_jax.data.text_vocabulary import TextVocabulary
+from speccascade_jax.data.vocabularies import FileVocabulary, candidates, first_difference, load_vocabulary
 from speccascade_jax.models.base import BoundModel
 
 PAIRS_DIRECTORY = Path(__file__).parent / "assets" / "pairs"
+_PARTS = "vocabulary.model, target/ and draft/ (tokenizer.json, tokenizer.model or spiece.model do as well)"
 
 
 @dataclass(frozen=True)
@@ -17,22 +21,29 @@ class Pair:
     """Two bound models and the text vocabulary they share (`None` for models over bare ids).
 
     Attributes:
-        target, draft: bound models with the same number of real vocabulary entries.
+        target, draft: bound models of one kind with the same number of real vocabulary entries.
         vocabulary: turns text into ids.
         max_prompt_length: prompts with more tokens are refused.
         name: for records.
 
     Raises:
-        ValueError: the vocabularies differ in size.
+        ValueError: the vocabularies differ in size, or only one of the models is an encoder-decoder.
     """
 
     target: BoundModel
     draft: BoundModel
-    vocabulary: Vocabulary | None = None
+    vocabulary: TextVocabulary | None = None
     max_prompt_length: int = 1024
     name: str = "custom"
 
     def __post_init__(self) -> None:
+        kinds = {part: is_encoder_decoder(getattr(self, part)) for part in ("target", "draft")}
+        if len(set(kinds.values())) > 1:
+            said = {part: "an encoder-decoder" if kind else "a decoder-only model" for part, kind in kinds.items()}
+            raise ValueError(
+                f"the target is {said['target']} and the draft {said['draft']}: one reads prompts that the other does "
+                f"not; choose two models of one kind"
+            )
         target, draft = self.target.model.vocab_size, self.draft.model.vocab_size
         if target != draft:
             raise ValueError(
@@ -45,6 +56,79 @@ class Pair:
                 f"give the vocabulary the models were trained with"
             )
 
+    @property
+    def encoder_decoder(self) -> bool:
+        """Whether prompts go to an encoder; otherwise outputs continue them."""
+        return is_encoder_decoder(self.target)
+
+    @classmethod
+    def load(
+        cls,
+        target: str | Path,
+        draft: str | Path,
+        vocabulary: str | Path | None = None,
+        *,
+        dtype: str = "float32",
+        max_prompt_length: int = 1024,
+        name: str = "custom",
+    ) -> Pair:
+        """Any two checkpoints that `checkpoints.load` reads.
+
+        Rows of the models beyond the vocabulary's pieces are padding and never drawn, unless the checkpoint itself
+        knows how many of its rows are real (T5's 32,100 of 32,128): models padded to different sizes go together.
+
+        Args:
+            target, draft: paths as `checkpoints.load` takes them.
+            vocabulary: a file or folder as `load_vocabulary` takes it; without it, what lies beside the models. Where
+                there are several, all are compared. With none at all, the pair takes and gives ids only.
+            dtype: of the parameters: "float32", "bfloat16" or "float16".
+            max_prompt_length, name: as the attributes.
+
+        Raises:
+            FileNotFoundError: nothing lies at a path.
+            CheckpointError: a checkpoint can't be used.
+            ValueError: vocabularies that differ (says where first), or models that do not fit each other.
+            ImportError: a `tokenizer.json`, and `tokenizers` is not installed.
+        """
+        text = _shared_vocabulary(Path(target).expanduser(), Path(draft).expanduser(), vocabulary)
+        large, small = (_bound(path, dtype, text) for path in (target, draft))
+        return cls(large, small, vocabulary=text, max_prompt_length=max_prompt_length, name=name)
+
+
+def is_encoder_decoder(bound: BoundModel) -> bool:
+    """Whether a model reads prompts with an encoder."""
+    return bool(getattr(bound.model, "is_encoder_decoder", False))
+
+
+def _shared_vocabulary(target: Path, draft: Path, given: str | Path | None) -> FileVocabulary | None:
+    """The given vocabulary, or the one beside a model, once all of them are known to be the same."""
+    loaded = [load_vocabulary(file) for file in dict.fromkeys(_vocabulary_files(target, draft, given))]
+    for other in loaded[1:]:
+        if difference := first_difference(loaded[0], other):
+            raise ValueError(
+                f"the vocabularies differ: {difference}; speculation compares the two laws token by token, so choose "
+                f"models (and a vocabulary) trained with one"
+            )
+    return loaded[0] if loaded else None
+
+
+def _vocabulary_files(target: Path, draft: Path, given: str | Path | None) -> list[Path]:
+    """The given one and those beside the models; a folder with several counts only where nothing else is there."""
+    beside = [found for path in (target, draft) if path.exists() and (found := candidates(path))]
+    clear = [found[0] for found in beside if len(found) == 1]
+    if given is not None:
+        return [Path(given), *clear]
+    return clear or [found[0].parent for found in beside[:1]]
+
+
+def _bound(path: str | Path, dtype: str, vocabulary: FileVocabulary | None) -> BoundModel:
+    model: Any
+    model, params = checkpoints.load(path, dtype=dtype, prepared=True)
+    config = model.config
+    if vocabulary is not None and vocabulary.vocab_size < config.vocab_size == config.num_embeddings:
+        model = dataclasses.replace(model, config=dataclasses.replace(config, vocab_size=vocabulary.vocab_size))
+    return BoundModel(params=params, model=model)
+
 
 def shipped_pairs() -> list[str]:
     """Names that `load_pair` knows."""
@@ -52,10 +136,13 @@ def shipped_pairs() -> list[str]:
 
 
 def load_pair(name: str | Path) -> Pair:
-    """A shipped pair by name, or one from a directory that holds `vocabulary.model`, `target/` and `draft/`.
+    """A shipped pair by name, or one from a directory that holds a vocabulary, `target/` and `draft/`.
+
+    The vocabulary lies in the directory (`vocabulary.model` or what else `load_vocabulary` finds in a folder), or
+    beside the models.
 
     Raises:
-        ValueError: no such pair; names the shipped ones.
+        ValueError: no such pair; names the shipped ones. Otherwise as `Pair.load`.
         CheckpointError: a part of it is damaged or missing.
     """
     directory = PAIRS_DIRECTORY / str(name) if str(name) in shipped_pairs() else Path(name)
@@ -63,15 +150,12 @@ def load_pair(name: str | Path) -> Pair:
         shipped = shipped_pairs()
         raise ValueError(
             f"no pair {str(name)!r}: {names.hint(name, shipped)}shipped are {', '.join(shipped) or 'none'}; "
-            f"or give a directory with vocabulary.model, target/ and draft/"
+            f"or give a directory with {_PARTS}"
         )
-    for part in ("vocabulary.model", "target", "draft"):
-        if not (directory / part).exists():
-            raise ValueError(f"the pair in {directory} lacks {part!r}; it needs vocabulary.model, target/ and draft/")
-    target, draft = (_bound(directory / part) for part in ("target", "draft"))
-    return Pair(target, draft, vocabulary=Vocabulary(directory / "vocabulary.model"), name=directory.name)
-
-
-def _bound(directory: Path) -> BoundModel:
-    model, params = checkpoints.load(directory)
-    return BoundModel(params=model.prepare(params), model=model)
+    target, draft = directory / "target", directory / "draft"
+    own = bool(candidates(directory))
+    known = own or any(candidates(part) for part in (target, draft) if part.is_dir())
+    for part, there in (("vocabulary.model", known), ("target", target.exists()), ("draft", draft.exists())):
+        if not there:
+            raise ValueError(f"the pair in {directory} lacks {part!r}; it needs {_PARTS}")
+    return Pair.load(target, draft, directory if own else None, name=directory.name)

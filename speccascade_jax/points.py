@@ -7,15 +7,16 @@ every record, it runs that point again through `experiments/run.py`.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from speccascade_jax import controls, methods, names, rules
+from speccascade_jax import controls, methods, names, rules, sandbox
 from speccascade_jax.data.tasks import SeqioTask, get_task
 from speccascade_jax.engine import BONUSES
 from speccascade_jax.labels import DRAFT, TARGET
+from speccascade_jax.metrics.quality import METRICS
 
 # A name of both tables is a method's: its row says which rule that is.
 _RULE_NAMES = frozenset(rules.RULES) - frozenset(methods.METHODS)
@@ -23,9 +24,33 @@ _RULE_NAMES = frozenset(rules.RULES) - frozenset(methods.METHODS)
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPair:
-    """Which two models: `name` of a shipped pair, or the path of a folder as `sc.load_pair` takes it."""
+    """Which two models.
+
+    Attributes:
+        name: of a shipped pair, or the path of a folder as `sc.load_pair` takes it; with `target` and `draft`, what
+            the pair is called in records.
+        target, draft, vocabulary: paths as `sc.Pair.load` takes them: any two checkpoints.
+
+    Raises:
+        ValueError: one model without the other, or a vocabulary without them.
+    """
 
     name: str
+    target: str | None = field(default=None, metadata={"unless": None})
+    draft: str | None = field(default=None, metadata={"unless": None})
+    vocabulary: str | None = field(default=None, metadata={"unless": None})
+
+    def __post_init__(self) -> None:
+        for path in ("target", "draft", "vocabulary"):
+            if getattr(self, path) is not None:
+                object.__setattr__(self, path, str(getattr(self, path)))  # a Path is nothing that gin files hold
+        if (self.target is None) != (self.draft is None):
+            missing = "draft" if self.draft is None else "target"
+            raise ValueError(f"the pair {self.name!r} lacks its {missing}: give target and draft, or its name alone")
+        if self.vocabulary is not None and self.target is None:
+            raise ValueError(
+                f"vocabulary={self.vocabulary!r} goes with a target and a draft: leave it out, or give these too"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +58,14 @@ class Evaluation:
     """On what a point is measured, and how thoroughly.
 
     Attributes:
-        task: a name in `speccascade_jax.data.tasks.TASKS`, or a `SeqioTask`.
+        task: a name in `speccascade_jax.data.tasks.TASKS` ("gsm8k:4": with 4 exemplars), or a `SeqioTask`.
         split: one of its splits (`None`: the task's own choice).
         max_new_tokens: longest output in tokens; `None` is the task's.
         first_example: the first one measured on, for quality and latency; those before it are passed over.
         quality_examples: examples that quality and counts are taken on; quality_batch: rows decoded together.
         latency_examples: examples timed one at a time; latency_trials: how often each. Published tables: 500 and 3.
         resamples: bootstrap resamples behind the spread of quality.
+        execute_code: allow metrics that run what the models wrote, in the sandbox.
     """
 
     task: str | SeqioTask
@@ -51,6 +77,7 @@ class Evaluation:
     latency_examples: int = 16
     latency_trials: int = 2
     resamples: int = 200
+    execute_code: bool = field(default=False, metadata={"unless": False})
 
     def resolved(self) -> Evaluation:
         """The same with the task's own split and output length where none is named; ValueError on an unknown task."""
@@ -150,7 +177,7 @@ class Point:
 
     def coordinates(self) -> dict[str, Any]:
         """Everything that the point is, flat, for records, tables and plots."""
-        out: dict[str, Any] = {"pair": self.pair.name}
+        out: dict[str, Any] = {"pair": self.pair.name} | _settings(self.pair)
         out |= _settings(self.evaluation) | {"task": get_task(self.evaluation.task).name}
         out |= {"method": self.method.curve(), **dataclasses.asdict(self.method)}
         out |= {"swept_block": self.method.swept_block}
@@ -171,7 +198,7 @@ class Point:
             lines.append(f"{block}:")
             lines += [f"  {name} = {_in_gin(value)}" for name, value in _settings(part).items()]
         lines.append("experiment.run:")
-        lines += [f"  {field} = @points.{kind}()" for field, kind in _PARTS.items()]
+        lines += [f"  {part} = @points.{kind}()" for part, kind in _PARTS.items()]
         return "\n".join([*lines, f"  seed = {self.seed}"]) + "\n"
 
     def label(self) -> str:
@@ -188,14 +215,20 @@ class Point:
 
 
 def _settings(part: Any) -> dict[str, Any]:
-    """Name -> value of what a dataclass is made of."""
-    return {field.name: getattr(part, field.name) for field in dataclasses.fields(part) if field.init}
+    """Name -> value of what a dataclass is made of.
+
+    Settings that came later are left out at the value that points had before (`unless`), so that the keys of older
+    records hold.
+    """
+    values = {one: getattr(part, one.name) for one in dataclasses.fields(part) if one.init}
+    return {one.name: value for one, value in values.items() if value != one.metadata.get("unless", _NEVER)}
 
 
 def _in_gin(value: Any) -> str:
     return "@tasks.SeqioTask()" if isinstance(value, SeqioTask) else repr(value)
 
 
+_NEVER = object()
 _PARTS = {"pair": "ModelPair", "evaluation": "Evaluation", "method": "Method", "sampling": "Sampling"}
 
 
@@ -256,3 +289,23 @@ def validate_evaluation(evaluation: Evaluation) -> None:
         controls.whole(name, getattr(evaluation, name), low)
     if evaluation.max_new_tokens is not None:
         controls.whole("max_new_tokens", evaluation.max_new_tokens, 1)
+    check_code(evaluation)
+
+
+def check_code(evaluation: Evaluation) -> None:
+    """Refuse to run what models write unless that was asked for and can be done where it harms nobody.
+
+    Raises:
+        ValueError: the task's metrics execute code, and `execute_code` is not set, or this system has no sandbox.
+    """
+    task = get_task(evaluation.task)
+    running = ", ".join(name for name in task.metrics if name in METRICS and METRICS[name].executes)
+    if not running:
+        return
+    if not evaluation.execute_code:
+        raise ValueError(
+            f"task {task.name} is scored by {running}, which runs the code that the models write: "
+            "to allow that, in the sandbox, set Evaluation.execute_code = True"
+        )
+    if (reason := sandbox.available()) is not None:
+        raise ValueError(f"task {task.name} runs the code that the models write, which cannot be done here: {reason}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
+from speccascade_jax.data.text_vocabulary import Ids
 from speccascade_jax.models.base import Prompt, bucket, right_pad
 from speccascade_jax.pair import Pair
 
@@ -14,8 +16,8 @@ from speccascade_jax.pair import Pair
 def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1) -> Prompt:
     """Texts or ids as a right-padded `Prompt` of a bucket's width (`models.base.bucket`; one compilation each).
 
-    Texts end in the end-of-sequence id; ids are taken as they are. Encoder-decoder models get them as the
-    encoder's input and start decoding from id 0.
+    Texts become ids as `text_ids` says; ids are taken as they are. Encoder-decoder models get them as the encoder's
+    input and start decoding from id 0.
 
     Args:
         pair: says which architecture and vocabulary.
@@ -41,7 +43,7 @@ def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1) -> Prompt:
         raise ValueError(f"prompt {row} holds id {ids[row, at]}, outside the vocabulary of {size} (0 … {size - 1})")
     width = bucket(max(min_length, int(lengths.max())))
     padded = np.pad(ids, [(0, 0), (0, width - ids.shape[1])]).astype(np.int32)
-    if getattr(pair.target.model, "is_encoder_decoder", False):
+    if pair.encoder_decoder:
         ones = np.ones((len(ids), 1), np.int32)
         return Prompt(*jax.device_put((np.zeros_like(ones), ones[:, 0], padded)))
     return Prompt(*jax.device_put((padded, lengths)))
@@ -54,7 +56,7 @@ def _ids(pair: Pair, prompts: Any) -> tuple[np.ndarray, np.ndarray]:
     if len(prompts) == 0:
         raise ValueError("no prompts: give at least one")
     if isinstance(prompts[0], str):
-        prompts = _encode(pair, prompts)
+        prompts = [text_ids(pair, text) for text in prompts]
     elif hasattr(prompts, "ndim") or np.ndim(prompts[0]) == 0:
         table = np.atleast_2d(np.asarray(prompts))
         if table.ndim != 2 or not np.issubdtype(table.dtype, np.integer):
@@ -69,7 +71,38 @@ def _ids(pair: Pair, prompts: Any) -> tuple[np.ndarray, np.ndarray]:
     return right_pad(prompts, max(1, int(lengths.max()))), lengths
 
 
-def _encode(pair: Pair, texts: Any) -> list[list[int]]:
-    if pair.vocabulary is None:
+def _beginning(ids: list[int], room: int) -> list[int]:
+    return ids[:room]
+
+
+def text_ids(
+    pair: Pair, text: str, longest: int | None = None, cut: Callable[[list[int], int], list[int]] = _beginning
+) -> list[int]:
+    """The ids that a pair's models are given for a text.
+
+    Encoder-decoder models read the text and the end of sequence. What decoder-only models write continues the text:
+    they read the beginning of sequence, where the vocabulary has one, and the text without an end. An empty text is
+    the beginning of sequence alone, or without one the end of sequence, which such vocabularies put between documents
+    (Qwen's `<|endoftext|>`).
+
+    Args:
+        longest: ids at most, special ones included; these are never cut.
+        cut: what is kept of a text's ids where there is room for fewer: `Task.cut`, which for few-shot prompts is the
+            end, since the question stands there.
+
+    Raises:
+        ValueError: the pair has no vocabulary.
+    """
+    vocabulary = pair.vocabulary
+    if vocabulary is None:
         raise ValueError("this pair has no vocabulary: give token ids, or a Pair with vocabulary=…")
-    return [[*pair.vocabulary.encode(text), pair.vocabulary.eos_id] for text in texts]
+    ids, bos, eos = vocabulary.encode(text), vocabulary.bos_id, vocabulary.eos_id
+    begin, end = ([], [eos]) if pair.encoder_decoder else ([] if bos is None else [bos], [])
+    if longest is not None:
+        ids = cut(ids, longest - len(begin) - len(end))
+    return [*begin, *ids, *end] or [eos]
+
+
+def decoder_context(prompt: Prompt) -> list[Ids]:
+    """Per row the ids before its output, without padding: what its text continues."""
+    return [row[:length] for row, length in zip(np.asarray(prompt.tokens), np.asarray(prompt.length), strict=True)]

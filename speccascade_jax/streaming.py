@@ -17,12 +17,12 @@ import numpy as np
 
 from speccascade_jax.assembly import assemble, check_example_ids, method_controls
 from speccascade_jax.controls import check_seed, whole
-from speccascade_jax.data.vocabularies import Vocabulary
+from speccascade_jax.data.text_vocabulary import Ids, TextVocabulary
 from speccascade_jax.engine import DecodeState, Engine
 from speccascade_jax.generation import on_device, raise_if_failed
 from speccascade_jax.models.base import Params, Prompt
 from speccascade_jax.pair import Pair
-from speccascade_jax.prompts import make_prompt
+from speccascade_jax.prompts import decoder_context, make_prompt
 from speccascade_jax.rules import Rule
 from speccascade_jax.types import SOURCES, Array, Controls
 
@@ -100,7 +100,7 @@ def stream(
     )  # fmt: skip
     seed, longest = check_seed(seed), whole("max_new_tokens", max_new_tokens, 1)
     rounds = _rounds(engine, params, made, seed, controls, longest, check_example_ids([example_id], 1))
-    return _tokens(rounds, pair.vocabulary, draft_alone=method == "autoregressive_draft")
+    return _tokens(rounds, pair.vocabulary, method == "autoregressive_draft", decoder_context(made)[0])
 
 
 class _Round(NamedTuple):
@@ -148,8 +148,10 @@ def _unpack(seen: np.ndarray) -> _Round:
     return _Round(tokens, sources, bool(done), np.asarray([failed_at]))
 
 
-def _tokens(rounds: Iterator[_Round], vocabulary: Vocabulary | None, draft_alone: bool) -> Iterator[StreamedToken]:
-    """The rounds' tokens one by one, with their text."""
+def _tokens(
+    rounds: Iterator[_Round], vocabulary: TextVocabulary | None, draft_alone: bool, after: Ids = ()
+) -> Iterator[StreamedToken]:
+    """The rounds' tokens one by one, with their text; `after`: the ids that they continue."""
     ids: list[int] = []
     shown = ""
     for number, turn in enumerate(rounds):
@@ -157,7 +159,7 @@ def _tokens(rounds: Iterator[_Round], vocabulary: Vocabulary | None, draft_alone
         for slot, (token, source) in enumerate(zip(turn.tokens, turn.sources, strict=True)):
             ids.append(token)
             last = turn.done and slot + 1 == len(turn.tokens)
-            text = "" if vocabulary is None else _settled(vocabulary.decode(ids), last)[len(shown) :]
+            text = "" if vocabulary is None else _settled(vocabulary.decode(ids, after=after), last)[len(shown) :]
             shown += text
             yield StreamedToken(
                 id=token,

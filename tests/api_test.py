@@ -28,12 +28,12 @@ def run(pair, prompts=PROMPTS, **changes):
 class Words:
     """A vocabulary of one-letter words, enough of one for the front door."""
 
-    vocab_size, eos_id = VOCAB, STOP
+    vocab_size, bos_id, eos_id, stop_ids = VOCAB, None, STOP, (STOP,)
 
     def encode(self, text):
         return ["abcdefghi".index(letter) for letter in text]
 
-    def decode(self, ids):
+    def decode(self, ids, after=()):
         return "".join("abcdefghi"[i] for i in ids if i != self.eos_id)
 
 
@@ -69,7 +69,7 @@ def test_prompts_as_array_list_and_single_prompt(pair):
 def test_texts_go_in_and_come_out():
     pair = sc.Pair(*(sc.TableLM(t) for t in conformance.tables(VOCAB, seed=0)), vocabulary=Words())
     out = run(pair, ["cd", "f", "iii", "aa"] * 4, stop_ids=None)
-    assert np.asarray(make_prompt(pair, ["cd"]).tokens)[0, :3].tolist() == [2, 3, STOP]  # ends in the end of sequence
+    assert np.asarray(make_prompt(pair, ["cd"]).tokens)[0, :3].tolist() == [2, 3, 0]  # what is written goes on
     for text, row, length in zip(out.texts, out.tokens, out.lengths, strict=True):
         assert text == Words().decode(row[:length].tolist())
         assert length == LENGTH or row[length - 1] == Words.eos_id  # the vocabulary's stop id is the default

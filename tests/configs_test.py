@@ -6,7 +6,18 @@ from pathlib import Path
 import gin
 import pytest
 
-from speccascade_jax import evaluation, experiment, gin_flags, methods, points, profiling, results, surveying, sweeps
+from speccascade_jax import (
+    evaluation,
+    experiment,
+    gin_flags,
+    methods,
+    points,
+    profiling,
+    results,
+    sandbox,
+    surveying,
+    sweeps,
+)
 from speccascade_jax.calibration import command
 from speccascade_jax.data.directory import repository_root
 from speccascade_jax.data.tasks import TASKS, get_task
@@ -21,16 +32,19 @@ MODELS, TASK_FILES, METHODS = (
 CONFIGS = sorted(f"configs/{path.name}" for path in (ROOT / "configs").glob("*.gin"))
 SIZES = sorted(f"configs/sizes/{path.name}" for path in (ROOT / "configs/sizes").glob("*.gin"))
 QUICKSTART = "configs/quickstart.gin"
+SHIPPED = "gin/models/tatoeba_en_de.gin"
 SWEEPS = [config for config in CONFIGS if "experiment.sweep:" in (ROOT / config).read_text()]
 TRAINING = sorted(f"gin/{path.name}" for path in (ROOT / "gin").glob("train_*.gin"))
 HOLES = {
     "gin/models/directory.gin": ["PAIR='some/pair'"],
+    "gin/models/two_checkpoints.gin": ["PAIR='two'", "TARGET='some/target'", "DRAFT='some/draft'"],
     "gin/tasks/seqio.gin": [
         "SeqioTask.name='seqio'",
         "SeqioTask.module='some.module'",
         "SeqioTask.max_input_length=512",
         "SeqioTask.max_output_length=64",
     ],
+    **{f"gin/tasks/{name}.gin": ["Evaluation.execute_code=True"] for name in ("humaneval", "mbpp")},
 }
 
 
@@ -46,6 +60,7 @@ def _stop_before_loading(monkeypatch, tmp_path):
         raise _Resolved(point)
 
     monkeypatch.setattr(experiment, "_evaluator", stop)
+    monkeypatch.setattr(sandbox, "available", lambda: None)  # files resolve on systems without one too
     gin.clear_config()
     yield
     gin.clear_config()
@@ -61,7 +76,7 @@ def _resolve(function, files, bindings=()):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_each_method_file_is_a_run(method):
-    point = _resolve(experiment.run, ["gin/run.gin", MODELS[-1], "gin/tasks/tiny_translation.gin", method])
+    point = _resolve(experiment.run, ["gin/run.gin", SHIPPED, "gin/tasks/tiny_translation.gin", method])
     assert point.method.name == Path(method).stem
 
 
@@ -72,17 +87,27 @@ def test_each_pair_and_task_file_is_a_run(model, task):
     assert get_task(point.evaluation.task).name == Path(task).stem
 
 
+def test_two_checkpoints_are_a_pair_with_a_name():
+    files = ["gin/run.gin", "gin/models/two_checkpoints.gin", "gin/tasks/tiny_translation.gin", METHODS[0]]
+    point = _resolve(experiment.run, files, ["VOCABULARY='some/tokenizer.json'"])
+    parts = {"target": "some/target", "draft": "some/draft", "vocabulary": "some/tokenizer.json"}
+    assert point.pair == points.ModelPair(name="two", **parts)
+    gin.clear_config()
+    with pytest.raises(ValueError, match=r"gin.REQUIRED.*DRAFT|DRAFT.*gin.REQUIRED"):
+        gin_flags.parse_gin([str(ROOT / files[1])], ["PAIR='two'", "TARGET='some/target'"])
+
+
 def test_the_files_of_a_run_and_the_recipe_in_a_record_are_a_profile_too(monkeypatch, tmp_path):
     def stop(pair, evaluation):
         raise _Resolved(pair, evaluation)
 
     monkeypatch.setattr(evaluation, "Evaluator", stop)
-    parts = [MODELS[-1], "gin/tasks/tiny_translation.gin", "gin/methods/token_v3.gin"]
+    parts = [SHIPPED, "gin/tasks/tiny_translation.gin", "gin/methods/token_v3.gin"]
     recipe = tmp_path / "recipe.gin"
     recipe.write_text(_resolve(experiment.run, ["gin/run.gin", *parts]).configuration())
     for files in (parts, [str(recipe)]):
         gin.clear_config()
-        assert _resolve(profiling.profile, ["gin/profile.gin", *files]).name == Path(MODELS[-1]).stem
+        assert _resolve(profiling.profile, ["gin/profile.gin", *files]).name == Path(SHIPPED).stem
 
 
 def test_the_survey_is_of_a_pair_and_a_task(monkeypatch):
@@ -90,8 +115,8 @@ def test_the_survey_is_of_a_pair_and_a_task(monkeypatch):
         raise _Resolved(pair, evaluation)
 
     monkeypatch.setattr(evaluation, "Evaluator", stop)
-    pair = _resolve(surveying.survey, ["gin/survey.gin", MODELS[-1], "gin/tasks/tiny_translation.gin"])
-    assert pair.name == Path(MODELS[-1]).stem and set(gin.query_parameter("survey.rules")) <= set(RULES)
+    pair = _resolve(surveying.survey, ["gin/survey.gin", SHIPPED, "gin/tasks/tiny_translation.gin"])
+    assert pair.name == Path(SHIPPED).stem and set(gin.query_parameter("survey.rules")) <= set(RULES)
 
 
 @pytest.mark.parametrize("file", ["gin/calibrate.gin", "gin/calibrate_appendix_d.gin"])
@@ -100,10 +125,10 @@ def test_a_calibration_is_of_a_pair_a_task_and_a_tolerance(monkeypatch, file):
         raise _Resolved((pair, evaluation))
 
     monkeypatch.setattr(evaluation, "Evaluator", stop)
-    files = [file, MODELS[-1], "gin/tasks/tiny_translation.gin"]
+    files = [file, SHIPPED, "gin/tasks/tiny_translation.gin"]
     bindings = ["calibrate.max_loss = 0.01"] if file == "gin/calibrate.gin" else []
     pair, loaded = _resolve(command.calibrate, files, bindings)
-    assert pair.name == Path(MODELS[-1]).stem and loaded.quality_examples == 1000
+    assert pair.name == Path(SHIPPED).stem and loaded.quality_examples == 1000
     assert set(gin.query_parameter("calibrate.rules")) <= set(RULES)
     gin.clear_config()
     with pytest.raises(ValueError, match=r"gin.REQUIRED.*Evaluation.task|Evaluation.task.*gin.REQUIRED"):
@@ -124,7 +149,7 @@ def _tiny(config) -> list[str]:
 @pytest.mark.parametrize("config", SWEEPS)
 def test_each_recipe_is_a_sweep_of_the_shipped_pair_and_of_published_sizes(config):
     end = _resolve(experiment.sweep, _tiny(config))
-    assert end.method.name == points.TARGET and end.pair.name == Path(MODELS[-1]).stem
+    assert end.method.name == points.TARGET and end.pair.name == Path(SHIPPED).stem
     if config != QUICKSTART:
         gin.clear_config()
         parts = ["configs/sizes/published.gin", "gin/models/directory.gin", "gin/tasks/wmt14_en_de.gin"]
@@ -175,7 +200,7 @@ def test_the_histogram_is_a_survey(monkeypatch):
         raise _Resolved(pair, evaluation)
 
     monkeypatch.setattr(evaluation, "Evaluator", stop)
-    assert _resolve(surveying.survey, _tiny("configs/paper2_figure3.gin")).name == Path(MODELS[-1]).stem
+    assert _resolve(surveying.survey, _tiny("configs/paper2_figure3.gin")).name == Path(SHIPPED).stem
     gin.clear_config()
     large = ["configs/sizes/published.gin", "gin/models/directory.gin", "gin/tasks/xsum.gin"]
     assert _resolve(surveying.survey, ["configs/paper2_figure3.gin", *large]).name == "some/pair"
@@ -214,7 +239,7 @@ def test_the_quickstart_stays_small():
 
 def test_a_run_with_a_hole_names_it():
     with pytest.raises(ValueError, match=r"Method.name set to `%gin.REQUIRED`"):
-        gin_flags.parse_gin([str(ROOT / name) for name in ("gin/run.gin", MODELS[-1], "gin/tasks/tatoeba.gin")])
+        gin_flags.parse_gin([str(ROOT / name) for name in ("gin/run.gin", SHIPPED, "gin/tasks/tatoeba.gin")])
 
 
 def test_no_file_of_a_run_overrides_another():
@@ -243,6 +268,7 @@ def test_every_gin_file_is_one_that_these_tests_know():
         "gin/run.gin",
         "gin/profile.gin",
         "gin/survey.gin",
+        "gin/spec_bench.gin",
         "gin/calibrate.gin",
         "gin/calibrate_appendix_d.gin",
         *MODELS,
@@ -271,7 +297,7 @@ def test_each_training_file_resolves(file):
 )
 def test_misspelt_settings_fail_when_read(binding, message):
     with pytest.raises(ValueError, match=message):
-        _resolve(experiment.run, ["gin/run.gin", MODELS[-1], TASK_FILES[0], METHODS[0]], [binding])
+        _resolve(experiment.run, ["gin/run.gin", SHIPPED, TASK_FILES[0], METHODS[0]], [binding])
 
 
 def test_a_missing_gin_file_is_named_with_the_remedy():

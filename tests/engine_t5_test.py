@@ -76,9 +76,9 @@ def assert_equal_but_for_near_ties(pair, prompts, found, expected, what):
 class Ids:
     """Bare ids with an end of sequence."""
 
-    vocab_size, eos_id = 41, 1
+    vocab_size, stop_ids = 41, (1,)
 
-    def decode(self, ids):
+    def decode(self, ids, after=()):
         return " ".join(map(str, ids))
 
 

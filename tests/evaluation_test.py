@@ -58,10 +58,10 @@ def test_counts_are_those_of_decode(evaluator, pair):
     counts = ("rounds", "drafted", "kept", "rejected", "committed")
     rows = {}
     for some in (examples[:5], examples[2:]):  # five rows each time: the program of the evaluator's batches
-        ids = [pair.vocabulary.encode(e.source)[: task.max_input_length - 1] for e in some]
+        ids = [pair.vocabulary.encode(e.source)[: task.max_input_length] for e in some]
         out = sc.decode(
             pair,
-            [[*tokens, pair.vocabulary.eos_id] for tokens in ids],
+            ids,
             rule="opt",
             alpha=0.4,
             block_size=2,
@@ -229,3 +229,22 @@ def test_a_dry_run_lists_the_points_only(tmp_path, monkeypatch, capsys):
 def test_groups_hold_the_alphas_of_one_engine():
     groups = enumerate_points(pair=SOURCE, evaluation=SMALL, rule_names=("opt",), alphas={"opt": (0.0, 0.4)})
     assert [len(group) for group in groups] == [1, 1, 2]
+
+
+def test_two_checkpoints_are_loaded_under_their_name(pair, monkeypatch):
+    asked = []
+    monkeypatch.setattr(sc.Pair, "load", classmethod(lambda cls, *parts, **named: asked.append((parts, named)) or pair))
+    source = ModelPair(name="two", target="a", draft="b", vocabulary="c")
+    assert evaluation.Evaluator(source, SMALL).pair.vocabulary is pair.vocabulary
+    assert asked == [(("a", "b", "c"), {"name": "two"})]
+
+
+def test_prompts_are_cut_as_the_task_says(pair, monkeypatch):
+    text = TASKS["tiny_translation"].load(limit=1)[0].source
+    ids = pair.vocabulary.encode(text)
+    for cut, kept in ((lambda ids, room: ids[:room], ids[:5]), (lambda ids, room: ids[-room:], ids[-5:])):
+        short = replace(TASKS["tiny_translation"], max_input_length=5)
+        monkeypatch.setattr(type(short), "cut", lambda self, ids, room, cut=cut: cut(ids, room))
+        monkeypatch.setitem(TASKS, "tiny_translation", short)
+        found = evaluation.Evaluator(SOURCE, replace(SMALL, quality_examples=1, latency_examples=0), pair)
+        assert found._prompts.tokens[0, : found._prompts.length[0]].tolist() == kept

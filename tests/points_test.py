@@ -1,5 +1,7 @@
 """Points: which ones a sweep has, what is refused before anything is loaded, and their configuration as gin."""
 
+from pathlib import Path
+
 import gin
 import pytest
 
@@ -111,9 +113,13 @@ def test_unset_split_and_length_are_the_tasks():
     assert (point.evaluation.split, point.evaluation.max_new_tokens) == ("test", 64)
 
 
-@pytest.mark.parametrize("number", range(4))
-def test_a_points_configuration_is_a_gin_file_that_gives_the_point_again(number, tmp_path, monkeypatch):
-    point = _points(rule_names=("spec_decode", "opt"), samplings=[Sampling(temperature=0.7)], seeds=(3,))[number][-1]
+TWO = ModelPair(name="two", target="a/target", draft=Path("a/draft"), vocabulary="a/tokenizer.json")
+
+
+@pytest.mark.parametrize(("number", "pair"), [*((n, ModelPair(name="pair")) for n in range(4)), (3, TWO)])
+def test_a_points_configuration_is_a_gin_file_that_gives_the_point_again(number, pair, tmp_path, monkeypatch):
+    given = {"rule_names": ("spec_decode", "opt"), "samplings": [Sampling(temperature=0.7)], "seeds": (3,)}
+    point = _points(pair=pair, **given)[number][-1]
     (tmp_path / "point.gin").write_text(point.configuration())
     seen = []
     monkeypatch.setattr(experiment, "_evaluator", lambda point: seen.append(point) or _stop())
@@ -141,3 +147,27 @@ def test_a_method_of_whole_outputs_has_neither_block_nor_bonus(name, value):
     assert Method(name="seq_cascade", alpha=-3.0).block_size is None
     with pytest.raises(ValueError, match=f"seq_cascade has no {name}, got {value!r}: the draft writes whole outputs"):
         Method(name="seq_cascade", alpha=-3.0, **{name: value})
+
+
+def test_two_checkpoints_are_told_apart_whatever_their_name():
+    given = {"pair": TWO, "alphas": {"opt": (0.5,)}}
+    point, named = _points(**given)[-1][0], _points(**given | {"pair": ModelPair(name="two")})[-1][0]
+    assert point.coordinates() == named.coordinates() | {
+        "target": "a/target", "draft": "a/draft", "vocabulary": "a/tokenizer.json"
+    }  # fmt: skip
+    assert point.configuration() != named.configuration()
+    # nothing is added to what was written before there were two checkpoints: the keys of older records hold
+    assert "points.ModelPair:\n  name = 'two'\npoints.Evaluation:" in named.configuration()
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"target": "a"}, "the pair 'two' lacks its draft: give target and draft, or its name alone"),
+        ({"draft": "a", "vocabulary": "b"}, "the pair 'two' lacks its target"),
+        ({"vocabulary": "b"}, "vocabulary='b' goes with a target and a draft: leave it out, or give these too"),
+    ],
+)
+def test_half_a_pair_is_refused(parts, message):
+    with pytest.raises(ValueError, match=message):
+        ModelPair(name="two", **parts)

@@ -1,6 +1,7 @@
-"""Tasks: where examples come from, how a prompt is built, how an output is read and judged.
+"""The table of tasks, and the readers of those that are plain pairs of texts; what a task is, `data.task` says.
 
-A new task is one reader (split -> examples) and one row of `TASKS`. Data sets other than the shipped one lie in the
+A new task is one reader (split -> examples) and one row of `TASKS`; one for decoder-only models, whose prompt shows
+solved examples first, is a reader and a row of a `data/few_shot_*.py`. Data sets other than the shipped one lie in the
 data directory (`speccascade_jax.data.directory`) or come through seqio, and are read when `load` is called, never on
 import. A task that somebody registered with seqio needs no row: a `SeqioTask` stands wherever a name does.
 """
@@ -9,85 +10,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-import json
 from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
-from pathlib import Path
 
 import numpy as np
 
 from speccascade_jax import names
 from speccascade_jax.data import directory
 from speccascade_jax.data.batching import TextPair, group, join_texts, read_pairs
-
-# Which sentences stand first, and which are joined, is part of a task's definition: this number never changes.
-ORDER_SEED = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Example:
-    """One input and its reference; `id` is unique within a split and stays the same under any limit."""
-
-    id: int
-    source: str
-    reference: str
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Task:
-    """A data set with everything that turns it into prompts and scores.
-
-    Attributes:
-        name: its key in `TASKS`.
-        splits: the names `load` accepts, the default one first.
-        read: split -> all of its examples, in an order of which any beginning is a fair sample. `load` takes no more
-            of them than it needs, so a large split may come from a generator.
-        metrics: names in `metrics.quality.METRICS`, the main one first.
-        max_input_length: tokens a prompt may have, EOS included.
-        max_output_length: tokens to generate at most, EOS included.
-        prefix: put before every source; empty for models trained on plain pairs.
-    """
-
-    name: str
-    splits: tuple[str, ...]
-    read: Callable[[str], Iterable[Example]]
-    metrics: tuple[str, ...] = ("bleu",)
-    max_input_length: int = 64
-    max_output_length: int = 64
-    prefix: str = ""
-
-    @property
-    def main_metric(self) -> str:
-        """The metric that tables and plots show."""
-        return self.metrics[0]
-
-    def load(self, split: str | None = None, limit: int | None = None) -> list[Example]:
-        """The first `limit` examples of `split`; all of them if it has fewer, or without a limit.
-
-        Args:
-            split: one of `splits`; without it, the first of them.
-            limit: at least 1.
-
-        Raises:
-            ValueError: an unknown split, or a limit below 1.
-            FileNotFoundError: the data directory, or TensorFlow Datasets' folder, lacks the data.
-            ImportError: the task comes through seqio, and that is not installed.
-        """
-        split = self.splits[0] if split is None else split
-        if split not in self.splits:
-            raise ValueError(f"task {self.name} has no split {split!r}; its splits: {', '.join(self.splits)}")
-        if limit is not None and limit < 1:
-            raise ValueError(f"limit={limit}: give at least 1, or None for all examples")
-        return list(itertools.islice(self.read(split), limit))
-
-    def build_prompt(self, example: Example) -> str:
-        """The text a model is given."""
-        return self.prefix + example.source
-
-    def postprocess(self, text: str) -> str:
-        """The text that is scored, from what a model wrote."""
-        return text.strip()
+from speccascade_jax.data.few_shot import with_shots
+from speccascade_jax.data.few_shot_code import CODE
+from speccascade_jax.data.few_shot_qa import QUESTION_ANSWERING
+from speccascade_jax.data.few_shot_reasoning import REASONING
+from speccascade_jax.data.few_shot_text import TEXT
+from speccascade_jax.data.task import ORDER_SEED, Example, Task, json_lines, shuffled
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,21 +72,10 @@ def _numbered(pairs: Sequence[TextPair]) -> list[Example]:
     return [Example(number, source, reference) for number, (source, reference) in enumerate(pairs)]
 
 
-def _shuffled(examples: list[Example]) -> list[Example]:
-    """In a fixed random order, for files sorted by length; ids keep the line numbers."""
-    order = np.random.default_rng(ORDER_SEED).permutation(len(examples))
-    return [examples[index] for index in order.tolist()]
-
-
-def _json_lines(path: Path) -> list[dict]:
-    with path.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
-
-
 def _read_tiny_translation(split: str) -> list[Example]:
     packaged = resources.files("speccascade_jax") / "assets" / "tiny_translation.jsonl"
     with resources.as_file(packaged) as path:
-        return [Example(**record) for record in _json_lines(path)]
+        return [Example(**record) for record in json_lines(path)]
 
 
 _TATOEBA_FILES = {"validation": "valid.en-de.tsv", "train": "train.en-de.tsv.gz"}
@@ -166,7 +91,7 @@ def _tatoeba_pairs(split: str) -> list[TextPair]:
 
 
 def _read_tatoeba(split: str) -> list[Example]:
-    return _shuffled(_numbered(_tatoeba_pairs(split)))
+    return shuffled(_numbered(_tatoeba_pairs(split)))
 
 
 def _read_tatoeba_joined(split: str) -> list[Example]:
@@ -181,21 +106,22 @@ def _read_multi30k(split: str) -> list[Example]:
 
 def _read_wmt22(split: str) -> list[Example]:
     """Half of WMT22's general test set, against its first human reference."""
-    records = _json_lines(directory.require("wmt22_en_de", "dev_half.jsonl"))
+    records = json_lines(directory.require("wmt22_en_de", "dev_half.jsonl"))
     # Neighbours come from one document: without a shuffle a limit would sample one or two texts.
-    return _shuffled([Example(record["id"], record["en"], record["de_refA"]) for record in records])
+    return shuffled([Example(record["id"], record["en"], record["de_refA"]) for record in records])
 
 
 def get_task(name: str | SeqioTask) -> Task:
-    """The task called `name`; a `SeqioTask` is one itself.
+    """The task called `name`; a `SeqioTask` is one itself. "gsm8k:4" is the task "gsm8k" with 4 exemplars.
 
     Raises:
-        ValueError: there is none; names the nearest and all of them.
+        ValueError: there is none (names the nearest and all of them), or it has no exemplars.
     """
     if isinstance(name, SeqioTask):
         return name
-    if name in TASKS:
-        return TASKS[name]
+    plain, colon, shots = name.partition(":")
+    if plain in TASKS:
+        return with_shots(TASKS[plain], shots) if colon else TASKS[plain]
     raise ValueError(
         f"unknown task {name!r}; {names.hint(name, TASKS)}All tasks: {', '.join(TASKS)}. "
         "One of seqio's registry is given as tasks.SeqioTask (gin/tasks/seqio.gin)"
@@ -234,5 +160,9 @@ TASKS: dict[str, Task] = {
         _of_paper_1("wmt14_en_de", "translate English to German: ", ("bleu",), lengths=(80, 80)),
         _of_paper_1("xsum", "summarize: ", _ROUGE, lengths=(1024, 64)),
         _of_paper_1("cnn_dailymail", "summarize: ", _ROUGE, lengths=(2048, 128)),
+        *QUESTION_ANSWERING,
+        *REASONING,
+        *CODE,
+        *TEXT,
     )
 }

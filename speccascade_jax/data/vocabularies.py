@@ -1,129 +1,93 @@
-"""Text to token ids and back: sentencepiece files with T5's ids (pad 0, EOS 1, unknown 2)."""
+"""Vocabularies, whatever the kind: telling kinds apart, finding one in a model's folder, comparing two.
+
+`TextVocabulary` says what a vocabulary is; each kind has its file.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import io
-from collections.abc import Iterable
+import re
 from pathlib import Path
 
-import sentencepiece
+from speccascade_jax.data.huggingface_vocabulary import TOKENIZER, HuggingFaceVocabulary
+from speccascade_jax.data.llama2c_vocabulary import Llama2cVocabulary, read_pieces
+from speccascade_jax.data.sentencepiece_vocabulary import SentencePieceVocabulary, Vocabulary, is_sentencepiece, train
+from speccascade_jax.data.text_vocabulary import FileVocabulary, TextVocabulary
+
+__all__ = ["SentencePieceVocabulary", "TextVocabulary", "Vocabulary", "candidates", "first_difference"]
+__all__ += ["load_vocabulary", "train"]
+
+NAMES = (TOKENIZER, "tokenizer.model", "spiece.model", "vocabulary.model")
+LOOKED_FOR = f"{', '.join(NAMES)}, or one tokenizer of llama2.c (*.bin)"
+# T5's sentinels: pieces of its tokenizer.json, but entries beyond its sentencepiece file
+_SENTINEL = re.compile(r"<extra_id_\d+>")
 
 
-class Vocabulary:
-    """A sentencepiece vocabulary read from one file.
+def load_vocabulary(path: str | Path) -> FileVocabulary:
+    """The vocabulary in a file, or in the folder of a model; its kind is told by content.
 
-    Two vocabularies are equal, and hash alike, when their files' contents are.
-
-    Attributes:
-        path: where the file lies.
-        fingerprint: SHA-256 of the file's bytes, hexadecimal.
-        pad_id, eos_id, unk_id: 0, 1, 2.
-    """
-
-    pad_id = 0
-    eos_id = 1
-    unk_id = 2
-
-    def __init__(self, path: str | Path):
-        """Read `path`.
-
-        Raises:
-            FileNotFoundError: no such file.
-            ValueError: not a sentencepiece model, or one whose special ids are not T5's.
-        """
-        self.path = Path(path)
-        if not self.path.is_file():
-            raise FileNotFoundError(f"vocabulary {self.path} does not exist; experiments/train_vocab.py trains one")
-        content = self.path.read_bytes()
-        self.fingerprint = hashlib.sha256(content).hexdigest()
-        try:
-            self._pieces = sentencepiece.SentencePieceProcessor(model_proto=content)
-        except RuntimeError as error:
-            raise ValueError(f"vocabulary {self.path} is not a sentencepiece model: {error}") from error
-        self._check_special_ids()
-
-    def _check_special_ids(self) -> None:
-        found = (self._pieces.pad_id(), self._pieces.eos_id(), self._pieces.unk_id())
-        wanted = (self.pad_id, self.eos_id, self.unk_id)
-        if found != wanted:
-            raise ValueError(
-                f"vocabulary {self.path} has (pad, eos, unk) ids {found}; {wanted} are needed: train it with "
-                "experiments/train_vocab.py or with --pad_id=0 --eos_id=1 --unk_id=2"
-            )
-
-    @property
-    def vocab_size(self) -> int:
-        """How many pieces there are."""
-        return int(self._pieces.get_piece_size())
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of `text`, without EOS."""
-        return list(self._pieces.encode(text))
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids` up to the first EOS; padding and ids beyond the vocabulary are left out."""
-        kept: list[int] = []
-        for token in ids:
-            if int(token) == self.eos_id:
-                break
-            if int(token) != self.pad_id and 0 <= int(token) < self.vocab_size:
-                kept.append(int(token))
-        return str(self._pieces.decode(kept))
-
-    def pieces(self, ids: Iterable[int]) -> str:
-        """The pieces of `ids`, separated by spaces: what `ids_of_pieces` turns into the same ids again.
-
-        Text does not: `encode(decode(ids))` may cut a word in another way than `ids` did.
-        """
-        return " ".join(self._pieces.id_to_piece([int(token) for token in ids]))
-
-    def ids_of_pieces(self, pieces: str) -> list[int]:
-        """The ids of `pieces` as `pieces` writes them.
-
-        Raises:
-            ValueError: one is not a piece of this vocabulary.
-        """
-        names = pieces.split(" ") if pieces else []
-        ids = list(self._pieces.piece_to_id(names))
-        for name, found in zip(names, ids, strict=True):
-            if found == self.unk_id and name != self._pieces.id_to_piece(self.unk_id):
-                raise ValueError(f"{name!r} is no piece of vocabulary {self.path}; name the one it was written with")
-        return ids
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Vocabulary) and self.fingerprint == other.fingerprint
-
-    def __hash__(self) -> int:
-        return hash(self.fingerprint)
-
-    def __repr__(self) -> str:
-        return f"Vocabulary({str(self.path)!r}, {self.vocab_size} pieces, {self.fingerprint[:12]})"
-
-
-def train(sentences: Iterable[str], vocab_size: int) -> bytes:
-    """The bytes of a unigram vocabulary of `vocab_size` pieces trained on `sentences`.
-
-    One thread and no sampling: the same sentences give the same bytes. Every character seen is a piece
-    (coverage 1.0) and all others are spelt in bytes, so `unk_id` never comes out of `Vocabulary.encode`.
+    Args:
+        path: a `tokenizer.json` (with its special ids in the files beside it), a sentencepiece model, a tokenizer of
+            llama2.c, or a folder that holds one (`NAMES`, the first that is there).
 
     Raises:
-        RuntimeError: sentencepiece's own, e.g. when `vocab_size` exceeds what the sentences support.
+        FileNotFoundError: nothing there; says what was looked for.
+        ImportError: a `tokenizer.json`, and `tokenizers` is not installed.
+        ValueError: several tokenizers of llama2.c in a folder, or a file that is no vocabulary.
     """
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(sentences),
-        model_writer=model,
-        model_type="unigram",
-        vocab_size=vocab_size,
-        character_coverage=1.0,
-        byte_fallback=True,
-        pad_id=Vocabulary.pad_id,
-        eos_id=Vocabulary.eos_id,
-        unk_id=Vocabulary.unk_id,
-        bos_id=-1,
-        num_threads=1,
-        shuffle_input_sentence=False,
-        minloglevel=2,
-    )
-    return model.getvalue()
+    path = Path(path).expanduser()
+    found = candidates(path) if path.is_dir() else [path] if path.is_file() else []
+    if not found:
+        raise FileNotFoundError(f"no vocabulary at {path}: looked for {LOOKED_FOR}")
+    if len(found) > 1:
+        names = ", ".join(file.name for file in found)
+        raise ValueError(f"{path} holds several tokenizers of llama2.c ({names}): name the file of the right one")
+    return _load_file(found[0])
+
+
+def _load_file(path: Path) -> FileVocabulary:
+    content = path.read_bytes()
+    if content[:64].lstrip().startswith(b"{"):
+        return HuggingFaceVocabulary(path)
+    if read_pieces(path) is not None:
+        return Llama2cVocabulary(path)
+    if not is_sentencepiece(content):
+        raise ValueError(
+            f"{path} is no vocabulary: it is neither JSON with a model (tokenizer.json), nor a sentencepiece model, "
+            "nor a tokenizer of llama2.c"
+        )
+    return SentencePieceVocabulary(path)
+
+
+def candidates(path: Path) -> list[Path]:
+    """The files that may be the vocabulary of a model at `path`, a folder or a file in one; several are ambiguous."""
+    folder = path if path.is_dir() else path.parent
+    named = [folder / name for name in NAMES if (folder / name).is_file()]
+    if named:
+        return named[:1]
+    return [file for file in sorted(folder.glob("*.bin")) if file.is_file() and read_pieces(file) is not None]
+
+
+def first_difference(a: FileVocabulary, b: FileVocabulary) -> str | None:
+    """Where two vocabularies differ first, in words: a piece, else their sizes, else a special id; `None` if nowhere.
+
+    T5's sentinels beyond the end of the other vocabulary are no difference.
+    """
+    if a == b:
+        return None
+    ours, theirs = a.piece_table(), b.piece_table()
+    for token, (one, other) in enumerate(zip(ours, theirs, strict=False)):
+        if one != other:
+            return f"id {token} is {one!r} in {a.path} and {other!r} in {b.path}"
+    shared = min(len(ours), len(theirs))
+    if _beyond(ours, shared) or _beyond(theirs, shared):
+        return f"{a.path} has {len(ours)} pieces and {b.path} {len(theirs)}"
+    for name in ("bos_id", "eos_id"):
+        one, other = getattr(a, name), getattr(b, name)
+        if one != other:
+            return f"{name} is {one} in {a.path} and {other} in {b.path}"
+    return None
+
+
+def _beyond(table: list[str], shared: int) -> bool:
+    """Whether there are pieces from id `shared` on, sentinels aside."""
+    return any(not _SENTINEL.fullmatch(piece) for piece in table[shared:])

@@ -1,6 +1,6 @@
-"""Text quality: BLEU (sacrebleu), ROUGE (rouge-score), exact match; all from 0 to 100.
+"""Text quality: BLEU (sacrebleu), ROUGE (rouge-score), short answers, tests of code; all from 0 to 100.
 
-Each metric is kept as statistics per example (match counts for BLEU, the score itself for the others), so that a
+Each metric is kept as statistics per example (counts for BLEU and pass@1, the score itself for the others), so that a
 corpus score, a score per example and a bootstrap come from one pass over the texts. A record keeps them (`measure`), so
 that two records can be compared example by example without their texts (`metrics.paired`).
 """
@@ -17,6 +17,10 @@ import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 
 from speccascade_jax import names
+from speccascade_jax.metrics import answers, code
+
+References = Sequence[str | tuple[str, ...]]
+"""One text per example, or a tuple of texts of which the best counts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,31 +32,36 @@ class Metric:
         from_sums: statistics added up over the N examples of each of R corpora, `[R, K]`, and N -> the scores `[R]`.
         sentence: statistics `[K]` -> the score of one example.
         signature: () -> what identifies the computation in a record.
+        several: whether an example may have several references, of which the best counts.
+        executes: whether it runs what a model wrote; only where `Evaluation.execute_code` allows it.
     """
 
-    statistics: Callable[[str, str], Sequence[float]]
+    statistics: Callable[[str, str], list[float]]
     from_sums: Callable[[np.ndarray, int], np.ndarray]
     sentence: Callable[[np.ndarray], float]
     signature: Callable[[], str]
+    several: bool = False
+    executes: bool = False
 
 
-def score(metric_names: Sequence[str], predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+def score(metric_names: Sequence[str], predictions: Sequence[str], references: References) -> dict[str, float]:
     """Each named metric over the whole corpus, 0 to 100.
 
     Args:
         metric_names: keys of `METRICS`.
         predictions: one text per example; may be empty strings.
-        references: one text per example, in the same order.
+        references: one text per example, in the same order, or a tuple of texts where a metric takes several.
 
     Raises:
-        ValueError: an unknown metric, no examples, or lists of different lengths.
+        ValueError: an unknown metric, no examples, lists of different lengths, or several references for a metric
+            that compares with one.
     """
     if isinstance(metric_names, str):
         raise ValueError(f"metric_names={metric_names!r} is one string; give a list or tuple of names")
     return {name: _corpus_score(name, _statistics(name, predictions, references)) for name in metric_names}
 
 
-def sentence_scores(name: str, predictions: Sequence[str], references: Sequence[str]) -> list[float]:
+def sentence_scores(name: str, predictions: Sequence[str], references: References) -> list[float]:
     """The metric of every example alone, 0 to 100; errors as in `score`.
 
     For BLEU this is sacrebleu's sentence BLEU (effective order), whose mean is *not* the corpus BLEU.
@@ -64,7 +73,7 @@ def sentence_scores(name: str, predictions: Sequence[str], references: Sequence[
 def bootstrap_interval(
     name: str,
     predictions: Sequence[str],
-    references: Sequence[str],
+    references: References,
     *,
     seed: int,
     samples: int = 200,
@@ -81,7 +90,7 @@ def measure(
     metric_names: Sequence[str],
     ids: Sequence[int],
     predictions: Sequence[str],
-    references: Sequence[str],
+    references: References,
     *,
     samples: int = 200,
 ) -> dict[str, Any]:
@@ -90,7 +99,7 @@ def measure(
     Args:
         metric_names: keys of `METRICS`, the main one first.
         ids: what each example is called, in the order of the texts.
-        predictions, references: one text per example.
+        predictions, references: one text per example, as in `score`.
         samples: bootstrap resamples behind the interval.
 
     Returns:
@@ -138,7 +147,7 @@ def get_metric(name: str) -> Metric:
     raise ValueError(f"unknown metric {name!r}; {names.hint(name, METRICS)}All metrics: {', '.join(METRICS)}")
 
 
-def _statistics(name: str, predictions: Sequence[str], references: Sequence[str]) -> np.ndarray:
+def _statistics(name: str, predictions: Sequence[str], references: References) -> np.ndarray:
     """float64 `[N, K]`."""
     for what, texts in (("predictions", predictions), ("references", references)):
         if isinstance(texts, str):
@@ -147,8 +156,20 @@ def _statistics(name: str, predictions: Sequence[str], references: Sequence[str]
         raise ValueError(f"{len(predictions)} predictions for {len(references)} references; one each is needed")
     if not predictions:
         raise ValueError(f"no predictions to score with {name}; give at least one example")
-    statistics = get_metric(name).statistics
-    return np.asarray([statistics(*pair) for pair in zip(predictions, references, strict=True)], np.float64)
+    pairs = zip(predictions, references, strict=True)
+    return np.asarray([_statistics_of(name, *pair) for pair in pairs], np.float64)
+
+
+def _statistics_of(name: str, prediction: str, reference: str | Sequence[str]) -> list[float]:
+    """Those of the best reference, where a metric allows several."""
+    metric, texts = get_metric(name), (reference,) if isinstance(reference, str) else tuple(reference)
+    if not texts or (len(texts) > 1 and not metric.several):
+        allowed = ", ".join(known for known, one in METRICS.items() if one.several)
+        raise ValueError(
+            f"{name} compares with one reference per example, not with {len(texts)}; give one, or choose a metric that "
+            f"takes the best of several: {allowed}"
+        )
+    return max(metric.statistics(prediction, text) for text in texts)
 
 
 def _corpus_score(name: str, statistics: np.ndarray) -> float:
@@ -218,15 +239,18 @@ def _exact_match(prediction: str, reference: str) -> list[float]:
     return [100.0 * (prediction.strip() == reference.strip())]
 
 
-def _mean_of(statistics: Callable[[str, str], Sequence[float]], described: str) -> Metric:
-    """A metric whose corpus score is the mean over examples."""
+def _mean_of(statistics: Callable[[str, str], list[float]], described: str) -> Metric:
+    """A metric whose corpus score is the mean over examples, and an example's that of its best reference."""
     return Metric(
         statistics=statistics,
         from_sums=lambda sums, examples: sums[:, 0] / examples,
         sentence=lambda row: float(row[0]),
         signature=lambda: described,
+        several=True,
     )
 
+
+_SQUAD = "SQuAD: lower case, no punctuation, no articles|best reference"
 
 METRICS = {
     "bleu": Metric(
@@ -240,4 +264,15 @@ METRICS = {
         for kind in ("rouge1", "rouge2", "rougeL")
     },
     "exact_match": _mean_of(_exact_match, "exact_match|surrounding spaces ignored"),
+    "final_number": _mean_of(answers.final_number, "final_number|last number, compared as decimals"),
+    "answer_exact_match": _mean_of(answers.answer_exact_match, f"answer_exact_match|{_SQUAD}"),
+    "answer_f1": _mean_of(answers.answer_f1, f"answer_f1|{_SQUAD}|no answer: all or nothing"),
+    "choice": _mean_of(answers.choice, "choice|first letter from A to E that stands alone"),
+    "pass_at_1": Metric(
+        statistics=code.pass_at_1,
+        from_sums=lambda sums, examples: 100.0 * sums[:, 0] / examples,
+        sentence=lambda row: 100.0 * float(row[0]),
+        signature=lambda: f"pass@1|one program per example, {code.SECONDS:g} s|counts:{','.join(code.KINDS)}",
+        executes=True,
+    ),
 }

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import sacrebleu
 
 from speccascade_jax.api import assemble, make_controls, make_prompt
 from speccascade_jax.data import tasks
 from speccascade_jax.data.vocabularies import Vocabulary
 from speccascade_jax.generation import generate, raise_on_failure
+from speccascade_jax.metrics import quality
 from speccascade_jax.models.base import BoundModel
 from speccascade_jax.pair import Pair
 
@@ -62,4 +62,4 @@ def bleu(bound: BoundModel, vocabulary: Vocabulary, task_name: str, count: int) 
     sources = [vocabulary.encode(task.build_prompt(example)) for example in examples]
     found = [vocabulary.decode(ids) for ids in decode(bound, vocabulary, sources, task.max_output_length)]
     references = [example.reference for example in examples]
-    return float(sacrebleu.corpus_bleu([task.postprocess(text) for text in found], [references]).score)
+    return quality.score(["bleu"], [task.postprocess(text) for text in found], references)["bleu"]

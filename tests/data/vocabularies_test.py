@@ -1,90 +1,116 @@
-"""The sentencepiece wrapper and its training."""
+"""Telling kinds of vocabularies apart, finding them in folders, comparing them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
 
 import pytest
-import sentencepiece
 
-from speccascade_jax.data import vocabularies
-
-SENTENCES = [
-    f"{subject} {verb} {thing}."
-    for subject in ("Tom", "Mary", "She", "Er", "Das Kind", "We")
-    for verb in ("sees", "wants", "kauft", "findet", "trägt")
-    for thing in ("the house", "a little dog", "den Schlüssel", "große Äpfel", "nothing")
-]
+from speccascade_jax.data import directory, vocabularies
+from speccascade_jax.data.vocabularies import candidates, first_difference, load_vocabulary
+from tests import tokenizer_files
 
 
 @pytest.fixture(scope="module")
 def trained() -> bytes:
-    return vocabularies.train(SENTENCES, 296)
+    return vocabularies.train(tokenizer_files.texts(), 340)
 
 
-@pytest.fixture
-def vocabulary(trained, tmp_path) -> vocabularies.Vocabulary:
-    path = tmp_path / "vocabulary.model"
-    path.write_bytes(trained)
-    return vocabularies.Vocabulary(path)
+def test_kinds_are_told_by_content_not_by_name(trained, tmp_path):
+    (tmp_path / "a").write_bytes(trained)
+    tokenizer_files.llama2c(tmp_path / "b")
+    tokenizer_files.byte_level(tmp_path).rename(tmp_path / "c")
+    kinds = {name: type(load_vocabulary(tmp_path / name)).__name__ for name in "abc"}
+    assert kinds == {"a": "SentencePieceVocabulary", "b": "Llama2cVocabulary", "c": "HuggingFaceVocabulary"}
 
 
-def test_training_is_deterministic(trained):
-    assert vocabularies.train(SENTENCES, 296) == trained
+def test_a_folder_is_searched_in_order(trained, tmp_path):
+    tokenizer_files.llama2c(tmp_path / "tok.bin")
+    (tmp_path / "model.bin").write_bytes(bytes(range(256)) * 9)  # weights may have the same ending
+    assert load_vocabulary(tmp_path).path == tmp_path / "tok.bin"
+    for name in ("vocabulary.model", "spiece.model", "tokenizer.model"):
+        (tmp_path / name).write_bytes(trained)
+        assert load_vocabulary(tmp_path).path == tmp_path / name
+    tokenizer_files.metaspace(tmp_path)
+    assert load_vocabulary(tmp_path).path == tmp_path / "tokenizer.json"
+    assert candidates(tmp_path / "model.bin") == [tmp_path / "tokenizer.json"]  # what lies beside a file
 
 
-def test_special_ids_are_those_of_t5(vocabulary):
-    assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id) == (0, 1, 2)
-    assert vocabulary.vocab_size == 296
+def test_what_is_no_vocabulary_is_named(tmp_path):
+    looked_for = "tokenizer.json, tokenizer.model, spiece.model, vocabulary.model, or one tokenizer of llama2.c"
+    for path in (tmp_path, tmp_path / "absent.model"):
+        with pytest.raises(FileNotFoundError, match=f"no vocabulary at {path}: looked for {looked_for}"):
+            load_vocabulary(path)
+    for content in (b"", b"[1, 2]", b"text"):
+        (tmp_path / "file").write_bytes(content)
+        with pytest.raises(ValueError, match="file is no vocabulary: it is neither JSON with a model"):
+            load_vocabulary(tmp_path / "file")
+    for name in ("one.bin", "two.bin"):
+        tokenizer_files.llama2c(tmp_path / name)
+    with pytest.raises(ValueError, match=r"several tokenizers of llama2.c \(one.bin, two.bin\): name the file"):
+        load_vocabulary(tmp_path)
 
 
-@pytest.mark.parametrize("text", [SENTENCES[0], "Das Kind trägt große Äpfel.", "unseen: 日本, ☃ and Zyklop", ""])
-def test_text_survives_a_round_trip_without_unknown_pieces(vocabulary, text):
-    ids = vocabulary.encode(text)
-    assert vocabulary.decode(ids) == text
-    assert not {0, 1, 2} & set(ids)
+def _llama2c(folder, name, **pieces):
+    return load_vocabulary(tokenizer_files.llama2c(folder / name, {"a": -1.0, " a": -2.0} | pieces))
 
 
-def test_pieces_keep_ids_that_text_does_not(vocabulary):
-    # every special and byte piece, and a word cut into its letters
-    ids = [*range(vocabulary.vocab_size), *(vocabulary.encode(letter)[-1] for letter in "Tom")]
-    assert vocabulary.ids_of_pieces(vocabulary.pieces(ids)) == ids
-    assert vocabulary.encode(vocabulary.decode(ids)) != ids
-    assert vocabulary.ids_of_pieces(vocabulary.pieces([])) == []
+def test_the_first_difference_is_a_piece_then_a_size_then_a_special_id(tmp_path):
+    one, same = (_llama2c(tmp_path, name, b=-1.0, c=-1.0) for name in ("one", "same"))
+    assert first_difference(one, same) is None
+    assert first_difference(one, _llama2c(tmp_path, "scores", b=-5.0, c=-1.0)) is None  # the pieces are the same
+    found = first_difference(one, _llama2c(tmp_path, "two", x=-1.0, y=-1.0))
+    assert found == f"id 261 is 'b' in {tmp_path}/one and 'x' in {tmp_path}/two"
+    longer = _llama2c(tmp_path, "longer", b=-1.0, c=-1.0, d=-1.0)
+    assert first_difference(one, longer) == f"{tmp_path}/one has 263 pieces and {tmp_path}/longer 264"
+    assert first_difference(longer, one) == f"{tmp_path}/longer has 264 pieces and {tmp_path}/one 263"
 
 
-def test_a_piece_of_another_vocabulary_is_named(vocabulary):
-    with pytest.raises(ValueError, match="'▁zyklop' is no piece of vocabulary"):
-        vocabulary.ids_of_pieces(vocabulary.pieces(vocabulary.encode("Tom")) + " ▁zyklop")
+def test_special_ids_are_compared(tmp_path):
+    folders = [tmp_path / name for name in ("base", "chat")]
+    for folder, begin in zip(folders, (None, "<|begin|>"), strict=True):
+        folder.mkdir()
+        names = {"eos_token": "<|im_end|>", "bos_token": begin}
+        tokenizer_files.byte_level(folder, tokenizer_config=names)
+    base, chat = map(load_vocabulary, folders)
+    assert first_difference(base, chat) == f"bos_id is None in {base.path} and 318 in {chat.path}"
 
 
-def test_ids_of_texts_joined_by_spaces_are_joined_ids(vocabulary):
-    joined = vocabulary.encode(" ".join(SENTENCES[:4]))
-    assert joined == [token for text in SENTENCES[:4] for token in vocabulary.encode(text)]
+def test_kinds_with_the_same_pieces_do_not_differ(tmp_path):
+    pytest.importorskip("tokenizers", reason="tokenizer.json is read through tokenizers")
+    theirs = load_vocabulary(tokenizer_files.metaspace(tmp_path))
+    pieces = {name.replace("▁", " "): -1.0 for name in theirs.piece_table()[259:]}
+    ours = load_vocabulary(tokenizer_files.llama2c(tmp_path / "tok.bin", pieces))
+    assert first_difference(ours, theirs) is None
 
 
-def test_decoding_stops_at_eos_and_skips_padding(vocabulary):
-    ids = vocabulary.encode("Tom sees nothing.")
-    assert vocabulary.decode([0, *ids, 1, *ids]) == "Tom sees nothing."
-    assert vocabulary.decode([*ids, 0, 0, 9999]) == "Tom sees nothing."
+def test_sentinels_beyond_the_shorter_vocabulary_are_no_difference(tmp_path):
+    plain = _llama2c(tmp_path, "plain")
+    sentinels = _llama2c(tmp_path, "sentinels", **{f"<extra_id_{n}>": 0.0 for n in (1, 0)})
+    assert first_difference(plain, sentinels) is None and first_difference(sentinels, plain) is None
+    another = _llama2c(tmp_path, "another", **{"<extra_id_0>": 0.0, "b": 0.0})
+    assert first_difference(plain, another) == f"{plain.path} has 261 pieces and {another.path} 263"
 
 
-def test_equality_is_by_content(vocabulary, trained, tmp_path):
-    (tmp_path / "copy.model").write_bytes(trained)
-    (tmp_path / "other.model").write_bytes(vocabularies.train(SENTENCES, 293))
-    copy, other = (vocabularies.Vocabulary(tmp_path / name) for name in ("copy.model", "other.model"))
-    assert vocabulary == copy and hash(vocabulary) == hash(copy)
-    assert vocabulary != other
+@pytest.mark.parametrize(
+    ("name", "size", "special"),
+    [
+        ("maxtext_default_32k.model", 32768, (1, 2)),
+        ("hf_fixture_bytefallback_2k.model", 2000, (1, 2)),
+        ("opennmt_sample_1k.sp.model", 1000, (1, 2)),
+        ("seqio_test_26piece.sentencepiece.model", 26, (None, 1)),
+    ],
+)
+def test_real_sentencepiece_files(name, size, special):
+    try:
+        found = load_vocabulary(directory.require("vocab", name))
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    assert (found.vocab_size, (found.bos_id, found.eos_id), found.stop_ids) == (size, special, special[1:])
+    assert len(found.piece_table()) == size and first_difference(found, found) is None
 
 
-def test_bad_files_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="train_vocab"):
-        vocabularies.Vocabulary(tmp_path / "absent.model")
-    (tmp_path / "text.model").write_text("not a model")
-    with pytest.raises(ValueError, match="text.model is not a sentencepiece model"):
-        vocabularies.Vocabulary(tmp_path / "text.model")
-
-
-def test_other_special_ids_are_refused(tmp_path):
-    prefix = str(tmp_path / "other")
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(SENTENCES), model_prefix=prefix, vocab_size=40, minloglevel=2
-    )
-    with pytest.raises(ValueError, match=r"\(0, 1, 2\) are needed"):
-        vocabularies.Vocabulary(prefix + ".model")
+def test_importing_the_package_imports_no_tokenizers():
+    code = "import sys, speccascade_jax; sys.exit('tokenizers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

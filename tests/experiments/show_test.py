@@ -76,12 +76,12 @@ def test_an_interrupt_ends_the_output_and_keeps_what_was_seen(show):
 class Letters:
     """A vocabulary of one-letter words."""
 
-    vocab_size, eos_id = 9, 4
+    vocab_size, bos_id, eos_id, stop_ids = 9, None, 4, (4,)
 
     def encode(self, text):
         return ["abcdefghi".index(letter) for letter in text]
 
-    def decode(self, ids):
+    def decode(self, ids, after=()):
         return " ".join("abcdefghi"[i] for i in ids)
 
 

@@ -95,7 +95,7 @@ def test_other_metrics_are_means_over_examples(name):
     assert found == pytest.approx(np.mean(quality.sentence_scores(name, predictions, references)))
 
 
-@pytest.mark.parametrize("name", quality.METRICS)
+@pytest.mark.parametrize("name", ["bleu", *ROUGE, "exact_match", "answer_exact_match", "answer_f1"])
 def test_range(name):
     _, references = noisy_corpus()
     assert quality.score([name], references, references)[name] == pytest.approx(100.0)

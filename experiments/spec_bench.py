@@ -1,0 +1,30 @@
+r"""Spec-Bench's six categories with one pair and method, timed beside the target alone, in its own answer schema.
+
+    python experiments/spec_bench.py --gin_file=gin/spec_bench.gin --gin_file=gin/models/two_checkpoints.gin \
+        --gin_file=gin/methods/spec_decode.gin --gin.PAIR="'pair'" --gin.TARGET="'path'" --gin.DRAFT="'path'" \
+        --gin.spec_bench.run.conversation="'vicuna'"
+
+Printed are tokens per second, accepted tokens per round and the speed-up, by category. The two answer files can be
+given to Spec-Bench's own scripts: evaluation/speed.py (--file-path, --base-path) and evaluation/equal.py.
+
+Settings, with their defaults:
+
+    --gin.spec_bench.run.conversation="'plain'"     or 'vicuna', 'llama2', 'gemma', 'chatml' (Qwen)
+    --gin.spec_bench.run.instruction="''"           what the system says first; Vicuna was trained with one
+    --gin.spec_bench.run.questions="'spec_bench/dev_half.jsonl'"    in the data directory, or an absolute path
+    --gin.spec_bench.run.categories="('mt_bench', 'translation', 'summarization', 'qa', 'math_reasoning', 'rag')"
+    --gin.spec_bench.run.per_category=None          questions of each
+    --gin.spec_bench.run.max_new_tokens=1024        of one answer
+    --gin.spec_bench.run.max_prompt_length=4096     tokens of a conversation
+    --gin.spec_bench.run.output="'results/spec_bench'"
+"""
+
+from speccascade_jax import gin_flags, spec_bench
+
+EXAMPLE = (
+    "python experiments/spec_bench.py --gin_file=gin/spec_bench.gin --gin_file=gin/models/tatoeba_en_de.gin "
+    "--gin_file=gin/methods/spec_decode.gin --gin.spec_bench.run.max_new_tokens=32"
+)
+
+if __name__ == "__main__":
+    gin_flags.main(spec_bench.run, EXAMPLE)

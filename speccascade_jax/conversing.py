@@ -1,0 +1,141 @@
+"""Conversations with a pair at batch 1: each prompt contains the answers before it, each answer is timed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from speccascade_jax.api import collect, make_prompt
+from speccascade_jax.assembly import assemble, method_controls
+from speccascade_jax.controls import check_seed, whole
+from speccascade_jax.data.spec_bench import Conversation, Question
+from speccascade_jax.generation import generate
+from speccascade_jax.pair import Pair
+from speccascade_jax.points import Method, Sampling
+from speccascade_jax.types import Array, Round
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """One answer: text, generated tokens, calls of the target, seconds, and the tokens that each round committed."""
+
+    text: str
+    new_tokens: int
+    target_calls: int
+    seconds: float
+    accept_lengths: list[int]
+
+
+def committed(turn: Round) -> Array:
+    """int32 `[B]`: the tokens that a round committed."""
+    return turn.num_new
+
+
+class Speaker:
+    """One method that holds conversations.
+
+    Args:
+        pair: with a vocabulary; method, sampling: as of a point.
+        conversation: how texts are written; instruction: what the system says first.
+        max_new_tokens: of one answer; seed: of all randomness.
+
+    Raises:
+        ValueError: as `assemble` and `method_controls`; a pair without a vocabulary.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        method: Method,
+        sampling: Sampling,
+        conversation: Conversation,
+        *,
+        instruction: str = "",
+        max_new_tokens: int = 1024,
+        seed: int = 0,
+    ):
+        self.pair, self.method, self.conversation, self.instruction = pair, method, conversation, instruction
+        self.max_new_tokens, self.seed = whole("max_new_tokens", max_new_tokens, 1), check_seed(seed)
+        rule = None if method.autoregressive else method.decides
+        self.engine, self.params = assemble(
+            pair,
+            method=method.recipe.name,
+            rule=rule,
+            block_size=method.block_size,
+            bonus=method.bonus,
+            stop_ids=stop_ids(pair, conversation),
+        )
+        self.controls = method_controls(
+            method.recipe.name,
+            rule,
+            1,
+            alpha=method.alpha,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            draft_temperature=sampling.draft_temperature,
+            stop_threshold=method.stop_threshold,
+        )
+        self._compiled: set[tuple[int, ...]] = set()
+
+    def converse(self, question: Question) -> list[Turn]:
+        """All turns of a question; each prompt contains the answers before it."""
+        said: list[Turn] = []
+        for number in range(len(question.turns)):
+            answers = [turn.text for turn in said]
+            text = self.conversation.prompt(question.turns[: number + 1], answers, self.instruction)
+            said.append(self.answer(text, question.question_id))
+        return said
+
+    def answer(self, text: str, example_id: int = 0) -> Turn:
+        """What the models write after `text`; compilation is not timed."""
+        prompt = make_prompt(self.pair, [text])
+        inputs = prompt.tokens if prompt.encoder_tokens is None else prompt.encoder_tokens
+
+        def run() -> Any:
+            return jax.block_until_ready(
+                generate(
+                    self.engine,
+                    self.params,
+                    prompt,
+                    self.seed,
+                    controls=self.controls,
+                    max_new_tokens=self.max_new_tokens,
+                    record=committed,
+                    example_ids=np.asarray([example_id]),
+                )
+            )
+
+        if inputs.shape not in self._compiled:
+            run()
+            self._compiled.add(inputs.shape)
+        begin = time.perf_counter()
+        generation = run()
+        seconds = time.perf_counter() - begin
+        out = collect(self.pair, generation, self.method.recipe.name, prompt)
+        assert out.texts is not None  # `stop_ids` has refused a pair without a vocabulary
+        return Turn(
+            text=self.conversation.postprocess(out.texts[0]),
+            new_tokens=int(out.lengths[0]),
+            target_calls=int(out.stats["rows"]["target_calls"][0]),
+            seconds=seconds,
+            accept_lengths=np.asarray(generation.record)[: int(generation.num_rounds), 0].tolist(),
+        )
+
+
+def stop_ids(pair: Pair, conversation: Conversation) -> list[int]:
+    """The vocabulary's own, and what ends an answer where that is one token.
+
+    Raises:
+        ValueError: the pair has no vocabulary.
+    """
+    vocabulary = pair.vocabulary
+    if vocabulary is None:
+        raise ValueError(f"pair {pair.name!r} has no vocabulary, but Spec-Bench is text; give one to Pair.load")
+    ends = [(stop, vocabulary.encode(stop)) for stop in conversation.stop]
+    own = [ids[-1] for stop, ids in ends if ids and vocabulary.piece(ids[-1]) == stop]
+    return list(dict.fromkeys([*vocabulary.stop_ids, *own]))

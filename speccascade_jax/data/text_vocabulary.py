@@ -1,0 +1,107 @@
+"""What the package asks of a vocabulary, and what the kinds of it share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+Ids = Sequence[int] | np.ndarray
+
+
+class TextVocabulary(Protocol):
+    """Text to token ids and back.
+
+    Attributes:
+        vocab_size: how many pieces there are; ids are `0 … vocab_size − 1`.
+        bos_id: what a text begins with; `None` where texts begin with nothing.
+        eos_id: what ends a text.
+        stop_ids: ids that end an output; the end of sequence is the first of them or among them.
+        fingerprint: hexadecimal digest of everything that encoding and decoding depend on.
+    """
+
+    vocab_size: int
+    bos_id: int | None
+    eos_id: int
+    stop_ids: tuple[int, ...]
+    fingerprint: str
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, without a beginning or an end of sequence."""
+
+    def decode(self, ids: Iterable[int], after: Ids = ()) -> str:
+        """The text of `ids` up to the first stop id, without padding, beginnings and ids beyond the vocabulary.
+
+        Args:
+            after: ids before them, such as a prompt's. Many vocabularies put a space before a text's first word and
+                drop it again when decoding; behind a text's id the space is the text's own and is kept, so that
+                prompt and output read right together.
+        """
+
+    def piece(self, token: int) -> str:
+        """What `token` stands for, in the vocabulary's own notation (`▁` for a space in sentencepiece's)."""
+
+    def piece_table(self) -> list[str]:
+        """`piece` of every id; "" for an id that is none."""
+
+
+class FileVocabulary(ABC):
+    """A `TextVocabulary` read from a file. Two are equal, and hash alike, when their fingerprints are.
+
+    Attributes:
+        path: where the file lies.
+        specials: ids that have no text.
+    """
+
+    path: Path
+    vocab_size: int
+    bos_id: int | None
+    eos_id: int
+    stop_ids: tuple[int, ...]
+    fingerprint: str
+    specials: frozenset[int]
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """As in `TextVocabulary`."""
+
+    @abstractmethod
+    def piece(self, token: int) -> str:
+        """As in `TextVocabulary`."""
+
+    @abstractmethod
+    def _text(self, ids: list[int], goes_on: bool) -> str:
+        """The text of ids that have one; `goes_on`: it continues another text."""
+
+    def decode(self, ids: Iterable[int], after: Ids = ()) -> str:
+        """As in `TextVocabulary`."""
+        goes_on = len(after) > 0 and self._has_text(int(after[-1]))
+        return self._text(self._kept(ids), goes_on)
+
+    def _has_text(self, token: int) -> bool:
+        return 0 <= token < self.vocab_size and token not in self.specials
+
+    def _kept(self, ids: Iterable[int]) -> list[int]:
+        kept: list[int] = []
+        for place, token in enumerate(map(int, ids)):
+            if token in self.stop_ids and (place or token != self.bos_id):  # a first BOS begins, wherever it also ends
+                break
+            if self._has_text(token):
+                kept.append(token)
+        return kept
+
+    def piece_table(self) -> list[str]:
+        """As in `TextVocabulary`."""
+        return [self.piece(token) for token in range(self.vocab_size)]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FileVocabulary) and self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r}, {self.vocab_size} pieces, {self.fingerprint[:12]})"

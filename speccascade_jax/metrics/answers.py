@@ -1,0 +1,65 @@
+"""Short answers against references: the last number, SQuAD's exact match and F1, the letter of a choice.
+
+All but F1 are 0 or 100. Each compares with one reference; `metrics.quality` takes the best of several.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from decimal import Decimal
+
+UNANSWERABLE = "unanswerable"
+"""What a model writes, and a reference says, where a text has no answer (SQuAD 2)."""
+
+# A minus directly behind a digit is a subtraction, not a sign.
+_NUMBER = re.compile(r"(?:(?<!\d)-)?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)")
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_LETTER = re.compile(r"\b[A-E]\b")
+
+
+def last_number(text: str) -> Decimal | None:
+    """The last number in `text`, with dollar signs and thousands separators taken out; `None` without one."""
+    found = _NUMBER.findall(text.replace("$", "").replace("−", "-"))
+    return Decimal(found[-1].replace(",", "")) if found else None
+
+
+def final_number(prediction: str, reference: str) -> list[float]:
+    """Whether both texts end with the same number (GSM8K); "18", "$18.00" and "18." are one.
+
+    Raises:
+        ValueError: the reference holds no number.
+    """
+    wanted = last_number(reference)
+    if wanted is None:
+        raise ValueError(f"reference {reference[:80]!r} holds no number, which final_number needs")
+    return [100.0 * (last_number(prediction) == wanted)]
+
+
+def normalise(text: str) -> str:
+    """Lower case without punctuation, articles and surplus spaces, as SQuAD compares (Rajpurkar et al. 2016)."""
+    bare = text.lower().translate(_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", bare).split())
+
+
+def answer_exact_match(prediction: str, reference: str) -> list[float]:
+    """Whether both are the same once normalised."""
+    return [100.0 * (normalise(prediction) == normalise(reference))]
+
+
+def answer_f1(prediction: str, reference: str) -> list[float]:
+    """F1 of the normalised words; all or nothing where there is no answer, or nothing is left of one."""
+    ours, theirs = normalise(prediction), normalise(reference)
+    if not ours or not theirs or UNANSWERABLE in (ours, theirs):
+        return [100.0 * (ours == theirs)]
+    said, wanted = ours.split(), theirs.split()
+    common = sum((Counter(said) & Counter(wanted)).values())
+    return [200.0 * common / (len(said) + len(wanted))]
+
+
+def choice(prediction: str, reference: str) -> list[float]:
+    """Whether the first letter from A to E that stands alone is the reference ("B", "(B)", "B. Berlin")."""
+    found = _LETTER.search(prediction)
+    return [100.0 * (found is not None and found[0] == reference.strip())]

@@ -1,0 +1,39 @@
+"""pass@1: whether a generated program passes its tests, run in the sandbox."""
+
+from __future__ import annotations
+
+import json
+
+from speccascade_jax import sandbox
+from speccascade_jax.sandbox.running import KINDS
+
+SECONDS = 10.0
+"""How long one program may run."""
+
+
+def harness(*, before: str, after: str) -> str:
+    """A reference for `pass_at_1`: what stands before the generated code, and the tests behind it."""
+    return json.dumps({"before": before, "after": after}, ensure_ascii=False)
+
+
+def program(prediction: str, reference: str) -> str:
+    """The program that decides about `prediction`.
+
+    Raises:
+        ValueError: the reference is no `harness`.
+    """
+    try:
+        parts = json.loads(reference)
+        return parts["before"] + prediction + "\n" + parts["after"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"reference {reference[:80]!r} is no test harness; metrics.code.harness makes one") from error
+
+
+def pass_at_1(prediction: str, reference: str) -> list[float]:
+    """How the program ended: 1 for its kind, 0 for the others, in the order of `KINDS` ("passed" is the first).
+
+    Raises:
+        sandbox.SandboxUnavailable: this system offers no protection; nothing was run.
+    """
+    kind = sandbox.run(program(prediction, reference), timeout=SECONDS).kind
+    return [float(kind == one) for one in KINDS]

@@ -1,0 +1,135 @@
+"""pass@1 with a sandbox that runs nothing, and that nothing runs unasked."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax import points, sandbox
+from speccascade_jax.data.few_shot import FewShotTask, Record, Template
+from speccascade_jax.data.tasks import TASKS, get_task
+from speccascade_jax.metrics import code, quality
+from speccascade_jax.points import Evaluation, Method, ModelPair, Point, Sampling
+from tests import text_pair
+
+HARNESS = code.harness(before="def f():\n", after="\nassert f() == 1\n")
+
+
+@pytest.fixture
+def programs(monkeypatch) -> list[str]:
+    """What would have been run; a program's second line is how it ends."""
+    seen: list[str] = []
+
+    def run(program: str, *, timeout: float) -> sandbox.Outcome:
+        assert timeout == code.SECONDS
+        seen.append(program)
+        kind = program.splitlines()[1].strip()
+        return sandbox.Outcome(kind if kind in code.KINDS else "failed", "", 0.1)
+
+    monkeypatch.setattr(sandbox, "run", run)
+    return seen
+
+
+def test_a_program_is_what_stood_before_the_completion_and_the_tests():
+    assert code.program("    return 1", HARNESS) == "def f():\n    return 1\n\nassert f() == 1\n"
+
+
+@pytest.mark.parametrize("reference", ["return 1", "[1]", '"text"', "{}", '{"before": 1, "after": ""}'])
+def test_what_is_no_harness_is_refused(reference):
+    with pytest.raises(ValueError, match="is no test harness; metrics.code.harness makes one"):
+        code.program("x", reference)
+
+
+def test_the_share_of_passed_programs_and_how_the_others_ended(programs):
+    said = ["    passed", "    timeout", "    failed", "    passed", "    memory"]
+    made = quality.measure(["pass_at_1"], range(5), said, [HARNESS] * 5)
+    assert made["value"] == 40.0 and len(programs) == 5
+    kinds = [tuple(code.KINDS)[row.index(1)] for row in made["per_example"]["statistics"]["pass_at_1"]]
+    assert kinds == ["passed", "timeout", "failed", "passed", "memory"]
+    assert quality.sentence_scores("pass_at_1", said[:2], [HARNESS] * 2) == [100.0, 0.0]
+
+
+def test_passed_is_the_kind_that_counts():
+    assert tuple(code.KINDS)[0] == "passed" and sandbox.Outcome(tuple(code.KINDS)[0], "", 0.0).passed
+    assert "counts:passed,failed" in quality.signature("pass_at_1") and "10 s" in quality.signature("pass_at_1")
+
+
+def test_only_pass_at_1_executes():
+    assert [name for name, metric in quality.METRICS.items() if metric.executes] == ["pass_at_1"]
+
+
+@pytest.mark.parametrize("name", ["humaneval", "mbpp"])
+def test_code_runs_only_when_asked_for(name, monkeypatch):
+    monkeypatch.setattr(sandbox, "available", lambda: None)
+    with pytest.raises(ValueError, match=rf"task {name} is scored by pass_at_1.*Evaluation\.execute_code = True"):
+        points.validate_evaluation(Evaluation(task=name))
+    points.validate_evaluation(Evaluation(task=name, execute_code=True))
+    points.validate_evaluation(Evaluation(task="tiny_translation"))
+
+
+def test_without_a_sandbox_the_reason_is_given(monkeypatch):
+    monkeypatch.setattr(sandbox, "available", lambda: "no namespaces on this system")
+    with pytest.raises(ValueError, match="task humaneval .*cannot be done here: no namespaces on this system"):
+        points.validate_evaluation(Evaluation(task="humaneval", execute_code=True))
+    points.validate_evaluation(Evaluation(task="gsm8k", execute_code=True))
+
+
+def test_an_evaluator_refuses_too_before_it_decodes(monkeypatch):
+    from speccascade_jax.evaluation import Evaluator
+
+    unloaded = object.__new__(Evaluator)  # nothing of it is needed to refuse
+    with pytest.raises(ValueError, match="Evaluation.execute_code = True"):
+        unloaded.judge([point(execute_code=False)])
+
+
+def test_an_evaluation_runs_what_the_pair_wrote_behind_the_prompt(programs, tmp_path, monkeypatch):
+    from speccascade_jax.evaluation import Evaluator
+
+    monkeypatch.setattr(sandbox, "available", lambda: None)
+    asked = [
+        Record(id=n, question=f"The {name}", reference=HARNESS) for n, name in enumerate(("dog", "cat", "sun", "bus"))
+    ]
+    task = FewShotTask(
+        name="toy", splits=("test",), records=lambda _: asked, template=Template(question="{question}"),
+        clean=str.rstrip, metrics=("pass_at_1",), max_output_length=6,
+    )  # fmt: skip
+    monkeypatch.setitem(TASKS, "toy", task)
+    sizes = {"quality_examples": 4, "quality_batch": 4, "latency_examples": 0, "resamples": 2}
+    evaluation = Evaluation(task="toy", execute_code=True, **sizes).resolved()
+    pair = _writes_spaces(text_pair.make(tmp_path))
+    method = Method(name="autoregressive")
+    alone = Point(pair=ModelPair(name="p"), evaluation=evaluation, method=method, sampling=Sampling())
+    (record,) = Evaluator(alone.pair, evaluation, pair).judge([alone])
+    wrote = sc.decode(pair, [one.question for one in asked], method="autoregressive", max_new_tokens=6).texts
+    assert sorted(programs) == sorted(code.program(text.rstrip(), HARNESS) for text in wrote)
+    assert all(text.startswith(" ") for text in wrote)  # which belongs to the program
+    assert record["quality"]["all"] == {"pass_at_1": 0.0}
+
+
+def _writes_spaces(pair: sc.Pair) -> sc.Pair:
+    """The pair with a target that writes a space and a letter in turns."""
+    space, letter = (pair.vocabulary.encode(" a")[n] for n in (0, -1))
+    table = np.zeros((text_pair.PIECES, text_pair.PIECES), np.float32)
+    table[:, space], table[space] = 5.0, np.eye(text_pair.PIECES)[letter]
+    return dataclasses.replace(pair, target=sc.TableLM(table))
+
+
+def point(**changes) -> Point:
+    evaluation = Evaluation(task="humaneval", **changes).resolved()
+    return Point(
+        pair=ModelPair(name="p"), evaluation=evaluation, method=Method(name="spec_decode"), sampling=Sampling()
+    )
+
+
+def test_a_point_says_so_only_where_code_is_run():
+    """Points that run none keep the configuration, and so the key, that they had before there was such a setting."""
+    assert "execute_code" not in point().configuration() and "execute_code" not in point().coordinates()
+    asked = dataclasses.replace(point(), evaluation=dataclasses.replace(point().evaluation, execute_code=True))
+    assert "  execute_code = True\n" in asked.configuration() and asked.coordinates()["execute_code"] is True
+
+
+def test_the_tasks_are_scored_by_it():
+    assert get_task("humaneval").metrics == get_task("mbpp").metrics == ("pass_at_1",)

@@ -1,0 +1,118 @@
+"""From texts to the ids that models are given, and from outputs to texts that continue them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.data.vocabularies import load_vocabulary
+from speccascade_jax.prompts import make_prompt, text_ids
+from tests import tokenizer_files
+
+BOS, EOS = 1, 2
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Of an encoder-decoder only what prompts ask for."""
+
+    vocab_size: int
+    is_encoder_decoder: bool = True
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    return load_vocabulary(tokenizer_files.llama2c(tmp_path_factory.mktemp("vocabulary") / "tok.bin"))
+
+
+@pytest.fixture(scope="module")
+def pair(vocabulary) -> sc.Pair:
+    """Each word of "Once upon a time" is followed by the next, the last by BOS; "Once" begins a text."""
+    logits = np.zeros((vocabulary.vocab_size, vocabulary.vocab_size), np.float32)
+    words = [BOS, *vocabulary.encode("Once upon a time"), BOS]
+    assert [vocabulary.piece(word) for word in words[1:-1]] == ["▁", "Once", "▁upon", "▁a", "▁time"]
+    logits[words[:-1], words[1:]] = 20.0
+    return sc.Pair(target=sc.TableLM(logits), draft=sc.TableLM(logits), vocabulary=vocabulary)
+
+
+@pytest.fixture(scope="module")
+def encoding(vocabulary) -> sc.Pair:
+    model = sc.BoundModel(params=(), model=Encoding(vocabulary.vocab_size))
+    return sc.Pair(target=model, draft=model, vocabulary=vocabulary)
+
+
+@pytest.fixture(scope="module")
+def without_bos(tmp_path_factory) -> sc.Pair:
+    found = load_vocabulary(tokenizer_files.byte_level(tmp_path_factory.mktemp("qwen")))
+    model = sc.FakeLM(found.vocab_size)
+    return sc.Pair(target=model, draft=model, vocabulary=found)
+
+
+def test_what_decoders_continue_begins_and_does_not_end(pair, encoding, vocabulary, without_bos):
+    ids = vocabulary.encode("a time")
+    assert text_ids(pair, "a time") == [BOS, *ids]
+    assert text_ids(encoding, "a time") == [*ids, EOS]
+    assert text_ids(without_bos, "a time") == without_bos.vocabulary.encode("a time")
+
+
+def test_an_empty_text_is_a_beginning(pair, encoding, without_bos):
+    qwen = without_bos.vocabulary
+    assert qwen.piece(qwen.eos_id) == "<|endoftext|>"
+    assert [text_ids(each, "") for each in (pair, encoding, without_bos)] == [[BOS], [EOS], [qwen.eos_id]]
+    prompt = make_prompt(pair, ["", "a"])
+    assert prompt.length.tolist() == [1, 1 + len(pair.vocabulary.encode("a"))] and (prompt.tokens[:, 0] == BOS).all()
+
+
+def test_special_ids_stay_when_a_prompt_is_cut(pair, encoding, without_bos):
+    ids, qwen = pair.vocabulary.encode("Once upon a time"), without_bos.vocabulary.encode("Once upon a time")
+
+    def end(ids, room):
+        return ids[max(0, len(ids) - room) :]
+
+    assert len(ids) > 3 and len(qwen) > 3
+    assert text_ids(pair, "Once upon a time", 3) == [BOS, *ids[:2]]
+    assert text_ids(pair, "Once upon a time", 3, end) == [BOS, *ids[-2:]]
+    assert text_ids(encoding, "Once upon a time", 3) == [*ids[:2], EOS]
+    assert text_ids(encoding, "Once upon a time", 3, end) == [*ids[-2:], EOS]
+    assert text_ids(without_bos, "Once upon a time", 3, end) == qwen[-3:]
+    assert text_ids(pair, "Once upon a time", 99, end) == [BOS, *ids]
+
+
+def test_encoders_get_the_text_and_decoders_their_start(encoding, vocabulary):
+    prompt = make_prompt(encoding, "a")
+    assert prompt.tokens.tolist() == [[0]] and prompt.length.tolist() == [1]
+    ids = [*vocabulary.encode("a"), EOS]
+    assert prompt.encoder_tokens[0, : len(ids)].tolist() == ids
+
+
+def test_a_pair_without_a_vocabulary_takes_no_text():
+    model = sc.FakeLM(7)
+    with pytest.raises(ValueError, match="this pair has no vocabulary: give token ids, or a Pair with vocabulary=…"):
+        text_ids(sc.Pair(target=model, draft=model), "a")
+
+
+# --- through the engine
+
+SETTINGS = {"max_new_tokens": 8, "block_size": 2}
+PROMPTS = ["", "Once", "Once upon", "a"]
+
+
+def test_prompt_and_text_read_right_together(pair):
+    out = sc.decode(pair, PROMPTS, **SETTINGS)
+    assert [prompt + text for prompt, text in zip(PROMPTS, out.texts, strict=True)] == [
+        "Once upon a time", "Once upon a time", "Once upon a time", "a time"
+    ]  # fmt: skip
+    assert [int(row[n - 1]) for row, n in zip(out.tokens, out.lengths, strict=True)] == [BOS] * 4  # which stops
+
+
+def test_streamed_texts_continue_the_prompt_too(pair):
+    for prompt, rest in (("", "Once upon a time"), ("Once", " upon a time")):
+        assert "".join(token.text for token in sc.stream(pair, prompt, **SETTINGS)) == rest
+
+
+def test_a_generation_alone_is_a_text_of_its_own(pair):
+    out = sc.decode(pair, ["Once"] * 4, **SETTINGS)
+    assert sc.api.collect(pair, out.generation).texts[0] == "upon a time" != out.texts[0]
