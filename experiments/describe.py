@@ -52,7 +52,7 @@ def model(name: str, dtype: str) -> DecoderLM | T5:
     if not os.path.exists(name):
         hint = names.hint(name, PRESETS)
         raise ValueError(f"no preset and no checkpoint {name!r}: {hint}the presets are {', '.join(PRESETS)}")
-    found = checkpoints.model(name)
+    found = checkpoints.model_of(name)
     return dataclasses.replace(found, config=dataclasses.replace(found.config, dtype=dtype))
 
 

@@ -3,6 +3,7 @@ r"""One output in the terminal while it is written: what the draft wrote, what t
     python experiments/show.py
     python experiments/show.py --rule=token_v3 --alpha=0.5 --temperature=1 --seed=3 \
         --prompt="We have no time to lose. The train leaves in ten minutes."
+    python experiments/show.py --pair=stories --prompt="Once upon a time" --temperature=1 --picture=story.svg
     python experiments/show.py --rule=autoregressive      the target alone; --rule=autoregressive_draft: the draft alone
 
 A token was drafted and kept; or put in place of one that was rejected; or is the bonus after a block kept whole; or
@@ -14,6 +15,7 @@ first token, with loading and compiling (or reading what was compiled before); t
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from collections import Counter
@@ -46,6 +48,7 @@ STOP_THRESHOLD = flags.DEFINE_float(
 TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy, 1 samples from the models' own laws.")
 SEED = flags.DEFINE_integer("seed", 0, "Of what is sampled.")
 MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "The longest output.")
+PICTURE = flags.DEFINE_string("picture", None, "Also write the page to this file, as SVG.")
 
 # how each source looks: in colours, and in brackets
 LOOKS = {
@@ -65,10 +68,13 @@ class Page:
         self.coloured = console.color_system is not None and not console.no_color
 
     def token(self, token: sc.StreamedToken) -> None:
-        """Add a token; the first of a round stands behind the round's boundary."""
-        if token.slot == 0 and token.round > 0:
-            self._write(Text(ROUND, style="dim" if self.coloured else ""))
-        self._write(self._dressed(token.text, token.source))
+        """Add a token."""
+        self.console.print(self.text(token), end="", soft_wrap=True)
+
+    def text(self, token: sc.StreamedToken) -> Text:
+        """A token as it looks; the first of a round stands behind the round's boundary."""
+        boundary = ROUND if token.slot == 0 and token.round > 0 else ""
+        return Text(boundary, style="dim" if self.coloured else "") + self._dressed(token.text, token.source)
 
     def legend(self) -> Text:
         """What the looks mean."""
@@ -82,9 +88,6 @@ class Page:
             return Text(text, style=style)
         word = text.lstrip()
         return Text(f"{text[: len(text) - len(word)]}{before}{word}{after}")
-
-    def _write(self, text: Text) -> None:
-        self.console.print(text, end="", soft_wrap=True)
 
 
 def show(tokens: Iterable[sc.StreamedToken], page: Page) -> tuple[list[sc.StreamedToken], list[float]]:
@@ -100,6 +103,14 @@ def show(tokens: Iterable[sc.StreamedToken], page: Page) -> tuple[list[sc.Stream
         except KeyboardInterrupt:
             pass
     return seen, at
+
+
+def draw(tokens: Sequence[sc.StreamedToken], prompt: str, path: str, title: str) -> None:
+    """Write an output as an SVG picture, in colours and wrapped, with the legend above it."""
+    page = Page(Console(file=io.StringIO(), record=True, force_terminal=True, width=96, highlight=False))
+    page.console.print(page.legend(), "")
+    page.console.print(Text.assemble((prompt, "dim"), *(page.text(token) for token in tokens), END))
+    page.console.save_svg(path, title=title)
 
 
 def summary(
@@ -146,6 +157,8 @@ def main(argv: Sequence[str]) -> None:
         page.console.print(END if seen else "")
         for line in summary(seen, at, begin, not alone):
             page.console.print(line)
+        if PICTURE.value:
+            draw(seen, PROMPT.value, PICTURE.value, f"{PAIR.value}, {RULE.value}, T = {TEMPERATURE.value:g}")
 
 
 if __name__ == "__main__":

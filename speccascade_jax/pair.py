@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from speccascade_jax import checkpoints, names
+from speccascade_jax.data import directory as data_directory
 from speccascade_jax.data.text_vocabulary import TextVocabulary
 from speccascade_jax.data.vocabularies import FileVocabulary, candidates, first_difference, load_vocabulary
 from speccascade_jax.models.base import BoundModel
@@ -130,26 +131,37 @@ def _bound(path: str | Path, dtype: str, vocabulary: FileVocabulary | None) -> B
     return BoundModel(params=params, model=model)
 
 
+_STORIES = ("models", "stories260K")
+DATA_PAIRS = {
+    "stories": ((*_STORIES, "stories260K.bin"), ("models", "llama2xs", "model.bin"), (*_STORIES, "tok512.bin")),
+}
+"""Name -> target, draft and vocabulary in the data directory: pairs whose weights are not shipped."""
+
+
 def shipped_pairs() -> list[str]:
     """Names that `load_pair` knows."""
     return sorted(p.name for p in PAIRS_DIRECTORY.iterdir() if p.is_dir()) if PAIRS_DIRECTORY.exists() else []
 
 
 def load_pair(name: str | Path) -> Pair:
-    """A shipped pair by name, or one from a directory that holds a vocabulary, `target/` and `draft/`.
+    """A shipped pair by name, one of `DATA_PAIRS`, or one from a directory with a vocabulary, `target/` and `draft/`.
 
     The vocabulary lies in the directory (`vocabulary.model` or what else `load_vocabulary` finds in a folder), or
     beside the models.
 
     Raises:
-        ValueError: no such pair; names the shipped ones. Otherwise as `Pair.load`.
+        ValueError: no such pair; names those there are. Otherwise as `Pair.load`.
+        FileNotFoundError: the data directory lacks one of `DATA_PAIRS`.
         CheckpointError: a part of it is damaged or missing.
     """
+    if str(name) in DATA_PAIRS:
+        target, draft, vocabulary = (data_directory.require(*parts) for parts in DATA_PAIRS[str(name)])
+        return Pair.load(target, draft, vocabulary, name=str(name))
     directory = PAIRS_DIRECTORY / str(name) if str(name) in shipped_pairs() else Path(name)
     if not directory.is_dir():
-        shipped = shipped_pairs()
+        shipped = [*shipped_pairs(), *DATA_PAIRS]
         raise ValueError(
-            f"no pair {str(name)!r}: {names.hint(name, shipped)}shipped are {', '.join(shipped) or 'none'}; "
+            f"no pair {str(name)!r}: {names.hint(name, shipped)}there are {', '.join(shipped)}; "
             f"or give a directory with {_PARTS}"
         )
     target, draft = directory / "target", directory / "draft"

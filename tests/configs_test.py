@@ -35,9 +35,11 @@ QUICKSTART = "configs/quickstart.gin"
 SHIPPED = "gin/models/tatoeba_en_de.gin"
 SWEEPS = [config for config in CONFIGS if "experiment.sweep:" in (ROOT / config).read_text()]
 TRAINING = sorted(f"gin/{path.name}" for path in (ROOT / "gin").glob("train_*.gin"))
+PRESET_PAIRS = ("gemma2_2b_27b", "gemma2_2b_9b", "llama31_8b_70b", "qwen25_7b_32b")
 HOLES = {
     "gin/models/directory.gin": ["PAIR='some/pair'"],
     "gin/models/two_checkpoints.gin": ["PAIR='two'", "TARGET='some/target'", "DRAFT='some/draft'"],
+    **{f"gin/models/{name}.gin": ["TARGET='some/target'", "DRAFT='some/draft'"] for name in PRESET_PAIRS},
     "gin/tasks/seqio.gin": [
         "SeqioTask.name='seqio'",
         "SeqioTask.module='some.module'",

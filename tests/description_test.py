@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from flax.traverse_util import unflatten_dict
 
 from experiments import describe
+from speccascade_jax import checkpoints
 from speccascade_jax.description import needs
 from speccascade_jax.models.decoder import PRESETS, DecoderLM, tiny
 from speccascade_jax.models.t5 import T5, T5Config
+from tests import tiny_decoders
 
 
 def test_a_windowed_cache_is_counted_ring_by_ring():
@@ -39,6 +42,18 @@ def test_an_encoder_decoder_counts_what_cross_attention_keeps():
     assert found.laws_bytes == 2 * 3 * 29 * 4
     # two layers of own and of cross keys and values, ten positions each; masks and relative biases come on top
     assert found.cache_bytes > 2 * 2 * 2 * 2 * 8 * 10 * 4
+
+
+def test_a_checkpoint_is_described_without_being_read(tmp_path, capsys):
+    config = tiny("qwen2.5_7b")
+    bound = tiny_decoders.bound(config)
+    plain = unflatten_dict(tiny_decoders.flat_parameters(config), sep="/")
+    checkpoints.save(tmp_path / "small", bound.model, plain)
+    for file in (tmp_path / "small" / "params").rglob("*"):
+        if file.is_file() and file.stat().st_size > 10_000:
+            file.write_bytes(b"")  # whoever reads an array would notice
+    assert describe.main([str(tmp_path / "small"), "--dtype", "float32", "--length", "64"]) == 0
+    assert f"{sum(v.size for v in tiny_decoders.flat_parameters(config).values()):,}" in capsys.readouterr().out
 
 
 def test_the_command_prints_presets_and_refuses_others(capsys):

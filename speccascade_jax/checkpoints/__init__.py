@@ -3,6 +3,6 @@
 from speccascade_jax.checkpoints.converting import write_checksums
 from speccascade_jax.checkpoints.errors import CheckpointError
 from speccascade_jax.checkpoints.native import save
-from speccascade_jax.checkpoints.reading import describe, load
+from speccascade_jax.checkpoints.reading import describe, load, model_of
 
-__all__ = ["CheckpointError", "describe", "load", "save", "write_checksums"]
+__all__ = ["CheckpointError", "describe", "load", "model_of", "save", "write_checksums"]

@@ -77,6 +77,12 @@ def load(
     return FAMILIES[family(config)].model(config), unflatten_dict(flat, sep="/")
 
 
+def model_of(path: str | os.PathLike[str]) -> Model:
+    """The model of a checkpoint, checked against names and shapes; no array is read (errors as `load`)."""
+    config = _config(find(path), None)
+    return FAMILIES[family(config)].model(config)
+
+
 def describe(path: str | os.PathLike[str]) -> str:
     """Format, configuration and size of a checkpoint, one a line; arrays are not read.
 

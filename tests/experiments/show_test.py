@@ -73,6 +73,16 @@ def test_an_interrupt_ends_the_output_and_keeps_what_was_seen(show):
     assert tokens == written()[:4] and len(at) == 4
 
 
+def test_the_picture_holds_every_token_in_its_colour(show, tmp_path):
+    show.draw(written() * 12, "Wie ist", str(tmp_path / "page.svg"), "a title")
+    picture = (tmp_path / "page.svg").read_text()
+    plain = re.sub(r"<[^>]+>", "", picture).replace("&#160;", " ")
+    assert plain.count("kalt") == 12 and "Wie ist" in plain and "a title" in plain
+    # as wide as a page: the line is wrapped, not cut
+    assert len(set(re.findall(r' y="([\d.]+)"', picture))) > 6
+    assert len(set(re.findall(r"fill: (#\w+)", picture))) >= 4
+
+
 class Letters:
     """A vocabulary of one-letter words."""
 
