@@ -99,7 +99,8 @@ def decode(
     engine, params = build(
         pair, rule=rule, block_size=block_size, bonus=bonus, method=method, stop_ids=stop_ids, accept=accept
     )
-    prompt = make_prompt(pair, prompts)
+    max_new_tokens = whole("max_new_tokens", max_new_tokens, 1)
+    prompt = make_prompt(pair, prompts, max_new_tokens=max_new_tokens)
     rows = prompt.tokens.shape[0]
     controls = method_controls(
         method, rule, rows, alpha=alpha, temperature=temperature, top_p=top_p, top_k=top_k,
@@ -111,7 +112,7 @@ def decode(
         prompt,
         check_seed(seed),
         controls=controls,
-        max_new_tokens=whole("max_new_tokens", max_new_tokens, 1),
+        max_new_tokens=max_new_tokens,
         example_ids=check_example_ids(example_ids, rows),
     )
     return collect(pair, generation, method, prompt)

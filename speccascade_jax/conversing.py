@@ -93,7 +93,7 @@ class Speaker:
 
     def answer(self, text: str, example_id: int = 0) -> Turn:
         """What the models write after `text`; compilation is not timed."""
-        prompt = make_prompt(self.pair, [text])
+        prompt = make_prompt(self.pair, [text], max_new_tokens=self.max_new_tokens)
         inputs = prompt.tokens if prompt.encoder_tokens is None else prompt.encoder_tokens
 
         def run() -> Any:

@@ -73,7 +73,9 @@ class Evaluator:
             )
         # One bucket for all examples, or every length would be a compilation of its own.
         prompts = [self._prompt_ids(example) for example in self.examples]
-        self._prompts: Prompt = jax.device_get(make_prompt(self.pair, prompts))
+        self._prompts: Prompt = jax.device_get(
+            make_prompt(self.pair, prompts, max_new_tokens=self.evaluation.max_new_tokens or 0)
+        )
         self._ids = np.asarray([example.id for example in self.examples], np.int32)
         self._engines: dict[Method, tuple[Engine | sequence.SequenceCascade, Params]] = {}
         self.fingerprints = {

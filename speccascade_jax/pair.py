@@ -62,6 +62,12 @@ class Pair:
         """Whether prompts go to an encoder; otherwise outputs continue them."""
         return is_encoder_decoder(self.target)
 
+    @property
+    def max_length(self) -> int | None:
+        """The longest sequence, prompt and output together, that both models were made for; `None`: no limit."""
+        limits = (getattr(getattr(b.model, "config", None), "max_length", None) for b in (self.target, self.draft))
+        return min((limit for limit in limits if limit is not None), default=None)
+
     @classmethod
     def load(
         cls,

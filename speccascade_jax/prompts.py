@@ -13,7 +13,7 @@ from speccascade_jax.models.base import Prompt, bucket, right_pad
 from speccascade_jax.pair import Pair
 
 
-def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1) -> Prompt:
+def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1, max_new_tokens: int = 0) -> Prompt:
     """Texts or ids as a right-padded `Prompt` of a bucket's width (`models.base.bucket`; one compilation each).
 
     Texts become ids as `text_ids` says; ids are taken as they are. Encoder-decoder models get them as the encoder's
@@ -23,9 +23,11 @@ def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1) -> Prompt:
         pair: says which architecture and vocabulary.
         prompts: texts, `[B, P]` ids, or a list of lists of ids; one flat list of ids is one prompt.
         min_length: pad at least to this many tokens, so that several calls share a bucket.
+        max_new_tokens: what is to be generated behind them.
 
     Raises:
-        ValueError: no prompts, texts without a vocabulary, an id outside it, an empty or too long prompt.
+        ValueError: no prompts, texts without a vocabulary, an id outside it, an empty or too long prompt, or one that
+            with its output is longer than the models were made for.
     """
     ids, lengths = _ids(pair, prompts)
     if (lengths < 1).any():
@@ -36,6 +38,7 @@ def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1) -> Prompt:
             f"prompt {row} has {lengths[row]} tokens, over the limit of {pair.max_prompt_length}; shorten it, or raise "
             f"Pair.max_prompt_length"
         )
+    _check_room(pair, lengths, max_new_tokens)
     outside = (ids < 0) | (ids >= pair.target.model.vocab_size)
     if outside.any():
         row, at = (int(i) for i in np.argwhere(outside)[0])
@@ -47,6 +50,16 @@ def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1) -> Prompt:
         ones = np.ones((len(ids), 1), np.int32)
         return Prompt(*jax.device_put((np.zeros_like(ones), ones[:, 0], padded)))
     return Prompt(*jax.device_put((padded, lengths)))
+
+
+def _check_room(pair: Pair, lengths: np.ndarray, max_new_tokens: int) -> None:
+    row, limit = int(np.argmax(lengths)), pair.max_length
+    if limit is not None and lengths[row] + max_new_tokens > limit:
+        raise ValueError(
+            f"prompt {row} has {lengths[row]} tokens and max_new_tokens is {max_new_tokens}: together more than the "
+            f"{limit} positions that the pair's models were made for; lower one of them (or raise max_length in a "
+            f"model's config, if it goes further)"
+        )
 
 
 def _ids(pair: Pair, prompts: Any) -> tuple[np.ndarray, np.ndarray]:

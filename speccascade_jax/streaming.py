@@ -90,7 +90,8 @@ def stream(
     engine, params = assemble(
         pair, rule=rule, block_size=block_size, bonus=bonus, method=method, stop_ids=stop_ids, accept=accept
     )
-    made = make_prompt(pair, prompt)
+    longest = whole("max_new_tokens", max_new_tokens, 1)
+    made = make_prompt(pair, prompt, max_new_tokens=longest)
     rows = made.tokens.shape[0]
     if rows != 1:
         raise ValueError(f"stream takes one prompt, not {rows}: give one text or one list of ids, or call decode")
@@ -98,8 +99,7 @@ def stream(
         method, rule, 1, alpha=alpha, temperature=temperature, top_p=top_p, top_k=top_k,
         draft_temperature=draft_temperature, stop_threshold=stop_threshold,
     )  # fmt: skip
-    seed, longest = check_seed(seed), whole("max_new_tokens", max_new_tokens, 1)
-    rounds = _rounds(engine, params, made, seed, controls, longest, check_example_ids([example_id], 1))
+    rounds = _rounds(engine, params, made, check_seed(seed), controls, longest, check_example_ids([example_id], 1))
     return _tokens(rounds, pair.vocabulary, method == "autoregressive_draft", decoder_context(made)[0])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 
 import speccascade_jax as sc
 from speccascade_jax.data.vocabularies import load_vocabulary
+from speccascade_jax.models.decoder import tiny
 from speccascade_jax.prompts import make_prompt, text_ids
-from tests import tokenizer_files
+from tests import tiny_decoders, tokenizer_files
 
 BOS, EOS = 1, 2
 
@@ -116,3 +118,13 @@ def test_streamed_texts_continue_the_prompt_too(pair):
 def test_a_generation_alone_is_a_text_of_its_own(pair):
     out = sc.decode(pair, ["Once"] * 4, **SETTINGS)
     assert sc.api.collect(pair, out.generation).texts[0] == "upon a time" != out.texts[0]
+
+
+def test_prompt_and_output_must_fit_the_positions_of_both_models():
+    long, short = (dataclasses.replace(tiny("llama2_7b"), max_length=size) for size in (64, 40))
+    pair = sc.Pair(tiny_decoders.bound(long), tiny_decoders.bound(short))
+    assert pair.max_length == 40 and sc.Pair(sc.TableLM(np.eye(3)), sc.TableLM(np.eye(3))).max_length is None
+    assert make_prompt(pair, [[1] * 10, [1] * 30], max_new_tokens=10).length.tolist() == [10, 30]
+    for call in (sc.decode, sc.stream):
+        with pytest.raises(ValueError, match="prompt 0 has 31 tokens and max_new_tokens is 10: .* the 40 positions"):
+            call(pair, [[1] * 31], max_new_tokens=10)

@@ -24,6 +24,7 @@ FLAGS = {
     "profile": "gin_file",
     "survey": "gin_file",
     "calibrate": "gin_file",
+    "spec_bench": "gin_file",
     "tables": "format",
     "plots": "format",
     "show": "alpha",
@@ -35,6 +36,13 @@ def test_help_explains_itself_with_an_example(name):
     said = _call(f"experiments/{name}.py", "--help").stdout
     assert f"python experiments/{name}.py" in said
     assert f"--{FLAGS[name]}" in said
+
+
+@pytest.mark.parametrize(("name", "flag"), [("convert", "dry-run"), ("describe", "block-size")])
+def test_help_of_a_module_explains_itself_with_an_example(name, flag):
+    said = _call("-m", f"experiments.{name}", "--help").stdout
+    assert f"python -m experiments.{name}" in said
+    assert f"--{flag}" in said
 
 
 def test_a_sweep_without_a_gin_file_shows_what_to_type(tmp_path):
