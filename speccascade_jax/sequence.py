@@ -22,21 +22,21 @@ from speccascade_jax.metrics.counters import Counters
 from speccascade_jax.models.base import Params, Prompt
 from speccascade_jax.types import Array, Controls, Round
 
-Score = Callable[[Array, Array, Array], Array]
-"""`(log q of each token [B, L], which of them count [B, L], a uniform number per row [B]) -> score [B]`."""
+Score = Callable[[Array, Array], Array]
+"""`(log q of each token [B, L], which of them count [B, L]) -> score [B]`."""
 
 
-def total(logs: Array, counted: Array, uniform: Array) -> Array:
+def total(logs: Array, counted: Array) -> Array:
     """`Σ log q`: with `c = log(1 − α)` the threshold of paper 1's equation 1."""
     return jnp.where(counted, logs, 0.0).sum(-1)
 
 
-def mean(logs: Array, counted: Array, uniform: Array) -> Array:
+def mean(logs: Array, counted: Array) -> Array:
     """`Σ log q` per token."""
-    return total(logs, counted, uniform) / jnp.maximum(counted.sum(-1), 1)
+    return total(logs, counted) / jnp.maximum(counted.sum(-1), 1)
 
 
-def lowest_tenth(logs: Array, counted: Array, uniform: Array) -> Array:
+def lowest_tenth(logs: Array, counted: Array) -> Array:
     """The 0.1-quantile of `log q` over the tokens, interpolated linearly: the draft's certainty where it is least."""
     ordered = jnp.sort(jnp.where(counted, logs, jnp.inf), axis=-1)
     at = 0.1 * jnp.maximum(counted.sum(-1) - 1, 0)
@@ -45,17 +45,16 @@ def lowest_tenth(logs: Array, counted: Array, uniform: Array) -> Array:
     return values[:, 0] + (at - low) * (values[:, 1] - values[:, 0])
 
 
-def chance(logs: Array, counted: Array, uniform: Array) -> Array:
-    """A uniform number, so that `c` is the share of outputs that the target writes: paper 2's random allocation."""
-    return uniform
-
-
-SCORES: dict[str, Score] = {"sum": total, "mean": mean, "quantile": lowest_tenth, "random": chance}
+SCORES: dict[str, Score | None] = {"sum": total, "mean": mean, "quantile": lowest_tenth, "random": None}
+"""Name -> score; "random" has none: one model writes each output, the target with probability `c`, and which one is
+decided before anything is written (paper 2's random allocation)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceCascade:
-    """The draft alone, then the target alone where `score < α`. Parameters are `{"target": …, "draft": …}`.
+    """The draft alone, then the target alone where `score < α`; at random only one of them.
+
+    Parameters are `{"target": …, "draft": …}`.
 
     Attributes:
         draft, target: engines in which one model writes alone; score: a name in `SCORES`.
@@ -97,15 +96,24 @@ def _cascade(
     given: dict[str, Any] = {"max_new_tokens": max_new_tokens, "example_ids": example_ids}
     # the draft alone samples as the draft of the pair, under the target's name: it stands in its place
     own = replace(controls, target=controls.draft)
-    first = generate(
-        cascade.draft, params["draft"], prompt, seed, controls=own, record=log_likelihood, level=1, **given
-    )
-    counted = jnp.arange(max_new_tokens)[None] < first.lengths[:, None]
     key = jax.random.key(seed, impl="threefry2x32")
-    zero = jnp.zeros_like(first.lengths)
+    zero = jnp.zeros(example_ids.shape, jnp.int32)
     uniform = rngs.RoundKeys(rngs.row_keys(key, example_ids, 2), zero, zero).uniform(zero, rngs.ACCEPT)
-    score = SCORES[cascade.score](first.record.T, counted, uniform)
-    anew = (score < controls.alpha) & (first.failed_at < 0).all(-1)
+
+    def write() -> Generation:
+        return generate(
+            cascade.draft, params["draft"], prompt, seed, controls=own, record=log_likelihood, level=1, **given
+        )
+
+    scored = SCORES[cascade.score]
+    if scored is None:
+        anew = uniform < controls.alpha
+        first = _only(~anew, write)
+    else:
+        first = write()
+        counted = jnp.arange(max_new_tokens)[None] < first.lengths[:, None]
+        score = scored(first.record.T, counted)
+        anew = (score < controls.alpha) & (first.failed_at < 0).all(-1)
     first = replace(first, record=None)
 
     def write_anew(_: Generation) -> Generation:
@@ -113,6 +121,17 @@ def _cascade(
         return _chosen(anew, again, first)
 
     return jax.lax.cond(anew.any(), write_anew, lambda first: _chosen(anew, first, first), first)
+
+
+def _only(rows: Array, write: Callable[[], Generation]) -> Generation:
+    """What `write` gives for `rows`, and nothing for the others, not even a cost; with others alone, no call."""
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(write))
+    nothing = replace(nothing, failed_at=nothing.failed_at - 1)
+    written = jax.lax.cond(rows.any(), write, lambda: nothing)
+    aside = {"record": written.record, "num_rounds": written.num_rounds}  # all else lies row by row
+    both = (replace(each, record=None, num_rounds=None) for each in (written, nothing))
+    kept = jax.tree.map(lambda new, none: jnp.where(rows.reshape(-1, *(1,) * (new.ndim - 1)), new, none), *both)
+    return replace(kept, **aside)
 
 
 def log_likelihood(turn: Round) -> Array:

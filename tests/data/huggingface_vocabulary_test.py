@@ -22,7 +22,8 @@ def made(tmp_path_factory) -> dict[str, HuggingFaceVocabulary]:
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-@given(text=st.text(max_size=30).filter(lambda text: "▁" not in text))
+# "▁" is how a space is written, and the names of special pieces, all in "<>", are these pieces
+@given(text=st.text(max_size=30).filter(lambda text: not set("▁<") & set(text)))
 def test_every_text_survives_a_round_trip(made, kind, text):
     vocabulary = made[kind]
     ids = vocabulary.encode(text)  # neither cut nor begun by the post-processor
