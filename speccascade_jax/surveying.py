@@ -151,6 +151,12 @@ def write(evaluator: Evaluator, point: Point) -> list[Written]:
     return out
 
 
+def rates(written: Sequence[Written]) -> dict[str, Any]:
+    """What was measured while it was written (METHODS section 9)."""
+    stats = jax.tree.map(lambda *parts: np.concatenate(parts), *(each.generation.stats for each in written))
+    return summarise(stats, rows=np.concatenate([each.counts for each in written]))
+
+
 def read(
     evaluator: Evaluator, point: Point, written: Sequence[Written], grids: Mapping[str, Sequence[float]]
 ) -> Survey:
@@ -189,8 +195,7 @@ def _checked(evaluator: Evaluator, point: Point, row: dict[str, Any], block_size
     validate(real_point)
     written = write(evaluator, real_point)
     own = read(evaluator, real_point, written, {row["rule"]: (row["alpha"] or 0.0,)}).estimate(row["rule"])
-    stats = jax.tree.map(lambda *parts: np.concatenate(parts), *(each.generation.stats for each in written))
-    measured = summarise(stats, rows=np.concatenate([each.counts for each in written]))
+    measured = rates(written)
     return {
         "real_rejection": measured["rejection_rate"],
         "real_deferral": measured["deferral_rate"],

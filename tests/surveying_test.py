@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from speccascade_jax import evaluation, experiment, surveying
-from speccascade_jax.points import Evaluation, ModelPair, Sampling
+from speccascade_jax.points import Evaluation, Method, ModelPair, Point, Sampling
 from tests import text_pair
 
 SOURCE = ModelPair(name="tabular")
@@ -40,12 +40,16 @@ def test_estimates_are_printed_written_and_checked(tmp_path, capsys):
         assert abs(row["error_along_its_own_outputs"]) < 0.2
 
 
-def test_a_batch_that_is_filled_up_counts_no_row_twice():
-    whole, odd = ({**SHARED, "evaluation": dataclasses.replace(SMALL, quality_batch=size)} for size in (16, 6))
-    given = {"rules": ("diff",), "sampling": Sampling(temperature=1.0), "check": (0.55,), "block_size": 2}
-    # rows draw the same bits whatever stands beside them, so that only a row counted twice tells the two apart
-    (one,), (other,) = (surveying.survey(**shared, **given, output="") for shared in (whole, odd))
-    assert one.pop("rule") == other.pop("rule") and other == pytest.approx(one, rel=1e-5)
+def test_a_batch_that_is_filled_up_counts_no_row_twice(evaluator):
+    method = Method(name="diff", alpha=0.1, block_size=2)
+    odd = dataclasses.replace(SMALL, quality_batch=12)  # 16 examples: a batch, and four rows filled up with themselves
+    point = Point(pair=SOURCE, evaluation=odd, method=method, sampling=Sampling(temperature=1.0))
+    written = surveying.write(evaluator, point)
+    assert [each.counts.sum() for each in written] == [12, 4]
+    lengths = [np.asarray(each.generation.lengths) for each in written]
+    found = surveying.read(evaluator, point, written, {"diff": (0.1,)})
+    assert found.positions == lengths[0].sum() + lengths[1][:4].sum()
+    assert surveying.rates(written)["committed"] == found.positions
 
 
 def test_fuzzy_rules_are_run_and_held_against_their_bound(tmp_path, capsys, monkeypatch):
