@@ -45,7 +45,7 @@ def reference(config: T5Config):
         model.shared.weight.mul_(0.3)  # else a tied model would only repeat its last token
         for name, weight in model.named_parameters():
             if "SelfAttention" in name or "EncDecAttention" in name:
-                weight.mul_(4.0)  # what stands where must matter
+                weight.mul_(2.0)  # what stands where must matter
     if not c.tied:
         # transformers 5 shares it with the embedding whatever the configuration says.
         model.lm_head.weight = torch.nn.Parameter(torch.randn(c.num_embeddings, c.d_model) * c.d_model**-0.5)
