@@ -31,10 +31,7 @@ from speccascade_jax.report import clock_time
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Convert, or say what a conversion would do; returns the exit status."""
-    parser = _parser()
-    args = parser.parse_args(argv)
-    if args.destination is None and not (args.dry_run or args.checksums):
-        parser.error("give DESTINATION, or --dry-run or --checksums")
+    args = _arguments(argv)
     try:
         if args.checksums:
             _write_checksums(args)
@@ -68,12 +65,16 @@ def _write_checksums(args: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _progress(what: str, then: str = "") -> Iterator[converting.Advance]:
-    """A bar of bytes with the time left, on stderr; `then` is what follows the last byte."""
+    """A bar of bytes with the time left, on stderr, from the first bytes on; `then` is what follows the last byte."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn(), TextColumn("left")
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(what, total=None)
+    progress = Progress(*columns, console=Console(stderr=True))
+    task = progress.add_task(what, total=None)
+
+    with contextlib.ExitStack() as shown:
 
         def advance(count: int, total: int) -> None:
+            if not progress.live.is_started:
+                shown.enter_context(progress)
             progress.update(task, advance=count, total=total)
             if progress.finished and then:
                 progress.update(task, description=then)
@@ -90,6 +91,18 @@ def _show(args: argparse.Namespace) -> None:
     Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False).print(table)
 
 
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments, of which --checksums would ignore none."""
+    parser = _parser()
+    args = parser.parse_intermixed_args(argv)  # DESTINATION may follow an option
+    if args.destination is None and not (args.dry_run or args.checksums):
+        parser.error("give DESTINATION, or --dry-run or --checksums")
+    given = {"DESTINATION": args.destination, "--dtype": args.dtype, "--overwrite": args.overwrite}
+    if args.checksums and (ignored := [name for name, value in given.items() if value]):
+        parser.error(f"--checksums writes into SOURCE and nothing else: leave out {', '.join(ignored)}")
+    return args
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.convert",
@@ -103,8 +116,9 @@ def _parser() -> argparse.ArgumentParser:
         choices=native.SAVED_DTYPES,
         help="of the parameters written (default: the source's; float32 for others)",
     )
-    parser.add_argument("--dry-run", action="store_true", help="list which tensors make which parameter, and stop")
-    parser.add_argument("--checksums", action="store_true", help="write checksums.json beside the source, and stop")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--dry-run", action="store_true", help="list which tensors make which parameter, and stop")
+    instead.add_argument("--checksums", action="store_true", help="write checksums.json beside the source, and stop")
     parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint of ours at DESTINATION")
     return parser
 

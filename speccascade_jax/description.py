@@ -6,15 +6,20 @@ Everything comes from `jax.eval_shape` of the code that runs, so that a 70-billi
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
 
 from speccascade_jax.grid import Grid
 from speccascade_jax.models.base import Prompt
 from speccascade_jax.models.decoder import DecoderLM, abstract_params
 from speccascade_jax.models.t5 import T5
+
+# Parameters that `extend` never touches: what they make of the prompt lies in the cache.
+_PROMPT_ALONE = re.compile(r"^encoder/|/relpos_bias/|/encoder_decoder_attention/(key|value)/")
 
 
 class Needs(NamedTuple):
@@ -24,7 +29,9 @@ class Needs(NamedTuple):
         parameters: how many; parameter_bytes: in the model's dtype.
         cache_bytes: of all rows, rings and, for an encoder-decoder, the encoder's keys and values included.
         laws_bytes: the block's laws q̃ and p̃ (`2 · B · (G + 1) · V` float32), which any exact verification reads.
-        call_bytes: what one call of the model reads at least: parameters and cache, once each.
+        call_bytes: what one call of `extend` reads at least: the cache and the parameters, once each, without an
+            encoder and what else serves the prompt alone, and without the embedding where it does not make the
+            logits (rows of it are gathered).
     """
 
     parameters: int
@@ -45,14 +52,23 @@ def needs(model: DecoderLM | T5, *, batch: int, length: int, block_size: int) ->
     cache = jax.eval_shape(lambda p: model.prefill(p, _prompt(model, batch, length), length, block_size + 1), params)
     block = jax.ShapeDtypeStruct((batch, block_size + 1), jnp.int32)
     logits = jax.eval_shape(model.extend, params, cache, block)[0].logits
-    held = _bytes(params)
     return Needs(
         parameters=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)),
-        parameter_bytes=held,
+        parameter_bytes=_bytes(params),
         cache_bytes=_bytes(cache),
         laws_bytes=2 * math.prod(logits.shape[:-1]) * model.vocab_size * 4,
-        call_bytes=held + _bytes(cache),
+        call_bytes=_bytes(_read(model, params, cache)),
     )
+
+
+def _read(model: DecoderLM | T5, params: Any, cache: Any) -> Any:
+    """The leaves of both that a call reads whole."""
+    leaves = {name: leaf for name, leaf in flatten_dict(params, sep="/").items() if not _PROMPT_ALONE.search(name)}
+    if not model.config.tied:
+        del leaves["token_embedder/embedding"]
+    if isinstance(model, T5):  # of its biases by distance a call reads a slice
+        cache = cache.replace(static=cache.static.replace(bias=None))
+    return leaves, cache
 
 
 def abstract(model: DecoderLM | T5) -> Any:
@@ -78,9 +94,20 @@ def table(models: dict[str, DecoderLM | T5], *, batches: list[int], length: int,
     dtypes = ", ".join(sorted({model.config.dtype for model in models.values()}))
     notes = [
         f"GB (10⁹ bytes), {dtypes}; {length:,} positions, γ = {block_size}. Laws: q̃ and p̃ of γ + 1 positions "
-        "in float32. A call reads weights and cache once."
+        "in float32. A call reads at least the cache and the weights, once, without an encoder's and, where the output "
+        "layer is not tied, without the embedding's.",
+        *(_beyond(name, model, length) for name, model in models.items() if length > _longest(model)),
     ]
     return Grid(title="What the models need", header=header, rows=rows, notes=notes, bold=set())
+
+
+def _longest(model: DecoderLM | T5) -> float:
+    """The positions that a model was made for; a T5 has no limit."""
+    return model.config.max_length if isinstance(model, DecoderLM) else math.inf
+
+
+def _beyond(name: str, model: DecoderLM | T5, length: int) -> str:
+    return f"{length:,} positions are beyond the {_longest(model):,} that {name} was made for."
 
 
 def _prompt(model: DecoderLM | T5, batch: int, length: int) -> Prompt:

@@ -133,8 +133,19 @@ def _bound(path: str | Path, dtype: str, vocabulary: FileVocabulary | None) -> B
     model, params = checkpoints.load(path, dtype=dtype, prepared=True)
     config = model.config
     if vocabulary is not None and vocabulary.vocab_size < config.vocab_size == config.num_embeddings:
+        _check_padding(path, config.num_embeddings, vocabulary)
         model = dataclasses.replace(model, config=dataclasses.replace(config, vocab_size=vocabulary.vocab_size))
     return BoundModel(params=params, model=model)
+
+
+def _check_padding(path: str | Path, rows: int, vocabulary: FileVocabulary) -> None:
+    """Models are padded to a multiple of a power of two: a vocabulary that leaves much more unused is another one."""
+    padding, allowed = rows - vocabulary.vocab_size, max(128, rows // 100)
+    if padding > allowed:
+        raise ValueError(
+            f"{path} has {rows} entries and the text vocabulary only {vocabulary.vocab_size} pieces: {padding} rows "
+            f"are more than padding ({allowed} at most); give the vocabulary the models were trained with"
+        )
 
 
 _STORIES = ("models", "stories260K")
@@ -149,11 +160,11 @@ def shipped_pairs() -> list[str]:
     return sorted(p.name for p in PAIRS_DIRECTORY.iterdir() if p.is_dir()) if PAIRS_DIRECTORY.exists() else []
 
 
-def load_pair(name: str | Path) -> Pair:
+def load_pair(name: str | Path, *, dtype: str = "float32") -> Pair:
     """A shipped pair by name, one of `DATA_PAIRS`, or one from a directory with a vocabulary, `target/` and `draft/`.
 
     The vocabulary lies in the directory (`vocabulary.model` or what else `load_vocabulary` finds in a folder), or
-    beside the models.
+    beside the models. `dtype` as in `Pair.load`.
 
     Raises:
         ValueError: no such pair; names those there are. Otherwise as `Pair.load`.
@@ -162,13 +173,13 @@ def load_pair(name: str | Path) -> Pair:
     """
     if str(name) in DATA_PAIRS:
         target, draft, vocabulary = (data_directory.require(*parts) for parts in DATA_PAIRS[str(name)])
-        return Pair.load(target, draft, vocabulary, name=str(name))
+        return Pair.load(target, draft, vocabulary, dtype=dtype, name=str(name))
     directory = PAIRS_DIRECTORY / str(name) if str(name) in shipped_pairs() else Path(name)
     if not directory.is_dir():
         shipped = [*shipped_pairs(), *DATA_PAIRS]
         raise ValueError(
             f"no pair {str(name)!r}: {names.hint(name, shipped)}there are {', '.join(shipped)}; "
-            f"or give a directory with {_PARTS}"
+            f"or give a directory with {_PARTS}, or two checkpoints to Pair.load(target=…, draft=…)"
         )
     target, draft = directory / "target", directory / "draft"
     own = bool(candidates(directory))
@@ -176,4 +187,4 @@ def load_pair(name: str | Path) -> Pair:
     for part, there in (("vocabulary.model", known), ("target", target.exists()), ("draft", draft.exists())):
         if not there:
             raise ValueError(f"the pair in {directory} lacks {part!r}; it needs {_PARTS}")
-    return Pair.load(target, draft, directory if own else None, name=directory.name)
+    return Pair.load(target, draft, directory if own else None, dtype=dtype, name=directory.name)

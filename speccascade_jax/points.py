@@ -17,6 +17,7 @@ from speccascade_jax.data.tasks import SeqioTask, get_task
 from speccascade_jax.engine import BONUSES
 from speccascade_jax.labels import DRAFT, TARGET
 from speccascade_jax.metrics.quality import METRICS
+from speccascade_jax.models.base import DTYPES
 
 # A name of both tables is a method's: its row says which rule that is.
 _RULE_NAMES = frozenset(rules.RULES) - frozenset(methods.METHODS)
@@ -30,20 +31,24 @@ class ModelPair:
         name: of a shipped pair, or the path of a folder as `sc.load_pair` takes it; with `target` and `draft`, what
             the pair is called in records.
         target, draft, vocabulary: paths as `sc.Pair.load` takes them: any two checkpoints.
+        dtype: of parameters and computation, a name in `models.base.DTYPES`: bfloat16 halves the memory (slow on CPU).
 
     Raises:
-        ValueError: one model without the other, or a vocabulary without them.
+        ValueError: one model without the other, a vocabulary without them, or an unknown dtype.
     """
 
     name: str
     target: str | None = field(default=None, metadata={"unless": None})
     draft: str | None = field(default=None, metadata={"unless": None})
     vocabulary: str | None = field(default=None, metadata={"unless": None})
+    dtype: str = field(default="float32", metadata={"unless": "float32"})
 
     def __post_init__(self) -> None:
         for path in ("target", "draft", "vocabulary"):
             if getattr(self, path) is not None:
                 object.__setattr__(self, path, str(getattr(self, path)))  # a Path is nothing that gin files hold
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPES)}")
         if (self.target is None) != (self.draft is None):
             missing = "draft" if self.draft is None else "target"
             raise ValueError(f"the pair {self.name!r} lacks its {missing}: give target and draft, or its name alone")

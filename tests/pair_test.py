@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from flax.traverse_util import unflatten_dict
@@ -51,6 +52,18 @@ def test_a_pair_of_two_checkpoints_and_a_vocabulary(models, vocabulary):
     pair = sc.Pair.load(target=models[340], draft=models[340], vocabulary=vocabulary, max_prompt_length=40, name="two")
     assert (pair.name, pair.max_prompt_length, pair.encoder_decoder) == ("two", 40, True)
     assert pair.vocabulary == vocabularies.Vocabulary(vocabulary)
+
+
+def test_a_pair_is_loaded_in_the_dtype_asked_for():
+    pair = sc.load_pair("tatoeba_en_de", dtype="bfloat16")
+    kinds = {leaf.dtype.name for bound in (pair.target, pair.draft) for leaf in jax.tree.leaves(bound.params)}
+    assert kinds == {"bfloat16"} and pair.target.model.config.dtype == "bfloat16"
+
+
+def test_a_vocabulary_that_leaves_much_of_a_model_unused_is_another_models(models, tmp_path):
+    large = _save(tmp_path / "large", T5Config(500, 500, 8, 1, 8, 8, 1, 1))
+    with pytest.raises(ValueError, match="large has 500 entries and the text vocabulary only 340 pieces: 160 rows"):
+        sc.Pair.load(large, large, models[340].parent / "vocabulary.model")
 
 
 def test_rows_without_a_piece_are_padding(models, vocabulary):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 COPY_AGAIN = "copy the checkpoint again or choose another one"
@@ -31,6 +31,11 @@ def listing(names: Iterable[str], limit: int = 5) -> str:
     return ", ".join(names[:limit]) + more
 
 
+def counted(names: Collection[str]) -> str:
+    """How many arrays, as a message says it."""
+    return f"{len(names)} array{'s' * (len(names) != 1)}"
+
+
 def incomplete(path: Path, missing: Iterable[str], total: int) -> CheckpointError:
     """Arrays that the checkpoint should hold are not there."""
     missing = list(missing)
@@ -43,7 +48,7 @@ def damaged(path: Path, reasons: Mapping[str, str]) -> CheckpointError:
     """Arrays are there but can't be read; `reasons` by array name."""
     lines = "".join(f"\n  {name}: {reasons[name]}" for name in sorted(reasons)[:3])
     return CheckpointError(
-        f"{path} is damaged: {len(reasons)} arrays can't be read ({listing(reasons)}); {COPY_AGAIN}{lines}"
+        f"{path} is damaged: {counted(reasons)} can't be read ({listing(reasons)}); {COPY_AGAIN}{lines}"
     )
 
 
@@ -51,8 +56,8 @@ def not_finite(path: Path, reasons: Mapping[str, str]) -> CheckpointError:
     """Arrays hold NaN or infinity; `reasons` by array name."""
     text = "; ".join(f"{name}: {reasons[name]}" for name in sorted(reasons)[:3])
     return CheckpointError(
-        f"{path}: {len(reasons)} arrays hold values that are not finite ({text}): the file is damaged or "
-        "training diverged; choose an earlier checkpoint"
+        f"{path}: values of {counted(reasons)} are not finite ({text}): the file is damaged or training diverged; "
+        "choose an earlier checkpoint"
     )
 
 

@@ -20,7 +20,7 @@ from flax.traverse_util import flatten_dict
 
 from speccascade_jax.checkpoints.arrays import Arrays, check_finite, open_arrays
 from speccascade_jax.checkpoints.checksums import checked, digest
-from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, incomplete
+from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, incomplete, listing
 from speccascade_jax.checkpoints.families import FAMILIES, Model, family
 from speccascade_jax.checkpoints.infer import check_shapes
 from speccascade_jax.checkpoints.orbax_tree import tree_specs, write_tree
@@ -45,7 +45,8 @@ def save(
         overwrite: replace an existing directory once the new one is complete.
 
     Raises:
-        FileExistsError: something lies at `path` and `overwrite` is off, or it isn't a checkpoint of ours.
+        FileExistsError: something lies at `path` and `overwrite` is off, or it isn't a checkpoint of ours and
+            nothing else.
         CheckpointError: parameters that are not finite or don't fit `model`.
     """
     if dtype not in SAVED_DTYPES:
@@ -78,14 +79,32 @@ def check_free(path: str | os.PathLike[str], overwrite: bool) -> None:
         FileExistsError: as `save`.
     """
     target = Path(path).expanduser().absolute()
-    if target.exists() and not overwrite:
+    if not target.exists():
+        return
+    if not overwrite:
         raise FileExistsError(f"{target} exists: choose another path, or pass overwrite=True to replace it")
-    if target.exists() and not is_ours(target):
+    if not _is_written_by_save(target):
         raise FileExistsError(f"{target} exists and is no checkpoint written by save: choose another path or delete it")
+    if others := {entry.name for entry in target.iterdir()} - {CONFIG, PARAMS}:
+        raise FileExistsError(
+            f"{target} holds more than a checkpoint written by save ({listing(others)}): choose another path or move "
+            "it out"
+        )
+
+
+def _is_written_by_save(path: Path) -> bool:
+    """Stricter than `is_ours`, since what is replaced is deleted."""
+    try:
+        return _record(path)["family"] in FAMILIES
+    except (CheckpointError, OSError):
+        return False
 
 
 def is_ours(path: Path) -> bool:
-    """`config.json` alone may be another tool's; ours has a family, or `params/` beside it."""
+    """Whether to read `path` as ours, complete or not: there is `params/`, or a `config.json` with a family.
+
+    `config.json` alone may be another tool's.
+    """
     if (path / PARAMS).is_dir():
         return True
     try:
@@ -173,7 +192,8 @@ def _record(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is incomplete: its {CONFIG} is missing; {COPY_AGAIN}") from None
     except ValueError as error:
         raise CheckpointError(f"{file} is damaged ({error}); {COPY_AGAIN}") from error
-    absent = [key for key in ("format", "family", "config", "arrays") if key not in record]
+    keys = ("format", "family", "config", "arrays")
+    absent = [key for key in keys if not isinstance(record, dict) or key not in record]
     if absent:
         raise CheckpointError(f"{file} lacks {', '.join(absent)}: it was not written by save, or was edited")
     if record["format"] != FORMAT:

@@ -18,13 +18,13 @@ from speccascade_jax.checkpoints.errors import CheckpointError, listing
 from speccascade_jax.checkpoints.families import FAMILIES, Model, family
 from speccascade_jax.checkpoints.infer import check_shapes
 from speccascade_jax.checkpoints.plan import Config, Stored, fused, shape_of, stream
+from speccascade_jax.models.base import DTYPES
 
 LOOKED_FOR = (
     f"{native.CONFIG} and {native.PARAMS}/ (written by save), {huggingface.CONFIG} with a model_type (Hugging Face), "
     f"one *.bin file of llama2.c, a msgpack file named {t5x.MSGPACK} (T5X), {t5x.STATE}/ (T5X through Orbax), an Orbax "
     "tree (Gemma), or checkpoint_<step> directories"
 )
-DTYPES = ("float32", "bfloat16", "float16")
 _STEP = re.compile(r"checkpoint_(\d+)")
 _TEMPORARY = re.compile(r"\.(tmp|orbax-checkpoint-tmp)-")
 
@@ -48,10 +48,10 @@ def load(
             or a T5X checkpoint in one msgpack file.
         vocab_size: real vocabulary entries, when not those of the checkpoint: by default 32,100 of T5's
             32,128 rows, and otherwise all rows.
-        dtype: of the parameters returned; `None` keeps the stored one. The configuration's own dtype is that of
-            computation: it stays as stored (float32 where nothing is), and becomes bfloat16 with "bfloat16", since
-            parameters of another dtype are cast again at every call. So float16 halves the memory and computes in
-            float32.
+        dtype: of the parameters returned. It sets the configuration's dtype too, that of computation: bfloat16
+            with "bfloat16"; float32 with "float32" and with "float16", which only halves the memory (parameters of
+            another dtype than computation's are cast at every call). `None` keeps both as stored (computation in
+            float32 where the format stores none).
         prepared: give the parameters as `model.prepare` would, for decoding, without holding both forms.
 
     Returns:
@@ -67,8 +67,8 @@ def load(
         raise ValueError(f"dtype is {dtype!r}: choose one of {', '.join(DTYPES)}, or None to keep the stored one")
     stored = find(path)
     config = _config(stored, vocab_size)
-    if dtype == "bfloat16":
-        config = dataclasses.replace(config, dtype=dtype)
+    if dtype is not None:
+        config = dataclasses.replace(config, dtype="bfloat16" if dtype == "bfloat16" else "float32")
     flat = {}
     for name, array in stream(stored, fused(stored.plan) if prepared else stored.plan, dtype):
         # cast by NumPy: on the device each shape would be a program of its own to compile

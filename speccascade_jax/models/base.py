@@ -13,6 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+DTYPES = ("float32", "bfloat16", "float16")
+"""What parameters may be loaded in."""
+
 Array = jax.Array
 Cache = Any
 Params = Any

@@ -203,7 +203,7 @@ def test_what_has_no_meaning_is_refused_before_anything_is_loaded(calibrate, mon
 
 def test_a_task_with_too_few_examples_is_refused(tmp_path, monkeypatch):
     pair = text_pair.make(tmp_path)
-    monkeypatch.setattr(evaluation, "load_pair", lambda name: pair)
+    monkeypatch.setattr(evaluation, "load_pair", lambda name, dtype: pair)
     given = {"pair": fakes.SOURCE, "evaluation": fakes.TASK, "sampling": Sampling(), "max_loss": 0.1}
     with pytest.raises(ValueError, match="200 examples in split 'test', fewer than the 308 asked for"):
         command.calibrate(
@@ -223,7 +223,7 @@ def _some_german(folder) -> sc.Pair:
 
 def test_a_tabular_pair_is_calibrated_from_end_to_end(tmp_path, monkeypatch):
     pair = _some_german(tmp_path)
-    monkeypatch.setattr(evaluation, "load_pair", lambda name: pair)
+    monkeypatch.setattr(evaluation, "load_pair", lambda name, dtype: pair)
     monkeypatch.setitem(
         TASKS, "words", dataclasses.replace(TASKS["tiny_translation"], name="words", metrics=("rougeL",))
     )

@@ -56,7 +56,7 @@ def test_converted_is_bit_equal(main, theirs, tmp_path, capsys):
     assert same(theirs, tmp_path / "ours")
     told = capsys.readouterr()
     assert "Hugging Face, gemma2: 46 parameters" in told.out and f"written: {tmp_path / 'ours'} in 0:0" in told.out
-    assert "reading" in told.err or "writing" in told.err
+    assert "writing" in told.err
 
 
 def test_stored_dtypes_are_kept_where_we_have_them(hf, tmp_path, main):
@@ -108,7 +108,7 @@ def test_checksums_are_written_beside_the_source_and_nothing_else(main, theirs, 
     shard.write_bytes(whole)
     assert main([str(theirs), str(tmp_path / "ours")]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith(f"error: {theirs} is damaged: 1 arrays can't be read (model.")
+    assert said.startswith(f"error: {theirs} is damaged: 1 array can't be read (model.")
     assert "model-00002-of-00002.safetensors: its bytes are not those of checksums.json" in said
     assert not (tmp_path / "ours").exists()
 
@@ -119,12 +119,49 @@ def test_checksums_are_for_formats_without_digests(tmp_path, model, params):
         write_checksums(tmp_path / "ours")
 
 
+def test_a_converted_configuration_keeps_its_dtype_and_loads_in_the_one_asked_for(main, tmp_path, model, params):
+    half = dataclasses.replace(model, config=dataclasses.replace(model.config, dtype="bfloat16"))
+    save(tmp_path / "half", half, params, "bfloat16")
+    assert main([str(tmp_path / "half"), str(tmp_path / "again")]) == 0
+    assert same(tmp_path / "half", tmp_path / "again") and load(tmp_path / "again", dtype=None)[0] == half
+    assert load(tmp_path / "again")[0] == model
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["ours"], "--checksums writes into SOURCE and nothing else: leave out DESTINATION"),
+        (["--overwrite"], "leave out --overwrite"),
+        (["ours", "--dtype", "bfloat16"], "leave out DESTINATION, --dtype"),
+        (["--dry-run"], "argument --dry-run: not allowed with argument --checksums"),
+    ],
+)
+def test_checksums_refuse_what_they_would_ignore(main, theirs, tmp_path, capsys, monkeypatch, more, said):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        main([str(theirs), "--checksums", *more])
+    assert said in capsys.readouterr().err
+    assert [entry.name for entry in tmp_path.iterdir()] == ["theirs"]
+    assert not (theirs / "checksums.json").exists()
+
+
+def test_a_source_that_needs_no_checksums_is_refused_without_a_bar(main, tmp_path, model, params, capsys):
+    save(tmp_path / "ours", model, params)
+    assert main([str(tmp_path / "ours"), "--checksums"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: ") and "is no Hugging Face directory" in lines[0]
+
+
 def test_existing_destinations(main, theirs, tmp_path, capsys):
     main([str(theirs), str(tmp_path / "ours")])
     assert main([str(theirs), str(tmp_path / "ours")]) == 1
     assert "ours exists: choose another path, or add --overwrite to replace it" in capsys.readouterr().err
     assert main([str(theirs), str(tmp_path / "ours"), "--overwrite", "--dtype", "bfloat16"]) == 0
     assert find(tmp_path / "ours").dtypes == {"bfloat16"}
+    (tmp_path / "ours" / "thesis.txt").write_text("years")
+    assert main([str(theirs), str(tmp_path / "ours"), "--overwrite"]) == 1
+    assert "ours holds more than a checkpoint written by save (thesis.txt)" in capsys.readouterr().err
+    assert (tmp_path / "ours" / "thesis.txt").read_text() == "years"
     assert main([str(theirs), str(theirs), "--overwrite"]) == 1
     assert "theirs exists and is no checkpoint written by save" in capsys.readouterr().err
     assert (theirs / "model.safetensors.index.json").is_file()

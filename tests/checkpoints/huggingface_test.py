@@ -247,7 +247,7 @@ def test_a_file_that_shrinks_after_it_was_opened(written):
     file = path / "model-00002-of-00002.safetensors"
     stored = find(path)
     file.write_bytes(file.read_bytes()[:-100])
-    said = r"1 arrays can't be read \(model.*\n.*model-00002-of-00002.safetensors ends 100 bytes before"
+    said = r"1 array can't be read \(model.*\n.*model-00002-of-00002.safetensors ends 100 bytes before"
     with pytest.raises(CheckpointError, match=said):
         list(stream(stored, stored.plan, None))
 
@@ -261,7 +261,7 @@ def test_flipped_bit_is_seen_with_checksums(written):
     whole = bytearray(file.read_bytes())
     whole[-7] ^= 1
     file.write_bytes(whole)
-    said = r"1 arrays can't be read \((\S+)\).*\n  \1: model-00003-of-00003.safetensors: its bytes are not those"
+    said = r"1 array can't be read \((\S+)\).*\n  \1: model-00003-of-00003.safetensors: its bytes are not those"
     with pytest.raises(CheckpointError, match=said):
         load(path)
     write_checksums(path)

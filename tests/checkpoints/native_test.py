@@ -1,7 +1,9 @@
 """Our own format: round trips, what its files hold, damage."""
 
+import dataclasses
 import getpass
 import os
+import shutil
 import socket
 from pathlib import Path
 
@@ -98,6 +100,43 @@ def test_other_directories_are_never_replaced(tmp_path, model, params):
     assert (tmp_path / "letters" / "a.txt").read_text() == "dear"
 
 
+def test_folders_that_hold_more_than_a_checkpoint_are_never_replaced(saved, model, params):
+    (saved / "thesis.txt").write_text("years")
+    with pytest.raises(FileExistsError, match=r"mine holds more than a checkpoint .*\(thesis.txt\): .* move it out"):
+        save(saved, model, params, overwrite=True)
+    assert (saved / "thesis.txt").read_text() == "years" and load(saved)[0] == model
+
+
+@pytest.mark.parametrize(
+    "text",
+    [None, "{", "7", '{"format": 1, "family": "t5"}', '{"format": "1", "family": "t5", "config": {}, "arrays": {}}']
+    + ['{"format": 1, "family": "bert", "config": {}, "arrays": {}}'],
+)
+def test_a_params_folder_alone_makes_no_checkpoint_that_may_be_replaced(tmp_path, model, params, text):
+    (tmp_path / "project" / "params").mkdir(parents=True)
+    (tmp_path / "project" / "params" / "a.txt").write_text("1")
+    if text is not None:
+        (tmp_path / "project" / "config.json").write_text(text)
+    with pytest.raises(FileExistsError, match=r"project exists and is no checkpoint written by save"):
+        save(tmp_path / "project", model, params, overwrite=True)
+    assert (tmp_path / "project" / "params" / "a.txt").read_text() == "1"
+    with pytest.raises(CheckpointError, match=r"is incomplete|is damaged|lacks|has format '1'|architecture 'bert'"):
+        load(tmp_path / "project")
+
+
+def test_an_incomplete_checkpoint_of_ours_may_be_replaced(saved, model, params):
+    shutil.rmtree(saved / "params")
+    save(saved, model, params, overwrite=True)
+    assert load(saved)[0] == model
+
+
+def test_a_file_is_never_replaced(tmp_path, model, params):
+    (tmp_path / "mine").write_text("{}")
+    with pytest.raises(FileExistsError, match=r"no checkpoint written by save"):
+        save(tmp_path / "mine", model, params, overwrite=True)
+    assert (tmp_path / "mine").read_text() == "{}"
+
+
 def test_failed_write_leaves_the_old_one(saved, model, params, monkeypatch):
     before = describe(saved)
 
@@ -128,7 +167,9 @@ def test_bad_arguments(tmp_path, model, params):
 
 def test_changed_bytes_are_named(saved, edited):
     edited(saved / "config.json", lambda r: r["arrays"][KEY].update(blake2b="0" * 32))
-    with pytest.raises(CheckpointError, match=rf"mine is damaged: 1 arrays .*{KEY}(.|\n)*checksum in config.json"):
+    with pytest.raises(
+        CheckpointError, match=rf"mine is damaged: 1 array can't be read .*{KEY}(.|\n)*checksum in config.json"
+    ):
         load(saved)
 
 
@@ -142,14 +183,14 @@ def test_garbled_data_file(saved_wide):
     middle = slice(len(content) // 4, len(content) // 2)
     content[middle] = bytes(byte ^ 0x5A for byte in content[middle])
     file.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"mine is damaged: \d+ arrays can't be read \(\w+/"):
+    with pytest.raises(CheckpointError, match=r"mine is damaged: \d+ arrays? can't be read \(\w+/"):
         load(saved_wide)
 
 
 def test_truncated_data_file(saved_wide):
     file = max(data_files(saved_wide), key=lambda f: f.stat().st_size)
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match=r"mine is damaged: \d+ arrays can't be read \(\w+/"):
+    with pytest.raises(CheckpointError, match=r"mine is damaged: \d+ arrays? can't be read \(\w+/"):
         load(saved_wide)
 
 
@@ -220,7 +261,25 @@ def test_bfloat16_is_computed_in_where_it_is_asked_for(saved):
     model, params = load(saved, dtype="bfloat16", prepared=True)
     assert model.config.dtype == "bfloat16"
     assert {array.dtype for array in jax.tree.leaves(params)} == {jnp.dtype("bfloat16")}
-    assert load(saved, dtype="float16")[0].config.dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("asked", "computes", "holds"),
+    [
+        ("float32", "float32", "float32"),
+        ("float16", "float32", "float16"),
+        ("bfloat16", "bfloat16", "bfloat16"),
+        (None, "bfloat16", "float32"),
+    ],
+)
+def test_an_explicit_dtype_is_that_of_computation_too(tmp_path, model, params, asked, computes, holds):
+    """Whatever the model computed in that was saved; here bfloat16, with parameters of float32."""
+    half = dataclasses.replace(model, config=dataclasses.replace(model.config, dtype="bfloat16"))
+    save(tmp_path / "mine", half, params)
+    found, restored = load(tmp_path / "mine", dtype=asked)
+    assert found.config.dtype == computes
+    assert {array.dtype.name for array in jax.tree.leaves(restored)} == {holds}
+    assert load(tmp_path / "mine")[0] == model
 
 
 def test_a_family_that_does_not_fit_its_configuration(saved, edited):

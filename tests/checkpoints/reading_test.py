@@ -70,7 +70,9 @@ def test_bad_dtype(t5x, arrays):
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_values_that_are_not_finite(t5x, arrays, value):
     arrays[KEY][2, 3] = value
-    with pytest.raises(CheckpointError, match=rf"checkpoint_7: 1 arrays .*\({KEY}: 1 of 80 values"):
+    with pytest.raises(
+        CheckpointError, match=rf"checkpoint_7: values of 1 array are not finite \({KEY}: 1 of 80 values"
+    ):
         load(t5x(arrays))
 
 

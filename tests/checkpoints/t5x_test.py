@@ -159,7 +159,7 @@ def test_damaged_chunk_names_the_array(t5x, arrays, damage):
     path = t5x(arrays)
     chunk = path / FOLDER / "0.0"
     chunk.write_bytes(damage(chunk.read_bytes()))
-    with pytest.raises(CheckpointError, match=rf"checkpoint_7 is damaged: 1 arrays .*{KEY}.*copy"):
+    with pytest.raises(CheckpointError, match=rf"checkpoint_7 is damaged: 1 array can't be read .*{KEY}.*copy"):
         load(path)
 
 

@@ -66,6 +66,56 @@ def test_presets_have_the_published_number_of_parameters(name, published):
     assert sum(math.prod(leaf.shape) for leaf in leaves) == published
 
 
+PUBLISHED: dict[str, dict[str, object]] = {
+    "gemma2": {
+        "rope_base": 10_000, "norm_epsilon": 1e-6, "max_length": 8192, "tied": True, "qkv_bias": False,
+        "activation": "gelu", "rope_scaling": None, "window": 4096, "pattern": ("local", "global"),
+        "attention_cap": 50, "output_cap": 30, "post_norms": True, "norm_offset": 1, "rope_pairs": "halves",
+    },
+    "llama2": {
+        "rope_base": 10_000, "norm_epsilon": 1e-5, "max_length": 4096, "tied": False, "qkv_bias": False,
+        "activation": "silu", "rope_scaling": None, "window": None, "pattern": ("global",),
+        "attention_cap": None, "output_cap": None, "post_norms": False, "norm_offset": 0, "rope_pairs": "halves",
+    },
+    "llama3.1": {
+        "rope_base": 500_000, "norm_epsilon": 1e-5, "max_length": 131_072, "tied": False, "qkv_bias": False,
+        "activation": "silu", "rope_scaling": RopeScaling(factor=8, low=1, high=4, original_length=8192),
+        "window": None, "pattern": ("global",),
+        "attention_cap": None, "output_cap": None, "post_norms": False, "norm_offset": 0, "rope_pairs": "halves",
+    },
+    "qwen2.5": {
+        "rope_base": 1_000_000, "norm_epsilon": 1e-6, "max_length": 32_768, "tied": False, "qkv_bias": True,
+        "activation": "silu", "rope_scaling": None, "window": None, "pattern": ("global",),
+        "attention_cap": None, "output_cap": None, "post_norms": False, "norm_offset": 0, "rope_pairs": "halves",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    # the published config.json files; query scales: 256, 144 and 128 to the power −1/2; embeddings: √d_model or none
+    ("name", "num_heads", "num_kv_heads", "head_dim", "d_ff", "scale", "embedding_scale"),
+    [
+        ("gemma2_2b", 8, 4, 256, 9216, 0.0625, 48.0),
+        ("gemma2_9b", 16, 8, 256, 14336, 0.0625, 59.8665181884),
+        ("gemma2_27b", 32, 16, 128, 36864, 0.0833333333, 67.8822509939),
+        ("llama2_7b", 32, 32, 128, 11008, 0.0883883476, 1.0),
+        ("llama2_13b", 40, 40, 128, 13824, 0.0883883476, 1.0),
+        ("llama2_70b", 64, 8, 128, 28672, 0.0883883476, 1.0),
+        ("llama3.1_8b", 32, 8, 128, 14336, 0.0883883476, 1.0),
+        ("llama3.1_70b", 64, 8, 128, 28672, 0.0883883476, 1.0),
+        ("qwen2.5_7b", 28, 4, 128, 18944, 0.0883883476, 1.0),
+        ("qwen2.5_32b", 40, 8, 128, 27648, 0.0883883476, 1.0),
+    ],
+)
+def test_presets_have_the_published_options(name, num_heads, num_kv_heads, head_dim, d_ff, scale, embedding_scale):
+    """What the number of parameters does not show, or shows in products alone."""
+    config, options = PRESETS[name], PUBLISHED[name.split("_")[0]]
+    assert {option: getattr(config, option) for option in options} == options
+    heads = (config.num_heads, config.num_kv_heads, config.head_dim, config.d_ff)
+    assert heads == (num_heads, num_kv_heads, head_dim, d_ff)
+    assert (config.scale, config.embedding_scale) == pytest.approx((scale, embedding_scale), rel=1e-9)
+
+
 @pytest.mark.parametrize(("name", "back"), [*((name, 5) for name in CONFIGS), ("gemma2_2b", None)])
 def test_cached_logits_equal_teacher_forced_ones(name, back):
     """Blocks of several lengths, each row from its own position, across the window's edge and back again."""
