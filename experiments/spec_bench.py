@@ -7,6 +7,9 @@ r"""Spec-Bench's six categories with one pair and method, timed beside the targe
 Printed are tokens per second, accepted tokens per round and the speed-up, by category. The two answer files can be
 given to Spec-Bench's own scripts: evaluation/speed.py (--file-path, --base-path) and evaluation/equal.py.
 
+A run that was stopped goes on where it stood. A question whose conversation outgrows max_prompt_length, or the models,
+is left out of both files and named at the end.
+
 Settings, with their defaults:
 
     --gin.spec_bench.run.conversation="'plain'"     or 'vicuna', 'llama2', 'gemma', 'chatml' (Qwen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from speccascade_jax.data.spec_bench import Conversation, Question
 from speccascade_jax.generation import generate
 from speccascade_jax.pair import Pair
 from speccascade_jax.points import Method, Sampling
+from speccascade_jax.prompts import excess, stop_ids, text_ids
 from speccascade_jax.types import Array, Round
 
 
@@ -30,13 +32,17 @@ class Turn:
     accept_lengths: list[int]
 
 
+class ConversationTooLong(ValueError):  # noqa: N818 (no fault of anyone's: answers grow as they like)
+    """A turn has no room left; says which, and how much it needs."""
+
+
 def committed(turn: Round) -> Array:
     """int32 `[B]`: the tokens that a round committed."""
     return turn.num_new
 
 
 class Speaker:
-    """One method that holds conversations.
+    """One method that holds conversations; it stops at the ends of turns that the vocabulary has as one token.
 
     Args:
         pair: with a vocabulary; method, sampling: as of a point.
@@ -60,6 +66,8 @@ class Speaker:
     ):
         self.pair, self.method, self.conversation, self.instruction = pair, method, conversation, instruction
         self.max_new_tokens, self.seed = whole("max_new_tokens", max_new_tokens, 1), check_seed(seed)
+        if pair.vocabulary is None:
+            raise ValueError(f"pair {pair.name!r} has no vocabulary, but Spec-Bench is text; give one to Pair.load")
         rule = None if method.autoregressive else method.decides
         self.engine, self.params = assemble(
             pair,
@@ -67,7 +75,7 @@ class Speaker:
             rule=rule,
             block_size=method.block_size,
             bonus=method.bonus,
-            stop_ids=stop_ids(pair, conversation),
+            stop_ids=stop_ids(pair.vocabulary, conversation.stop),
         )
         self.controls = method_controls(
             method.recipe.name,
@@ -83,13 +91,29 @@ class Speaker:
         self._compiled: set[tuple[int, ...]] = set()
 
     def converse(self, question: Question) -> list[Turn]:
-        """All turns of a question; each prompt contains the answers before it."""
+        """All turns of a question; each prompt contains the answers before it.
+
+        Raises:
+            ConversationTooLong: a turn does not fit.
+        """
         said: list[Turn] = []
-        for number in range(len(question.turns)):
-            answers = [turn.text for turn in said]
-            text = self.conversation.prompt(question.turns[: number + 1], answers, self.instruction)
-            said.append(self.answer(text, question.question_id))
+        for _ in question.turns:
+            said.append(self.answer(self.prompt(question, [turn.text for turn in said]), question.question_id))
         return said
+
+    def prompt(self, question: Question, answers: Sequence[str] = ()) -> str:
+        """The text before a question's next answer.
+
+        Raises:
+            ConversationTooLong: it has more tokens than the pair takes, or than the models have positions for.
+        """
+        turn = len(answers) + 1
+        text = self.conversation.prompt(question.turns[:turn], answers, self.instruction)
+        if too_long := excess(self.pair, len(text_ids(self.pair, text)), self.max_new_tokens):
+            raise ConversationTooLong(
+                f"question {question.question_id} ({question.group}), turn {turn}, has {too_long}"
+            )
+        return text
 
     def answer(self, text: str, example_id: int = 0) -> Turn:
         """What the models write after `text`; compilation is not timed."""
@@ -117,7 +141,7 @@ class Speaker:
         generation = run()
         seconds = time.perf_counter() - begin
         out = collect(self.pair, generation, self.method.recipe.name, prompt)
-        assert out.texts is not None  # `stop_ids` has refused a pair without a vocabulary
+        assert out.texts is not None  # a pair without a vocabulary was refused
         return Turn(
             text=self.conversation.postprocess(out.texts[0]),
             new_tokens=int(out.lengths[0]),
@@ -125,17 +149,3 @@ class Speaker:
             seconds=seconds,
             accept_lengths=np.asarray(generation.record)[: int(generation.num_rounds), 0].tolist(),
         )
-
-
-def stop_ids(pair: Pair, conversation: Conversation) -> list[int]:
-    """The vocabulary's own, and what ends an answer where that is one token.
-
-    Raises:
-        ValueError: the pair has no vocabulary.
-    """
-    vocabulary = pair.vocabulary
-    if vocabulary is None:
-        raise ValueError(f"pair {pair.name!r} has no vocabulary, but Spec-Bench is text; give one to Pair.load")
-    ends = [(stop, vocabulary.encode(stop)) for stop in conversation.stop]
-    own = [ids[-1] for stop, ids in ends if ids and vocabulary.piece(ids[-1]) == stop]
-    return list(dict.fromkeys([*vocabulary.stop_ids, *own]))

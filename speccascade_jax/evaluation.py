@@ -34,7 +34,7 @@ from speccascade_jax.models.base import Params, Prompt
 from speccascade_jax.pair import Pair, load_pair
 from speccascade_jax.points import Evaluation, Method, ModelPair, Point, check_code
 from speccascade_jax.programs import release_when_crowded
-from speccascade_jax.prompts import decoder_context, text_ids
+from speccascade_jax.prompts import decoder_context, stop_ids, text_ids
 from speccascade_jax.results import Record, point_key
 from speccascade_jax.types import Controls
 
@@ -54,23 +54,16 @@ class Evaluator:
 
     Raises:
         FileNotFoundError: no such pair, or the task's data are absent.
-        ValueError: the split has too few examples.
+        ValueError: the split has too few examples, or the task too few exemplars.
     """
 
     def __init__(self, source: ModelPair, evaluation: Evaluation, pair: Pair | None = None):
         self.source, self.evaluation, self.task = source, evaluation.resolved(), get_task(evaluation.task)
         for name in self.task.metrics:
             quality.get_metric(name)  # a misspelt one should not show after the last example only
+        self.examples = self._load_examples()  # before the weights, which take longer
         longest = max(Pair.max_prompt_length, self.task.max_input_length)  # the former is for prompts that nobody cuts
         self.pair = replace(load_source(source), max_prompt_length=longest) if pair is None else pair
-        wanted = evaluation.first_example + max(evaluation.quality_examples, evaluation.latency_examples)
-        self.examples = self.task.load(self.evaluation.split, wanted)
-        if len(self.examples) < wanted:
-            raise ValueError(
-                f"{self.task.name} has {len(self.examples)} examples in split {self.evaluation.split!r}, fewer than "
-                f"the {wanted} asked for: lower quality_examples, latency_examples or first_example "
-                f"(of a calibration: search_, test_ or held_out_examples)"
-            )
         # One bucket for all examples, or every length would be a compilation of its own.
         prompts = [self._prompt_ids(example) for example in self.examples]
         self._prompts: Prompt = jax.device_get(
@@ -82,6 +75,21 @@ class Evaluator:
             "weights": fingerprint(self.pair),
             "examples": point_key(examples=[(e.id, e.source, e.reference) for e in self.examples]),
         }
+        self._stop_ids = stop_ids(self._vocabulary(), self.task.stop_strings)
+        if self._stop_ids != list(self._vocabulary().stop_ids):  # else keys are those of before there were such
+            self.fingerprints["stop_ids"] = point_key(stop_ids=self._stop_ids)
+
+    def _load_examples(self) -> list[Example]:
+        asked = self.evaluation
+        wanted = asked.first_example + max(asked.quality_examples, asked.latency_examples)
+        examples = self.task.load(asked.split, wanted)
+        if len(examples) < wanted:
+            raise ValueError(
+                f"{self.task.name} has {len(examples)} examples in split {asked.split!r}, fewer than "
+                f"the {wanted} asked for: lower quality_examples, latency_examples or first_example "
+                f"(of a calibration: search_, test_ or held_out_examples)"
+            )
+        return examples
 
     def window(self, evaluation: Evaluation, count: int) -> np.ndarray:
         """Rows of `count` examples from the evaluation's `first_example` on, int `[count]`.
@@ -109,7 +117,7 @@ class Evaluator:
 
     def key(self, point: Point) -> str:
         """The key of the point's record: hash of its configuration, the weights, the examples and the device."""
-        return point_key(configuration=point.configuration(), device=_hardware(), format=FORMAT, **self.fingerprints)
+        return point_key(configuration=point.configuration(), device=hardware(), format=FORMAT, **self.fingerprints)
 
     def evaluate(self, points: Sequence[Point]) -> Iterator[Record]:
         """Measure points that differ in α only; yields one record each, as soon as it is there."""
@@ -244,6 +252,7 @@ class Evaluator:
                 rule=None if method.autoregressive else method.decides,
                 block_size=method.block_size,
                 bonus=method.bonus,
+                stop_ids=self._stop_ids,
             )
         return self._engines[method]
 
@@ -262,8 +271,8 @@ class Evaluator:
 def load_source(source: ModelPair) -> Pair:
     """The models that a point names."""
     if source.target is None or source.draft is None:
-        return load_pair(source.name)
-    return Pair.load(source.target, source.draft, source.vocabulary, name=source.name)
+        return load_pair(source.name, dtype=source.dtype)
+    return Pair.load(source.target, source.draft, source.vocabulary, dtype=source.dtype, name=source.name)
 
 
 def split_measures(summary: dict[str, Any]) -> Record:
@@ -305,10 +314,10 @@ def versions() -> dict[str, str]:
 def device() -> dict[str, Any]:
     """What the computation ran on."""
     devices = jax.devices()
-    return _hardware() | {"count": len(devices), "system": platform.platform()}
+    return hardware() | {"count": len(devices), "system": platform.platform()}
 
 
-def _hardware() -> dict[str, Any]:
+def hardware() -> dict[str, Any]:
     """What makes two latencies comparable: part of every key."""
     first = jax.devices()[0]
     return {"platform": first.platform, "kind": first.device_kind, "cpus": os.cpu_count(), "processor": _processor()}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from speccascade_jax.data.text_vocabulary import Ids
+from speccascade_jax.data.text_vocabulary import Ids, TextVocabulary
 from speccascade_jax.models.base import Prompt, bucket, right_pad
 from speccascade_jax.pair import Pair
 
@@ -26,19 +26,18 @@ def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1, max_new_tokens
         max_new_tokens: what is to be generated behind them.
 
     Raises:
-        ValueError: no prompts, texts without a vocabulary, an id outside it, an empty or too long prompt, or one that
-            with its output is longer than the models were made for.
+        ValueError: no prompts, texts and ids mixed, texts without a vocabulary, an id outside it, an empty or too long
+            prompt, or one that with its output is longer than the models were made for.
     """
     ids, lengths = _ids(pair, prompts)
     if (lengths < 1).any():
         raise ValueError(f"prompt {int(np.argmax(lengths < 1))} is empty; give at least one token")
-    if (lengths > pair.max_prompt_length).any():
-        row = int(np.argmax(lengths > pair.max_prompt_length))
+    longest = int(np.argmax(lengths))
+    if too_long := excess(pair, int(lengths[longest]), max_new_tokens):
         raise ValueError(
-            f"prompt {row} has {lengths[row]} tokens, over the limit of {pair.max_prompt_length}; shorten it, or raise "
-            f"Pair.max_prompt_length"
+            f"prompt {longest} has {too_long}; shorten it, lower max_new_tokens, or raise that limit: "
+            f"Pair.max_prompt_length, or max_length in a model's config where the model goes further"
         )
-    _check_room(pair, lengths, max_new_tokens)
     outside = (ids < 0) | (ids >= pair.target.model.vocab_size)
     if outside.any():
         row, at = (int(i) for i in np.argwhere(outside)[0])
@@ -52,25 +51,40 @@ def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1, max_new_tokens
     return Prompt(*jax.device_put((padded, lengths)))
 
 
-def _check_room(pair: Pair, lengths: np.ndarray, max_new_tokens: int) -> None:
-    row, limit = int(np.argmax(lengths)), pair.max_length
-    if limit is not None and lengths[row] + max_new_tokens > limit:
-        raise ValueError(
-            f"prompt {row} has {lengths[row]} tokens and max_new_tokens is {max_new_tokens}: together more than the "
-            f"{limit} positions that the pair's models were made for; lower one of them (or raise max_length in a "
-            f"model's config, if it goes further)"
+def excess(pair: Pair, tokens: int, max_new_tokens: int) -> str | None:
+    """What is too much about a prompt of `tokens` tokens and `max_new_tokens` behind it, in words; `None` if nothing.
+
+    Remedies are the caller's to name: which settings there are depends on who asks.
+    """
+    if tokens > pair.max_prompt_length:
+        return f"{tokens} tokens, over the limit of {pair.max_prompt_length}"
+    if pair.max_length is not None and tokens + max_new_tokens > pair.max_length:
+        return (
+            f"{tokens} tokens and max_new_tokens is {max_new_tokens}: together more than the {pair.max_length} "
+            f"positions that the pair's models were made for"
         )
+    return None
 
 
 def _ids(pair: Pair, prompts: Any) -> tuple[np.ndarray, np.ndarray]:
     """Integer ids `[B, P]` and lengths int32 `[B]`."""
     if isinstance(prompts, str):
         prompts = [prompts]
+    array = bool(getattr(prompts, "ndim", 0))
+    if array and (given := np.asarray(prompts)).dtype.kind in "OU":
+        array, prompts = False, given.tolist()
+    if not array and not isinstance(prompts, Sequence):
+        raise ValueError(f"prompts={prompts!r:.80} are no prompts: give texts, or integer ids [B, P]")
     if len(prompts) == 0:
         raise ValueError("no prompts: give at least one")
-    if isinstance(prompts[0], str):
+    kinds = [] if array else [_kind(one) for one in prompts]
+    if other := next((n for n, kind in enumerate(kinds) if kind != kinds[0]), None):
+        raise ValueError(
+            f"prompts hold {prompts[0]!r:.60} and {prompts[other]!r:.60}: give texts only, or lists of ids only"
+        )
+    if "text" in kinds:
         prompts = [text_ids(pair, text) for text in prompts]
-    elif hasattr(prompts, "ndim") or np.ndim(prompts[0]) == 0:
+    elif array or "one id" in kinds:
         table = np.atleast_2d(np.asarray(prompts))
         if table.ndim != 2 or not np.issubdtype(table.dtype, np.integer):
             raise ValueError(
@@ -78,10 +92,24 @@ def _ids(pair: Pair, prompts: Any) -> tuple[np.ndarray, np.ndarray]:
             )
         return table, np.full((len(table),), table.shape[1], np.int32)
     for number, row in enumerate(prompts):
-        if any(token != int(token) for token in row):
-            raise ValueError(f"prompt {number} holds {next(t for t in row if t != int(t))}, which is no token id")
+        for token in row:
+            if not _is_whole(token):
+                raise ValueError(f"prompt {number} holds {token!r:.60}, which is no token id")
     lengths = np.array([len(row) for row in prompts], np.int32)
     return right_pad(prompts, max(1, int(lengths.max()))), lengths
+
+
+def _kind(prompt: Any) -> str:
+    if isinstance(prompt, str):
+        return "text"
+    return "ids" if isinstance(prompt, Sequence) or np.ndim(prompt) else "one id"
+
+
+def _is_whole(token: Any) -> bool:
+    try:
+        return bool(token == int(token))
+    except (TypeError, ValueError, OverflowError):  # no number, nan, infinity
+        return False
 
 
 def _beginning(ids: list[int], room: int) -> list[int]:
@@ -114,6 +142,21 @@ def text_ids(
     if longest is not None:
         ids = cut(ids, longest - len(begin) - len(end))
     return [*begin, *ids, *end] or [eos]
+
+
+def stop_ids(vocabulary: TextVocabulary, strings: Iterable[str]) -> list[int]:
+    """The vocabulary's own stop ids, then those of the strings that it has as one token.
+
+    The others, such as "\\nQuestion:", end a text only when it is cut afterwards. So may the first: vocabularies with
+    merges have further tokens that contain them (".\\n\\n"), and a model that writes such a one goes on.
+    """
+    before, own = vocabulary.encode("a"), []
+    for text in strings:
+        last = vocabulary.encode(text)[-1:]
+        # a special piece has a name but no text, a byte piece a text that is not its name
+        if last and text in (vocabulary.piece(last[0]), vocabulary.decode(last, after=before)):
+            own += last
+    return list(dict.fromkeys([*vocabulary.stop_ids, *own]))
 
 
 def decoder_context(prompt: Prompt) -> list[Ids]:

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax import evaluation, experiment, results, summary
+from speccascade_jax import evaluation, experiment, prompts, results, summary
+from speccascade_jax.data import directory
+from speccascade_jax.data.few_shot import FewShotTask, Record
 from speccascade_jax.data.tasks import TASKS
 from speccascade_jax.generation import compilations
 from speccascade_jax.points import DRAFT, TARGET, Evaluation, Method, ModelPair, Point, Sampling
@@ -122,6 +124,57 @@ def test_keys_tell_apart_all_that_matters(evaluator, pair):
     assert evaluation.Evaluator(SOURCE, SMALL, pair).key(_point(alpha=0.1)) in keys
 
 
+def test_keys_of_tasks_without_stop_strings_are_as_before_there_were_such(evaluator):
+    point, prints = _point(alpha=0.1), evaluator.fingerprints
+    assert set(prints) == {"weights", "examples"}
+    known = {"configuration": point.configuration(), "device": evaluation.hardware(), "format": 1}
+    assert evaluator.key(point) == results.point_key(**known, **prints)
+
+
+def _asking(monkeypatch, *stops, **changes) -> Point:
+    """A point on a few-shot task whose outputs end before `stops`."""
+    asked = [Record(id=n, question=f"The {n} dogs", reference="cat") for n in range(4)]
+    task = FewShotTask(
+        name="toy", splits=("test",), records=lambda _: asked, stop_strings=stops, metrics=("answer_f1",),
+        max_output_length=24, **changes,
+    )  # fmt: skip
+    monkeypatch.setitem(TASKS, "toy", task)
+    part = replace(SMALL, task="toy", max_new_tokens=24, quality_examples=4, quality_batch=4, latency_examples=0)
+    return replace(_point(alpha=0.4), evaluation=part.resolved())
+
+
+def test_generation_stops_at_a_tasks_stop_string_that_is_one_token(pair, monkeypatch):
+    point = _asking(monkeypatch)
+    free = evaluation.Evaluator(SOURCE, point.evaluation, pair)
+    wrote = free._generate(point, np.arange(4), [0.4] * 4, 0)
+    vocabulary, token = pair.vocabulary, 0
+    for token in np.asarray(wrote.tokens)[0, 4:].tolist():
+        text = vocabulary.decode([token], after=vocabulary.encode("a"))
+        if prompts.stop_ids(vocabulary, [text])[-1] == token:
+            break
+    point = _asking(monkeypatch, text, "more than one token")
+    cut = evaluation.Evaluator(SOURCE, point.evaluation, pair)
+    stopped = cut._generate(point, np.arange(4), [0.4] * 4, 0)
+    for row, ends in zip(np.asarray(wrote.tokens), np.asarray(stopped.lengths), strict=True):
+        places = np.flatnonzero(np.isin(row, [*vocabulary.stop_ids, token]))
+        assert ends == (places[0] + 1 if len(places) else 24)
+    assert np.asarray(stopped.lengths).sum() < np.asarray(wrote.lengths).sum()
+    assert free.key(point) != cut.key(point)
+    point = _asking(monkeypatch, "more than one token")
+    assert evaluation.Evaluator(SOURCE, point.evaluation, pair).key(point) == free.key(point)
+
+
+def test_examples_are_loaded_before_the_weights(tmp_path, monkeypatch):
+    monkeypatch.setenv(directory.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(evaluation, "load_source", lambda source: pytest.fail("loaded"))
+    with pytest.raises(ValueError, match="has 0 exemplars, not the 3 asked for"):
+        evaluation.Evaluator(SOURCE, _asking(monkeypatch, shots=3).evaluation)
+    with pytest.raises(ValueError, match="fewer than the 500 asked for"):
+        evaluation.Evaluator(SOURCE, replace(SMALL, quality_examples=500))
+    with pytest.raises(FileNotFoundError, match="gsm8k"):
+        evaluation.Evaluator(SOURCE, replace(SMALL, task="gsm8k"))
+
+
 def _on(evaluator, first, count, timed=0, trials=2) -> Point:
     window = replace(evaluator.evaluation, first_example=first, quality_examples=count)
     return replace(_point(alpha=0.4), evaluation=replace(window, latency_examples=timed, latency_trials=trials))
@@ -164,7 +217,7 @@ def test_too_few_examples_are_refused(pair):
 
 
 def test_a_sweep_stopped_half_way_goes_on_and_repeats_nothing(pair, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(evaluation, "load_pair", lambda name: pair)
+    monkeypatch.setattr(evaluation, "load_pair", lambda name, dtype: pair)
     given = {
         "pair": SOURCE, "evaluation": SMALL, "rules": ["opt"], "alphas": {"opt": [0.0, 0.4, 0.8]},
         "block_sizes": [2], "temperatures": [1.0], "output": str(tmp_path / "sweep.jsonl"),
@@ -202,7 +255,7 @@ def test_tables_and_axes_that_do_not_exist_are_refused_before_anything_is_measur
 
 
 def test_run_adds_one_record_and_prints_it(pair, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(evaluation, "load_pair", lambda name: pair)
+    monkeypatch.setattr(evaluation, "load_pair", lambda name, dtype: pair)
     given = {
         "pair": SOURCE, "evaluation": SMALL, "method": Method(name="opt", alpha=0.4, block_size=2),
         "sampling": Sampling(temperature=1.0), "output": str(tmp_path / "runs.jsonl"),
@@ -215,13 +268,13 @@ def test_run_adds_one_record_and_prints_it(pair, tmp_path, monkeypatch, capsys):
 
 
 def test_nothing_is_loaded_for_a_sweep_with_a_bad_point(tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluation, "load_pair", lambda name: pytest.fail("loaded"))
+    monkeypatch.setattr(evaluation, "load_pair", lambda name, dtype: pytest.fail("loaded"))
     with pytest.raises(ValueError, match=r"outside the domain \[0, 1\) of rule 'lossy'"):
         experiment.sweep(pair=SOURCE, evaluation=SMALL, rules=["lossy"], alphas={"lossy": [0.5, 2]})
 
 
 def test_a_dry_run_lists_the_points_only(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(evaluation, "load_pair", lambda name: pytest.fail("loaded"))
+    monkeypatch.setattr(evaluation, "load_pair", lambda name, dtype: pytest.fail("loaded"))
     assert experiment.sweep(pair=SOURCE, evaluation=SMALL, rules=["spec_decode"], dry_run=True) is None
     assert capsys.readouterr().out.count("\n") == 3
 
@@ -234,9 +287,9 @@ def test_groups_hold_the_alphas_of_one_engine():
 def test_two_checkpoints_are_loaded_under_their_name(pair, monkeypatch):
     asked = []
     monkeypatch.setattr(sc.Pair, "load", classmethod(lambda cls, *parts, **named: asked.append((parts, named)) or pair))
-    source = ModelPair(name="two", target="a", draft="b", vocabulary="c")
+    source = ModelPair(name="two", target="a", draft="b", vocabulary="c", dtype="bfloat16")
     assert evaluation.Evaluator(source, SMALL).pair.vocabulary is pair.vocabulary
-    assert asked == [(("a", "b", "c"), {"name": "two"})]
+    assert asked == [(("a", "b", "c"), {"dtype": "bfloat16", "name": "two"})]
 
 
 def test_prompts_are_cut_as_the_task_says(pair, monkeypatch):

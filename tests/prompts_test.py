@@ -11,7 +11,7 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.data.vocabularies import load_vocabulary
 from speccascade_jax.models.decoder import tiny
-from speccascade_jax.prompts import make_prompt, text_ids
+from speccascade_jax.prompts import make_prompt, stop_ids, text_ids
 from tests import tiny_decoders, tokenizer_files
 
 BOS, EOS = 1, 2
@@ -94,6 +94,54 @@ def test_a_pair_without_a_vocabulary_takes_no_text():
     model = sc.FakeLM(7)
     with pytest.raises(ValueError, match="this pair has no vocabulary: give token ids, or a Pair with vocabulary=…"):
         text_ids(sc.Pair(target=model, draft=model), "a")
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        (None, "prompts=None are no prompts: give texts, or integer ids"),
+        (5, "prompts=5 are no prompts"),
+        (np.int64(5), "5.* are no prompts"),
+        ({"a"}, "prompts={'a'} are no prompts"),
+        ((text for text in "ab"), "prompts=<generator .* are no prompts"),
+        (["a", [1, 2]], r"prompts hold 'a' and \[1, 2\]: give texts only, or lists of ids only"),
+        ([[1, 2], "a"], r"prompts hold \[1, 2\] and 'a': give texts only"),
+        ([1, [1, 2]], r"prompts hold 1 and \[1, 2\]"),
+        (["a", None], "prompts hold 'a' and None"),
+        ([None], "dtype object: give texts, or integer ids"),
+        ([[1, None]], "prompt 0 holds None, which is no token id"),
+        ([[1], ["5"]], "prompt 1 holds '5', which is no token id"),
+        ([[1, 1.5]], "prompt 0 holds 1.5, which is no token id"),
+        ([[float("nan")]], "prompt 0 holds nan, which is no token id"),
+    ],
+)
+def test_what_is_no_prompt_is_named(pair, prompts, message):
+    with pytest.raises(ValueError, match=message):
+        make_prompt(pair, prompts)
+
+
+def test_prompts_come_in_any_sequence(pair):
+    ids = text_ids(pair, "a")
+    for given in (["a", "a"], ("a", "a"), np.array(["a", "a"]), [ids, np.array(ids)], np.array([ids, ids]), [ids] * 2):
+        assert make_prompt(pair, given).length.tolist() == [len(ids)] * 2
+    for given in (ids, tuple(ids), np.array(ids), "a"):
+        assert make_prompt(pair, given).tokens[0, : len(ids)].tolist() == ids
+
+
+def test_stop_strings_that_are_one_token_are_stop_ids(pair, without_bos, tmp_path):
+    strings = ["\n", "<|im_end|>", "\nQ:"]
+    newline = {"llama2c": pair.vocabulary.encode("\n")[-1:], "byte_level": without_bos.vocabulary.encode("\n")}
+    ends = without_bos.vocabulary.encode("<|im_end|>")
+    assert len(newline["byte_level"]) == len(ends) == 1
+    assert stop_ids(pair.vocabulary, strings) == [BOS, EOS, *newline["llama2c"]]
+    assert stop_ids(without_bos.vocabulary, strings) == [
+        *without_bos.vocabulary.stop_ids,
+        *newline["byte_level"],
+        *ends,
+    ]
+    merged = load_vocabulary(tokenizer_files.metaspace(tmp_path))
+    assert stop_ids(merged, ["\n"]) == [*merged.stop_ids, merged.encode("\n")[-1]]
+    assert stop_ids(pair.vocabulary, ["upon"]) == [BOS, EOS]  # a token of the same letters begins with a space
 
 
 # --- through the engine

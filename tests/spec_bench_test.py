@@ -11,6 +11,8 @@ from speccascade_jax import conversing, evaluation, spec_bench
 from speccascade_jax.data import directory
 from speccascade_jax.data.spec_bench import Conversation, Question, get_conversation
 from speccascade_jax.points import Method, ModelPair, Sampling
+from speccascade_jax.prompts import text_ids
+from speccascade_jax.results import ResultStore
 from tests import text_pair
 
 QUESTIONS = [
@@ -55,7 +57,7 @@ def test_answers_have_the_schema_that_spec_benchs_scripts_read(run, tmp_path):
     rows = run()
     ours, target = (read(tmp_path, f"tiny-{name}.jsonl") for name in ("spec_decode", "autoregressive"))
     for answers, question in zip((*ours, *target), QUESTIONS * 2, strict=True):
-        assert {"question_id", "category", "answer_id", "model_id", "choices", "tstamp"} == set(answers)
+        assert {"question_id", "category", "answer_id", "model_id", "choices", "tstamp", "key"} == set(answers)
         assert (answers["question_id"], answers["category"]) == (question["question_id"], question["category"])
         (choice,) = answers["choices"]
         assert set(choice) == {"index", "turns", "decoding_steps", "new_tokens", "wall_time", "accept_lengths"}
@@ -106,8 +108,9 @@ def test_compilation_is_not_timed(pair, monkeypatch):
 def test_generation_stops_at_a_turns_end_that_is_one_token(pair):
     token = next(t for t in range(40, text_pair.PIECES) if pair.vocabulary.encode(pair.vocabulary.piece(t))[-1] == t)
     ends = Conversation(user="{text}", answer="{text}", stop=(pair.vocabulary.piece(token), "zzqq zzqq"))
-    assert conversing.stop_ids(pair, ends) == [*pair.vocabulary.stop_ids, token]
-    assert conversing.stop_ids(pair, PLAIN) == [*pair.vocabulary.stop_ids]
+    for conversation, own in ((ends, (token,)), (PLAIN, ())):
+        speaker = conversing.Speaker(pair, Method(name="autoregressive"), Sampling(), conversation)
+        assert speaker.engine.stop_ids == (*pair.vocabulary.stop_ids, *own)
 
 
 def answers(speeds: dict[str, list[tuple[list[int], list[float], list[int]]]]) -> list[dict]:
@@ -147,7 +150,9 @@ def test_who_answers_first_alternates(tmp_path):
             return [conversing.Turn(text="x", new_tokens=1, target_calls=1, seconds=1.0, accept_lengths=[1])]
 
     questions = [Question(n, "qa", ("x",)) for n in range(3)]
-    spec_bench.answer_all([Fake("a"), Fake("b")], questions, [tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
+    with ResultStore(tmp_path / "a.jsonl") as one, ResultStore(tmp_path / "b.jsonl") as other:
+        sides = [spec_bench.Side(Fake(store.path.stem), store, {}) for store in (one, other)]
+        spec_bench.answer_all(sides, questions)
     assert said == ["a", "b", "b", "a", "a", "b"]
 
 
@@ -156,7 +161,7 @@ def test_who_answers_first_alternates(tmp_path):
     [
         ({"categories": ("writing",)}, "categories: 'writing' is not one of mt_bench"),
         ({"categories": "qa"}, "is one value where a tuple is meant"),
-        ({"categories": ("rag",)}, "q.jsonl has no questions of rag"),
+        ({"categories": ("rag",)}, "there are no questions of rag: give others"),
         ({"conversation": "chat"}, "unknown conversation 'chat'"),
         ({"per_category": 0}, "per_category=0 is not a whole number >= 1"),
         ({"method": Method(name="autoregressive")}, "autoregressive is measured beside every method"),
@@ -171,11 +176,114 @@ def test_what_has_no_meaning_is_refused(run, changes, message):
         run(**changes)
 
 
-def test_answers_are_never_overwritten(run, tmp_path):
-    (tmp_path / "answers").mkdir()
-    (tmp_path / "answers/tiny-spec_decode.jsonl").write_text("hours of work")
-    with pytest.raises(ValueError, match=r"tiny-spec_decode.jsonl holds answers already; remove it"):
+@pytest.mark.parametrize("content", ["hours of work\n", '{"question_id": 81}\n', '{"key": "another"}\n'])
+@pytest.mark.parametrize("name", ["spec_decode", "autoregressive"])
+def test_answers_of_others_are_never_touched(run, tmp_path, name, content):
+    file = tmp_path / f"answers/tiny-{name}.jsonl"
+    file.parent.mkdir()
+    file.write_text(content)
+    with pytest.raises(ValueError, match=rf"tiny-{name}.jsonl holds answers of another run already .*; remove it"):
         run()
+    assert file.read_text() == content and len(list(file.parent.iterdir())) == 1
+
+
+def lines(tmp_path) -> dict[str, list[str]]:
+    return {file.stem: file.read_text().splitlines() for file in sorted((tmp_path / "answers").glob("*.jsonl"))}
+
+
+def asked(monkeypatch, stop_at: int = 99) -> list[tuple[str, int]]:
+    """Who is asked what from now on; the question number `stop_at` ends the process."""
+    said, converse = [], conversing.Speaker.converse
+
+    def noted(speaker, question):
+        if len(said) == stop_at:
+            raise KeyboardInterrupt
+        said.append((speaker.method.name, question.question_id))
+        return converse(speaker, question)
+
+    monkeypatch.setattr(conversing.Speaker, "converse", noted)
+    return said
+
+
+def test_a_run_that_was_killed_goes_on_where_it_stood(run, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        asked(patched, stop_at=3)
+        run()
+    before = lines(tmp_path)
+    assert [len(each) for each in before.values()] == [1, 1]
+    (tmp_path / "answers/tiny-spec_decode.jsonl").open("a").write('{"key": "half a li')
+    said = asked(monkeypatch)
+    with pytest.warns(UserWarning, match="1 damaged line"):
+        rows = run()
+    after = lines(tmp_path)
+    assert [after[name][:1] for name in before] == list(before.values())
+    assert said == [("autoregressive", 92), ("spec_decode", 92), ("spec_decode", 250), ("autoregressive", 250)]
+    assert [[json.loads(line)["question_id"] for line in each] for each in after.values()] == [[81, 92, 250]] * 2
+    said.clear()
+    assert run() == rows and rows[-1].questions == 3 and not said and lines(tmp_path) == after
+
+
+def test_answers_of_one_side_alone_are_kept(run, tmp_path, monkeypatch):
+    run()
+    file = tmp_path / "answers/tiny-autoregressive.jsonl"
+    kept = file.read_text().splitlines()
+    file.write_text("\n".join(kept[:2]) + "\n")
+    said = asked(monkeypatch)
+    assert run()[-1].questions == 3 and said == [("autoregressive", 250)]
+
+
+def test_a_run_of_more_questions_keeps_what_is_answered_and_one_of_other_settings_is_refused(run, monkeypatch):
+    said = asked(monkeypatch)
+    run(per_category=1)
+    assert run()[-1].questions == 3
+    assert run(per_category=1)[-1].questions == 2  # of fewer again: the file holds more
+    assert sorted(said) == sorted(
+        (name, q["question_id"]) for name in ("autoregressive", "spec_decode") for q in QUESTIONS
+    )
+    for changes in (
+        {"seed": 1}, {"max_new_tokens": 8}, {"instruction": "Be kind."}, {"sampling": Sampling(temperature=0.5)},
+        {"method": Method(name="spec_decode", block_size=3)}, {"conversation": "vicuna"},
+        {"method": Method(name="opt", alpha=0.5)},  # whose own file is new: the target's was timed beside another
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="holds answers of another run already"):
+            run(**changes)
+
+
+def turns(pair, question: dict) -> list[int]:
+    """Tokens of the first turn's prompt, and the least that the second's can have."""
+    said = question["turns"]
+    texts = [PLAIN.prompt(said[:n], [""] * (n - 1)) for n in range(1, len(said) + 1)]
+    return [len(text_ids(pair, text)) for text in texts]
+
+
+def test_a_first_turn_that_is_too_long_is_refused_before_anything_is_answered(run, pair, tmp_path, monkeypatch):
+    monkeypatch.setattr(conversing, "generate", lambda *_, **__: pytest.fail("answered"))
+    longest = max(turns(pair, question)[0] for question in QUESTIONS)
+    limit = r"turn 1, has \d+ tokens, over the limit of {}; raise spec_bench.run.max_prompt_length"
+    with pytest.raises(ValueError, match=limit.format(longest - 1)):
+        run(max_prompt_length=longest - 1)
+    monkeypatch.setattr(sc.Pair, "max_length", longest + LONGEST - 1)
+    with pytest.raises(ValueError, match=rf"and max_new_tokens is {LONGEST}: .* the {longest + LONGEST - 1} positions"):
+        run()
+    assert not (tmp_path / "answers").exists()
+
+
+def test_a_conversation_that_outgrows_the_room_is_left_out_and_named(run, pair, tmp_path, monkeypatch, capsys):
+    longest = max(turns(pair, question)[0] for question in QUESTIONS)
+    assert min(turns(pair, question)[1] for question in QUESTIONS[:2]) > longest
+    rows = run(max_prompt_length=longest)
+    assert [(row.category, row.questions) for row in rows] == [("qa", 1), ("overall", 1)]
+    said = capsys.readouterr().out
+    assert said.count("left out: question") == 2 and "turn 2, has " in said and "raise it and run again" in said
+    assert [[json.loads(line)["question_id"] for line in each] for each in lines(tmp_path).values()] == [[250]] * 2
+    already = asked(monkeypatch)
+    assert run()[-1].questions == 3 and (len(already), ("spec_decode", 250) in already) == (4, False)
+
+
+def test_positions_that_the_models_were_made_for_are_room_too(run, pair, capsys, monkeypatch):
+    longest = max(turns(pair, question)[0] for question in QUESTIONS)
+    monkeypatch.setattr(sc.Pair, "max_length", longest + LONGEST)
+    assert run()[-1].questions == 1 and f"the {longest + LONGEST} positions" in capsys.readouterr().out
 
 
 def test_a_pair_without_a_vocabulary_is_refused(pair):

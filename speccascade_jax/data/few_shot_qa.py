@@ -80,6 +80,11 @@ def _trivia_questions(split: str) -> Iterator[Record]:
     path = _trivia_file(split)
     whole = path.suffix == ".json"
     for number, entry in enumerate(json.loads(path.read_text(encoding="utf-8"))["Data"] if whole else json_lines(path)):
+        if "Answer" not in entry:
+            raise ValueError(
+                f"question {number} of triviaqa's split {split!r} ({path}) has no answer, and the published test split "
+                "has none at all: set Evaluation.split = 'validation', or put a file with answers there"
+            )
         answer = entry["Answer"]
         names = [answer["Value"], *answer.get("Aliases", ()), *answer.get("NormalizedAliases", ())]
         yield _open_question(number, entry["Question"], names)

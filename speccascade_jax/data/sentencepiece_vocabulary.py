@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,6 +19,11 @@ class SentencePieceVocabulary(FileVocabulary):
     """A sentencepiece vocabulary with the special ids that its file says.
 
     T5's 100 sentinels are no pieces of its file: models may have more entries than `vocab_size`.
+
+    Names of control pieces in a text ("</s>", "<bos>") are read as these pieces, as a `tokenizer.json`'s are, which the
+    library itself does not do. What stands between two of them is encoded as a text of its own, with the space that
+    many files put before a text's first word: chat models such as Llama 2's and Vicuna were trained on turns encoded
+    so, and `decode` drops the space behind such a piece. Without a BOS, as in T5, the names are text like any other.
 
     Attributes:
         unk_id: what stands for characters without a piece.
@@ -43,6 +50,7 @@ class SentencePieceVocabulary(FileVocabulary):
         self.stop_ids = (self.eos_id,)
         controls = np.flatnonzero(self._pieces.is_control(list(range(self.vocab_size))))
         self.specials = frozenset(controls.tolist())
+        self._controls = {self.piece(token): token for token in self.specials if self.bos_id is not None}
         self._anchor = list(self._pieces.encode("a"))
 
     def _take_special_ids(self) -> None:
@@ -55,8 +63,13 @@ class SentencePieceVocabulary(FileVocabulary):
             )
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`, without BOS and EOS."""
-        return list(self._pieces.encode(text))
+        """The ids of `text`, without a BOS and EOS that it does not name."""
+        if not self._controls:
+            return list(self._pieces.encode(text))
+        names = "|".join(map(re.escape, sorted(self._controls, key=len, reverse=True)))
+        parts = re.split(f"({names})", text)  # text and names in turns
+        ids = [[self._controls[p]] if n % 2 else self._pieces.encode(p) for n, p in enumerate(parts)]
+        return list(itertools.chain.from_iterable(ids))
 
     def _text(self, ids: list[int], goes_on: bool) -> str:
         if not goes_on:

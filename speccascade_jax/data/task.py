@@ -58,6 +58,11 @@ class Task:
         """The metric that tables and plots show."""
         return self.metrics[0]
 
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """What an output ends before; few-shot tasks have some."""
+        return ()
+
     def load(self, split: str | None = None, limit: int | None = None) -> list[Example]:
         """The first `limit` examples of `split`; all of them if it has fewer, or without a limit.
 

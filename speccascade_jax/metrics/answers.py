@@ -17,7 +17,9 @@ UNANSWERABLE = "unanswerable"
 _NUMBER = re.compile(r"(?:(?<!\d)-)?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-_LETTER = re.compile(r"\b[A-E]\b")
+# Between letters of other scripts, which need no spaces, it stands alone; in "Bézier" it does not.
+_LATIN = r"[0-9A-Za-z_À-ɏ]"
+_LETTER = re.compile(rf"(?<!{_LATIN})[A-E](?!{_LATIN})")
 
 
 def last_number(text: str) -> Decimal | None:
@@ -60,6 +62,6 @@ def answer_f1(prediction: str, reference: str) -> list[float]:
 
 
 def choice(prediction: str, reference: str) -> list[float]:
-    """Whether the first letter from A to E that stands alone is the reference ("B", "(B)", "B. Berlin")."""
+    """Whether the first letter from A to E that stands alone is the reference ("B", "(B)", "B. Berlin", "答案是B")."""
     found = _LETTER.search(prediction)
     return [100.0 * (found is not None and found[0] == reference.strip())]

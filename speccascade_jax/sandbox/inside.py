@@ -25,9 +25,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 CODES = {"passed": 40, "failed": 41, "timeout": 42, "memory": 43, "killed": 44, "refused": 45}
-# how the program says that its last line was reached: leaving earlier, with status 0, passes no test
-END = 173
-LAST_LINE = f'\nif __name__ == "__main__":\n    raise SystemExit({END})\n'
+# How the program says that its last line was reached: leaving earlier, with status 0, passes no test. The status is
+# another one in every run, so that no number left with elsewhere passes but by a chance of 1 in 64. It stands in the
+# program's own file: one that means to pass can read it there, as it could replace its tests.
+LAST_LINE = '\nif __name__ == "__main__":\n    raise SystemExit({end})\n'
+ENDS = range(192, 256)
 NOBODY = 65534
 POLL = 0.05  # seconds between two looks at the memory
 DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -137,7 +139,8 @@ def supervise(job: dict[str, Any], program: bytes) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     call("sethostname", b"sandbox", 7)
-    build_root(job, program + LAST_LINE.encode())
+    end = ENDS[os.urandom(1)[0] % len(ENDS)]
+    build_root(job, program + LAST_LINE.format(end=end).encode())
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -147,7 +150,7 @@ def supervise(job: dict[str, Any], program: bytes) -> NoReturn:
     if failure := os.read(reader, 4096):
         os.write(2, failure)
         os._exit(CODES["refused"])
-    os._exit(CODES[watch(child, job["timeout"], job["memory"])])
+    os._exit(CODES[watch(child, end, job["timeout"], job["memory"])])
 
 
 def build_root(job: dict[str, Any], program: bytes) -> None:
@@ -190,23 +193,23 @@ def show(path: str) -> None:
     mount(old, path, None, MS_BIND | MS_REC)
 
 
-def watch(child: int, timeout: float, memory: int) -> str:
+def watch(child: int, end: int, timeout: float, memory: int) -> str:
     """Waits for `child`, buries orphans; the kind of what happened."""
     deadline = time.monotonic() + timeout
     while (left := deadline - time.monotonic()) > 0:
         ended, status = os.waitpid(-1, os.WNOHANG)
         if ended == child:
-            return verdict(os.waitstatus_to_exitcode(status))
+            return verdict(os.waitstatus_to_exitcode(status), end)
         if resident() > memory:
             return "memory"
         signal.sigtimedwait({signal.SIGCHLD}, min(left, POLL))
     return "timeout"
 
 
-def verdict(status: int) -> str:
+def verdict(status: int, end: int) -> str:
     if status < 0:
         return "killed"
-    return "passed" if status == END else "failed"
+    return "passed" if status == end else "failed"
 
 
 def resident() -> int:

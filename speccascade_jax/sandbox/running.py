@@ -93,6 +93,10 @@ def run(
 
     Its hash seed is 0, its folder `/tmp` empty and gone afterwards, its standard input empty.
 
+    "passed" says that the program's last line was reached, by an exit status drawn for this run. A program that leaves
+    earlier, whatever the status, is taken for passed by a chance of 1 in 64 at most; but one that means to pass can
+    find the number in its own file, or replace its tests: against such a program passing proves nothing.
+
     Args:
         timeout: seconds of wall clock.
         memory: bytes of addresses for each process, and of resident memory for all together.

@@ -245,6 +245,16 @@ def test_triviaqa_is_read_in_both_forms(ending, monkeypatch, tmp_path):
     assert examples[0].source.endswith("\nQ: Which number comes after 16?\nA:")
 
 
+def test_a_split_of_triviaqa_without_answers_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv(directory.VARIABLE, str(tmp_path))
+    (tmp_path / "triviaqa").mkdir()
+    without = [{name: value for name, value in entry.items() if name != "Answer"} for entry in TRIVIA]
+    for split, entries in (("validation", TRIVIA), ("test", without)):
+        (tmp_path / f"triviaqa/{split}.json").write_text(json.dumps({"Data": entries}))
+    with pytest.raises(ValueError, match=r"triviaqa's split 'test' .*test\.json\) has no answer.*split = 'validation'"):
+        tasks.get_task("triviaqa").load("test")
+
+
 def test_triviaqa_that_is_not_there_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv(directory.VARIABLE, str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"triviaqa/validation\.json does not exist.*SPECCASCADE_DATA"):

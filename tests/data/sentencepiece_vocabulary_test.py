@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from speccascade_jax.data import vocabularies
 from speccascade_jax.data.sentencepiece_vocabulary import SentencePieceVocabulary
+from speccascade_jax.data.spec_bench import get_conversation
+from speccascade_jax.prompts import stop_ids
 
 SENTENCES = [
     f"{subject} {verb} {thing}."
@@ -140,6 +142,43 @@ def test_a_leading_space_is_dropped_where_a_text_begins(llama, gemma):
     assert [llama.decode([1, *sees]), llama.decode(sees, after=[1])] == ["sees", "sees"]
     assert llama.decode(sees, after=llama.encode("Tom")) == " sees"
     assert gemma.decode(gemma.encode(" sees")) == " sees"  # its space is no prefix but the text's own
+
+
+def test_names_of_control_pieces_are_read_as_these_between_texts_of_their_own(llama, gemma):
+    assert llama.encode("Tom</s>Tom sees") == [*llama.encode("Tom"), 2, *llama.encode("Tom sees")]
+    assert llama.encode("Tom </s><s>Tom") == [*llama.encode("Tom "), 2, 1, *llama.encode("Tom")]
+    assert gemma.encode("<s>Tom<pad></s>") == [2, *gemma.encode("Tom"), 0, 1]
+    turns = get_conversation("vicuna").prompt(["Tom", "Mary"], ["sees"])
+    first, second = (
+        llama.encode(f"USER: {turn} ASSISTANT:{answer}") for turn, answer in (("Tom", " sees"), ("Mary", ""))
+    )
+    assert llama.encode(turns) == [*first, llama.eos_id, *second]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma"])
+@given(texts=st.lists(st.text("Tom s</>é雪\n", max_size=8), min_size=1, max_size=4), data=st.data())
+def test_names_of_control_pieces_change_nothing_else(llama, gemma, kind, texts, data):
+    vocabulary = {"llama": llama, "gemma": gemma}[kind]
+    texts = [text.replace("<s>", "").replace("</s>", "") for text in texts]
+    ids = vocabulary._pieces.encode(texts[0])
+    written = texts[0]
+    for text in texts[1:]:
+        control = data.draw(st.sampled_from(sorted(vocabulary.specials)))
+        written += vocabulary.piece(control) + text
+        ids += [control, *vocabulary._pieces.encode(text)]
+    assert vocabulary.encode(written) == ids
+
+
+def test_in_t5s_files_they_are_text(vocabulary):
+    same = SentencePieceVocabulary(vocabulary.path)
+    for text in ("Tom</s>Mary", "<pad> Tom"):
+        assert vocabulary.encode(text) == same.encode(text) == list(vocabulary._pieces.encode(text))
+        assert vocabulary.decode(vocabulary.encode(text)) == text
+
+
+def test_stop_strings_that_are_a_byte_piece_or_a_control_piece_are_found(llama):
+    byte = llama.piece_table().index("<0x0A>")
+    assert stop_ids(llama, ["\n"]) == [2, byte] and stop_ids(llama, ["</s>", "\nTom", "\n\n", ""]) == [2]
 
 
 def test_special_ids_have_no_text(llama):

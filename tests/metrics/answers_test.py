@@ -87,7 +87,19 @@ def test_exact_match_and_f1(said, reference, exact, f1):
 
 @pytest.mark.parametrize(
     ("said", "right"),
-    [("B", 1), ("(B)", 1), ("B. Berlin", 1), ("The answer is B", 1), ("A or B", 0), ("Berlin", 0), ("b", 0), ("", 0)],
+    [
+        *(("B", 1), ("(B)", 1), ("B. Berlin", 1), ("The answer is B", 1), ("A or B", 0), ("Berlin", 0), ("b", 0)),
+        *(
+            ("答案是B", 1),
+            ("答えはBです", 1),
+            ("Ответ:B", 1),
+            ("Bézier or B", 1),
+            ("Bézier", 0),
+            ("B2", 0),
+            ("_B", 0),
+            ("", 0),
+        ),
+    ],
 )
 def test_choice(said, right):
     assert answers.choice(said, "B") == [100.0 * right]

@@ -31,6 +31,8 @@ LIMITS = running.Limits(timeout=5.0, memory=1 << 30, output_limit=1000, processe
         ),
         ("import threading\nthreading.Thread(target=print, args=('late',)).start()", "passed"),
         ("assert 2 + 2 == 5", "failed"),
+        ("import os; os._exit(173)", "failed"),
+        ("raise SystemExit(0)", "failed"),
         ("def broken(:", "failed"),
         ("text = '''open", "failed"),
         ("if True:", "failed"),
@@ -55,6 +57,12 @@ def test_kinds(program, kind):
     outcome = sandbox.run(program, timeout=5.0)
     assert outcome.kind == kind, outcome
     assert outcome.passed == (kind == "passed") and outcome.kind in running.KINDS
+
+
+@needs_sandbox
+def test_the_status_that_says_passed_is_another_in_every_run():
+    ends = {sandbox.run("print(open(__file__).read().split('SystemExit')[-1])").output.strip() for _ in range(6)}
+    assert len(ends) > 1 and all(192 <= int(end.strip("()")) < 256 for end in ends)
 
 
 @needs_sandbox
