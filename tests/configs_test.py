@@ -82,8 +82,9 @@ def test_each_method_file_is_a_run(method):
     assert point.method.name == Path(method).stem
 
 
-@pytest.mark.parametrize("task", TASK_FILES)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "task"), [*((SHIPPED, task) for task in TASK_FILES), *((model, TASK_FILES[0]) for model in MODELS)]
+)
 def test_each_pair_and_task_file_is_a_run(model, task):
     point = _resolve(experiment.run, ["gin/run.gin", model, task, "gin/methods/token_v3.gin"])
     assert get_task(point.evaluation.task).name == Path(task).stem

@@ -60,8 +60,7 @@ def test_a_law_of_the_draft_needs_a_draft():
         Engine(target=Fake(4), drafter=NoDrafter(), accept=Speculative(RULES["chow"]))
 
 
-@pytest.mark.parametrize("bonus", ["rule", "target", "none"])
-@pytest.mark.parametrize("stops", [(), (2, 5)])
+@pytest.mark.parametrize(("stops", "bonus"), [((), "rule"), ((2, 5), "target"), ((2, 5), "none")])
 def test_three_levels_decode_like_the_target_alone(stops, bonus):
     """Rows of unequal prompts, stop ids, every bonus: at temperature 0 a lossless hierarchy is the target."""
     models = [Fake(8, noise=0.5, seed=1), Fake(8, noise=0.3, seed=2), Fake(8, noise=0.1, seed=3), Fake(8)]

@@ -56,7 +56,7 @@ class Erratic:
         return Decision(draw=draw, proceed=draw & (state % 5 != 1) & (step.slot + 1 < self.block)), state
 
 
-@pytest.mark.parametrize("rule", ["spec_decode", "token_v3", "opt"])
+@pytest.mark.parametrize("rule", ["spec_decode", "opt"])
 @pytest.mark.parametrize("policy", [Confidence(4), Erratic()])
 def test_no_policy_changes_the_law(rule, policy):
     q_table, p_table = conformance.tables(3, seed=31)

@@ -19,6 +19,9 @@ from speccascade_jax.models.base import Array
 from speccascade_jax.models.decoder_config import DecoderConfig
 from speccascade_jax.models.layers import MASKED, KeysValues, RMSNorm, Slots
 
+CHUNK = 256
+"""Tokens that attend at once."""
+
 _float32_product = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
 
 
@@ -97,15 +100,41 @@ class Attention(nn.Module):
 
     def __call__(self, queries: Array, keys_values: KeysValues, mask: Array) -> Array:
         """Attention over `S` slots, `[B, T, E]`; `mask` bool `[B or 1, T, S]` says what each token sees."""
-        c, (keys, values) = self.config, keys_values
-        new, slots = mask.shape[1:]
-        logits = jnp.einsum("nqk,nks->nqs", queries, keys, preferred_element_type=jnp.float32)
-        logits = soft_cap(logits, c.attention_cap)
-        logits = logits.reshape(-1, c.num_kv_heads, c.num_heads // c.num_kv_heads, new, slots)
-        logits = jnp.where(mask[:, None, None], logits, MASKED)
-        weights = jax.nn.softmax(logits, axis=-1).astype(values.dtype).reshape(*queries.shape[:2], slots)
-        mixed = jnp.einsum("nqs,nsk->nqk", weights, values).reshape(*logits.shape[:4], c.head_dim)
+        c, new = self.config, mask.shape[1]
+        if new <= CHUNK:
+            mixed = attend(c, queries, keys_values, mask)
+        else:
+            mixed = attend_in_chunks(c, queries, keys_values, mask)
         return self.out(mixed.transpose(0, 3, 1, 2, 4).reshape(-1, new, c.num_heads * c.head_dim))
+
+
+def attend(c: DecoderConfig, queries: Array, keys_values: KeysValues, mask: Array) -> Array:
+    """What each query mixes from the values, `[B, n, g, T, K]`; arguments as in `Attention`."""
+    keys, values = keys_values
+    new, slots = mask.shape[1:]
+    logits = jnp.einsum("nqk,nks->nqs", queries, keys, preferred_element_type=jnp.float32)
+    logits = soft_cap(logits, c.attention_cap)
+    logits = logits.reshape(-1, c.num_kv_heads, c.num_heads // c.num_kv_heads, new, slots)
+    logits = jnp.where(mask[:, None, None], logits, MASKED)
+    weights = jax.nn.softmax(logits, axis=-1).astype(values.dtype).reshape(*queries.shape[:2], slots)
+    return jnp.einsum("nqs,nsk->nqk", weights, values).reshape(*logits.shape[:4], c.head_dim)
+
+
+def attend_in_chunks(c: DecoderConfig, queries: Array, keys_values: KeysValues, mask: Array) -> Array:
+    """`attend`, a chunk of the tokens after the other: a long prompt's `T · S` logits never stand there all at once."""
+    new, chunks = mask.shape[1], -(-mask.shape[1] // CHUNK)
+    rest = chunks * CHUNK - new
+    by_token = queries.reshape(queries.shape[0], -1, new, c.head_dim)
+    by_token = jnp.pad(by_token, [(0, 0), (0, 0), (0, rest), (0, 0)])
+    padded = jnp.pad(mask, [(0, 0), (0, rest), (0, 0)])
+
+    def one(chunk: Array) -> Array:
+        part = jax.lax.dynamic_slice_in_dim(by_token, chunk * CHUNK, CHUNK, axis=2)
+        seen = jax.lax.dynamic_slice_in_dim(padded, chunk * CHUNK, CHUNK, axis=1)
+        return attend(c, part.reshape(queries.shape[0], -1, c.head_dim), keys_values, seen)
+
+    mixed = jnp.moveaxis(jax.lax.map(one, jnp.arange(chunks)), 0, 3)  # [B, n, g, chunks, CHUNK, K]
+    return mixed.reshape(*mixed.shape[:3], -1, c.head_dim)[:, :, :, :new]
 
 
 class FeedForward(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from flax.traverse_util import unflatten_dict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from speccascade_jax.models import decoder_layers
 from speccascade_jax.models.base import LanguageModel, Prompt
 from speccascade_jax.models.decoder import (
     PRESETS,
@@ -137,6 +139,20 @@ def test_cached_logits_equal_teacher_forced_ones(name, back):
         np.testing.assert_allclose(out.logits, expected, atol=2e-4, rtol=2e-4)
         start = start + np.minimum(length, kept + np.arange(4) % 2)  # rows roll back differently far
         cache = bound.model.rollback(cache, jnp.asarray(start))
+
+
+@pytest.mark.parametrize("name", ["gemma2_2b", "llama2_7b"])
+def test_long_prompts_attend_in_chunks(name, monkeypatch):
+    bound = tiny_decoders.bound(tiny(name))
+    tokens = jnp.asarray(np.random.default_rng(3).integers(0, 97, (2, 64)))
+    programs, found = [], []
+    for size in (64, 6):  # 64 is no multiple of 6
+        monkeypatch.setattr(decoder_layers, "CHUNK", size)
+        programs.append(jax.jit(partial(bound.model._apply, method="states")).lower(bound.params, tokens).compile())
+        found.append(programs[-1](bound.params, tokens)[0])
+    np.testing.assert_allclose(*found, atol=2e-5, rtol=2e-5)
+    whole, chunked = (program.memory_analysis().temp_size_in_bytes for program in programs)
+    assert chunked < whole / 2, (chunked, whole)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
