@@ -17,27 +17,27 @@ def test_whole_sequences(name):
     conformance.check_sequence_law(ALL[name], 3)
 
 
-@pytest.mark.parametrize("name", ["spec_decode", "token_v3", "opt"])
+@pytest.mark.parametrize("name", ["token_v3"])
 def test_whole_sequences_in_blocks_of_one(name):
     conformance.check_sequence_law(ALL[name], 1)
 
 
-@pytest.mark.parametrize("name", ["spec_decode", "lossy_tuned", "opt", "token_v3"])
+@pytest.mark.parametrize("name", ["spec_decode", "lossy_tuned", "token_v3"])
 def test_transitions_at_every_position(name):
     conformance.check_transition_law(ALL[name])
 
 
-@pytest.mark.parametrize("name", ["token_v3", "opt", "lossy"])
+@pytest.mark.parametrize("name", ["token_v3", "lossy"])
 def test_without_bonus(name):
     conformance.check_sequence_law(ALL[name], 2, bonus="none", seed=4)
 
 
-@pytest.mark.parametrize("name", ["token_v3", "bild_star", "random_accept"])
+@pytest.mark.parametrize("name", ["token_v3", "bild_star"])
 def test_deferral_acceptance_has_the_same_law(name):
     conformance.check_sequence_law(ALL[name], 2, accept="deferral", seed=5)
 
 
-@pytest.mark.parametrize("name", [*FORMS, "chow", "diff", "token_v1"])
+@pytest.mark.parametrize("name", FORMS)
 def test_greedy_decoding_is_the_reference_token_by_token(name):
     conformance.check_greedy(ALL[name])
 

@@ -250,5 +250,5 @@ def test_half_precision_stays_near_and_its_cache_is_half_as_large():
     rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16), exact.params)
     found, wanted = forced(half, rounded, tokens), forced(exact.model, exact.params, tokens)
     assert found.dtype == jnp.float32 and float(jnp.abs(found - wanted).mean()) < 0.15
-    cache = half.prefill(rounded, Prompt(jnp.asarray(tokens), jnp.array([12, 3])), 16)
+    cache = prefill(half, rounded, Prompt(jnp.asarray(tokens), jnp.array([12, 3])), 16, None)
     assert {k.dtype.name for k in (*cache.keys, *cache.values)} == {"bfloat16"}

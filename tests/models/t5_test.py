@@ -81,7 +81,7 @@ def test_relative_buckets_match_integer_arithmetic(bidirectional):
     np.testing.assert_array_equal(found, ahead if bidirectional else behind)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ["gated_untied", "relu_tied"])
 def test_blocks_after_rollbacks_equal_teacher_forcing(name):
     """Blocks of 1 to 8 tokens, ending in wrong ones that a rollback forgets, at ragged row lengths."""
     config, rows, width = CONFIGS[name], 3, 24
