@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from speccascade_jax.rules import Rule
 from speccascade_jax.sequence import SequenceCascade
 from speccascade_jax.stopping import StopPolicy
 from speccascade_jax.types import Controls
+
+if TYPE_CHECKING:
+    from speccascade_jax.points import Method, Sampling
 
 
 def assemble(
@@ -119,6 +122,25 @@ def method_controls(
         draft_temperature=draft_temperature,
         stop_threshold=methods.stop_threshold(recipe, alpha, stop_threshold),
         **sampling,
+    )
+
+
+def point_controls(method: Method, sampling: Sampling, alphas: Sequence[float | None]) -> Controls:
+    """The numbers of a point's method and sampling for rows with one α each, `None` where the rule has none.
+
+    Raises:
+        ValueError: as `method_controls`.
+    """
+    return method_controls(
+        method.recipe.name,
+        None if method.autoregressive else method.decides,
+        len(alphas),
+        alpha=None if None in alphas else np.asarray(alphas, np.float32),
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        draft_temperature=sampling.draft_temperature,
+        stop_threshold=method.stop_threshold,
     )
 
 

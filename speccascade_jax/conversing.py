@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from speccascade_jax.api import collect, make_prompt
-from speccascade_jax.assembly import assemble, method_controls
+from speccascade_jax.assembly import assemble, point_controls
 from speccascade_jax.controls import check_seed, whole
 from speccascade_jax.data.spec_bench import Conversation, Question
 from speccascade_jax.generation import generate
@@ -50,7 +50,7 @@ class Speaker:
         max_new_tokens: of one answer; seed: of all randomness.
 
     Raises:
-        ValueError: as `assemble` and `method_controls`; a pair without a vocabulary.
+        ValueError: as `assemble` and `point_controls`; a pair without a vocabulary.
     """
 
     def __init__(
@@ -77,17 +77,7 @@ class Speaker:
             bonus=method.bonus,
             stop_ids=stop_ids(pair.vocabulary, conversation.stop),
         )
-        self.controls = method_controls(
-            method.recipe.name,
-            rule,
-            1,
-            alpha=method.alpha,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            draft_temperature=sampling.draft_temperature,
-            stop_threshold=method.stop_threshold,
-        )
+        self.controls = point_controls(method, sampling, [method.alpha])
         self._compiled: set[tuple[int, ...]] = set()
 
     def converse(self, question: Question) -> list[Turn]:

@@ -22,7 +22,7 @@ import numpy as np
 
 from speccascade_jax import sequence, timing
 from speccascade_jax.api import make_prompt
-from speccascade_jax.assembly import build, method_controls
+from speccascade_jax.assembly import build, point_controls
 from speccascade_jax.data.tasks import Example, get_task
 from speccascade_jax.data.text_vocabulary import TextVocabulary
 from speccascade_jax.engine import Engine
@@ -230,18 +230,7 @@ class Evaluator:
 
     def controls(self, point: Point, alphas: Sequence[float]) -> Controls:
         """The numbers of a point's method and sampling for rows with one α each."""
-        method, sampling = point.method, point.sampling
-        return method_controls(
-            method.recipe.name,
-            None if method.autoregressive else method.decides,
-            len(alphas),
-            alpha=np.asarray(alphas, np.float32),
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            draft_temperature=sampling.draft_temperature,
-            stop_threshold=method.stop_threshold,
-        )
+        return point_controls(point.method, point.sampling, alphas)
 
     def _engine(self, method: Method) -> tuple[Engine | sequence.SequenceCascade, Params]:
         method = replace(method, alpha=None, stop_threshold=None)

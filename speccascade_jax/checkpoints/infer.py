@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from speccascade_jax.checkpoints.arrays import Shapes, Tensor, Tensors
-from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, incomplete, listing
+from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, counted, incomplete, listing
 from speccascade_jax.checkpoints.plan import Config, Piece, Plan, Stored, as_it_is, shape_of
 from speccascade_jax.models.decoder_config import DecoderConfig, parameter_shapes
 from speccascade_jax.models.t5 import T5Config
@@ -169,7 +169,7 @@ def check_shapes(path: Path, shapes: Shapes, config: Config) -> None:
     if wrong:
         name = wrong[0]
         raise CheckpointError(
-            f"{path}: {len(wrong)} arrays have a wrong shape ({listing(wrong)}): {name} is {list(shapes[name])}, but "
+            f"{path}: {counted(wrong)} of a wrong shape ({listing(wrong)}): {name} is {list(shapes[name])}, but "
             f"the configuration needs {list(expected[name])}: correct the configuration or {COPY_AGAIN}"
         )
 

@@ -20,6 +20,7 @@ from speccascade_jax.checkpoints.errors import (
     COPY_AGAIN,
     CheckpointError,
     UnreadableError,
+    counted,
     incomplete,
     listing,
     not_finite,
@@ -129,7 +130,7 @@ def check_tensors(path: Path, plan: Plan, tensors: Tensors, harmless: Callable[[
         raise incomplete(path, missing, len(needed))
     if unknown := [name for name in tensors if name not in needed and not harmless(name)]:
         raise CheckpointError(
-            f"{path}: the configuration has no place for {len(unknown)} arrays ({listing(unknown)}), in "
+            f"{path}: the configuration has no place for {counted(unknown)} ({listing(unknown)}), in "
             f"{listing({tensors[name].file.name for name in unknown})}: they belong to another model or an option "
             "that is not supported; correct the configuration or choose another checkpoint"
         )

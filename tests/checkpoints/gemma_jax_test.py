@@ -89,7 +89,7 @@ def test_arrays_that_do_not_fit(tmp_path):
     with pytest.raises(CheckpointError, match=r"1 of \d+ arrays are missing \(layer_1/mlp/linear\)"):
         load(write(tmp_path / "lost", lost))
     norm = {"layer_0/attn/_query_norm/scale": np.zeros(H, np.float32)}  # Gemma 3 has it
-    with pytest.raises(CheckpointError, match=r"no place for 1 arrays \(layer_0/attn/_query_norm/scale\)"):
+    with pytest.raises(CheckpointError, match=r"no place for 1 array \(layer_0/attn/_query_norm/scale\)"):
         load(write(tmp_path / "extra", stored | norm))
     wrong = {"layer_1/attn/kv_einsum/w": np.zeros((2, K, E, H + 2), np.float32)}
     with pytest.raises(CheckpointError, match=r"layer_1/attn/kv_einsum has shape \[2, 2, 32, 10\]"):

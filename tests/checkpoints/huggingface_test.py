@@ -202,7 +202,7 @@ def test_options_without_support_are_refused(written, kind, change, said):
 def test_tensors_that_do_not_fit(written):
     with pytest.raises(CheckpointError, match=rf"theirs is incomplete: 1 of 39 arrays are missing \({GATE}\)"):
         load(written(arrays={GATE: None}))
-    with pytest.raises(CheckpointError, match=r"no place for 1 arrays \(model.adapter\), in model.safetensors"):
+    with pytest.raises(CheckpointError, match=r"no place for 1 array \(model.adapter\), in model.safetensors"):
         load(written(arrays={"model.adapter": np.zeros(3, np.float32)}))
     with pytest.raises(CheckpointError, match=rf"model.safetensors: {GATE} has shape \[48, 31\].* needs \[48, 32\]"):
         load(written(arrays={GATE: np.zeros((48, 31), np.float32)}))

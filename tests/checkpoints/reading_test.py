@@ -78,7 +78,9 @@ def test_values_that_are_not_finite(t5x, arrays, value):
 
 def test_wrong_shape_is_named(t5x, arrays):
     arrays[KEY] = np.zeros((11, 8), np.float32)
-    with pytest.raises(CheckpointError, match=rf"checkpoint_7: 1 arrays .*{KEY} is \[11, 8\], but .*\[10, 8\]"):
+    with pytest.raises(
+        CheckpointError, match=rf"checkpoint_7: 1 array of a wrong shape .*{KEY} is \[11, 8\], but .*\[10, 8\]"
+    ):
         load(t5x(arrays))
 
 
