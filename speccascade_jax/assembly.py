@@ -13,11 +13,14 @@ from speccascade_jax.controls import make_controls, own_temperature, per_row
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.none import NoDrafter
 from speccascade_jax.engine import Engine
+from speccascade_jax.heads import acceptance
+from speccascade_jax.heads.acceptance import Head
 from speccascade_jax.models.base import Params
+from speccascade_jax.oracle import OracleStopping
 from speccascade_jax.pair import Pair
 from speccascade_jax.rules import Rule
-from speccascade_jax.sequence import SequenceCascade
-from speccascade_jax.stopping import StopPolicy
+from speccascade_jax.sequence import Program, SequenceCascade
+from speccascade_jax.stopping import AcceptanceHead, StopPolicy
 from speccascade_jax.types import Controls
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ def assemble(
     stop_ids: Sequence[int] | None = None,
     accept: str | None = None,
     stop_policy: StopPolicy | None = None,
+    head: Head | None = None,
 ) -> tuple[Engine, Params]:
     """An engine for a pair and the parameters to pass beside it.
 
@@ -41,12 +45,29 @@ def assemble(
     (`compilation_cache.switch_on`), and not by an import.
 
     Arguments as in `decode`; what is `None` is the method's own (`methods.METHODS`). `stop_policy` replaces the
-    method's.
+    method's; `head` the pair's own acceptance head, where the policy asks one.
 
     Raises:
-        ValueError: unknown method, rule, acceptance or bonus, a block size below 1, or one it does not have.
+        ValueError: unknown method, rule, acceptance or bonus, a block size below 1, or one it does not have; an
+            acceptance head that is missing, or of another draft.
     """
     recipe = methods.get(method)
+    if recipe.score is not None or recipe.oracle:
+        raise ValueError(f"method {method!r} needs whole outputs and is no engine: call decode")
+    return _engine(pair, recipe, rule, block_size, bonus, stop_ids, accept, stop_policy, head)
+
+
+def _engine(
+    pair: Pair,
+    recipe: methods.Recipe,
+    rule: str | Rule | None = None,
+    block_size: int | None = None,
+    bonus: str | None = None,
+    stop_ids: Sequence[int] | None = None,
+    accept: str | None = None,
+    stop_policy: StopPolicy | None = None,
+    head: Head | None = None,
+) -> tuple[Engine, Params]:
     accept = recipe.accept if accept is None else accept
     if accept not in ACCEPT_FNS:
         raise ValueError(f"unknown acceptance {accept!r}: choose one of {', '.join(ACCEPT_FNS)}")
@@ -57,9 +78,10 @@ def assemble(
         lossless = Speculative(rules.RULES["spec_decode"])
         engine = Engine(target=alone.model, drafter=NoDrafter(), accept=lossless, stop_ids=stops, bonus="target")
         return engine, {"target": alone.params, "drafter": {}}
-    if recipe.score is not None:
-        raise ValueError(f"method {method!r} decides about whole outputs and is no engine: call decode")
     policy = stop_policy or recipe.policy(methods.block_size(recipe, block_size))
+    drafter_params = {"model": pair.draft.params}
+    if isinstance(policy, AcceptanceHead):
+        drafter_params["stop"] = _head_params(pair, head)
     engine = Engine(
         target=pair.target.model,
         drafter=ModelDrafter(pair.draft.model, policy),
@@ -67,24 +89,49 @@ def assemble(
         stop_ids=stops,
         bonus=recipe.bonus if bonus is None else bonus,
         verify_final=recipe.verify_final,
+        adaptive=policy.adaptive,
     )
-    return engine, {"target": pair.target.params, "drafter": {"model": pair.draft.params}}
+    return engine, {"target": pair.target.params, "drafter": drafter_params}
+
+
+def _head_params(pair: Pair, head: Head | None) -> Params:
+    if head is not None:
+        head.check(pair)
+        return head.params
+    if pair.head is None:
+        raise ValueError(
+            f"the pair {pair.name!r} has no acceptance head, which tells the draft when to stop: train one "
+            f"(experiments/train_acceptance_head.py), or choose a policy without: stop_confidence, stop_entropy"
+        )
+    return pair.head.params
 
 
 def build(
     pair: Pair, *, method: str = "speculative", stop_ids: Sequence[int] | None = None, **parts: Any
-) -> tuple[Engine | SequenceCascade, Params]:
-    """What `sequence.run` takes: an engine, or for methods that decide about whole outputs a sequence cascade.
+) -> tuple[Program, Params]:
+    """What `sequence.run` takes: an engine, a sequence cascade where whole outputs are decided about, or an oracle.
 
     Arguments and errors as in `assemble`.
     """
     recipe = methods.get(method)
     if recipe.score is None:
-        return assemble(pair, method=method, stop_ids=stop_ids, **parts)
+        engine, params = _engine(pair, recipe, stop_ids=stop_ids, **parts)
+        return (OracleStopping(engine) if recipe.oracle else engine), params
     draft, of_draft = assemble(pair, method="autoregressive_draft", stop_ids=stop_ids)
     target, of_target = assemble(pair, method="autoregressive", stop_ids=stop_ids)
     cascade = SequenceCascade(draft=draft, target=target, score=recipe.score)
     return cascade, {"draft": of_draft, "target": of_target}
+
+
+def point_parts(method: Method) -> dict[str, Any]:
+    """What `assemble` and `build` are told of a point's method, beside pair and stop ids."""
+    return {
+        "method": method.recipe.name,
+        "rule": None if method.autoregressive else method.decides,
+        "block_size": method.block_size,
+        "bonus": method.bonus,
+        "head": None if method.head is None else acceptance.load(method.head),
+    }
 
 
 def method_controls(
@@ -112,6 +159,7 @@ def method_controls(
         return make_controls(rows, temperature=own, draft_temperature=draft_temperature, **sampling)
     if recipe.greedy_draft and draft_temperature is None:
         draft_temperature = 0.0
+    methods.check_sampling(recipe, temperature, draft_temperature)
     chosen = methods.rule_of(recipe, rule)
     alpha = check_alpha(chosen, alpha, rows)
     rules.check_greedy(chosen, temperature, draft_temperature)

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from speccascade_jax.api import collect, make_prompt
-from speccascade_jax.assembly import assemble, point_controls
+from speccascade_jax.assembly import assemble, point_controls, point_parts
 from speccascade_jax.controls import check_seed, whole
 from speccascade_jax.data.spec_bench import Conversation, Question
 from speccascade_jax.generation import generate
@@ -68,15 +68,8 @@ class Speaker:
         self.max_new_tokens, self.seed = whole("max_new_tokens", max_new_tokens, 1), check_seed(seed)
         if pair.vocabulary is None:
             raise ValueError(f"pair {pair.name!r} has no vocabulary, but Spec-Bench is text; give one to Pair.load")
-        rule = None if method.autoregressive else method.decides
-        self.engine, self.params = assemble(
-            pair,
-            method=method.recipe.name,
-            rule=rule,
-            block_size=method.block_size,
-            bonus=method.bonus,
-            stop_ids=stop_ids(pair.vocabulary, conversation.stop),
-        )
+        ends = stop_ids(pair.vocabulary, conversation.stop)
+        self.engine, self.params = assemble(pair, stop_ids=ends, **point_parts(method))
         self.controls = point_controls(method, sampling, [method.alpha])
         self._compiled: set[tuple[int, ...]] = set()
 

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 from speccascade_jax import rngs
 from speccascade_jax.accept import AcceptFn, Verdict, verify
 from speccascade_jax.drafters.base import Drafter, DraftRequest, is_stop
-from speccascade_jax.metrics.counters import Counters, count_round
+from speccascade_jax.metrics.counters import Counters, count_round, deferrals
 from speccascade_jax.models.base import Cache, LanguageModel, Params, Prompt, write_slots
 from speccascade_jax.sampling import make_law_pair
+from speccascade_jax.scoring import Judged, by_width, cut, widths
 from speccascade_jax.types import Array, Controls, Draft, LawPair, PyTree, Round
 
 BONUSES = ("rule", "target", "none")
@@ -52,8 +53,8 @@ class DecodeState:
     failed_at: Array
 
 
-class Assessment(NamedTuple):
-    """A block, drafted and scored but not decided: `pair` over `[B, G + 1, V]`, `bad` bool `[B, G + 1]`.
+class Drafted(NamedTuple):
+    """A block that the target has not seen.
 
     `unverified` bool `[B]`: the row's block is to be committed as it is (`Engine.verify_final`).
     """
@@ -61,8 +62,6 @@ class Assessment(NamedTuple):
     draft: Draft
     drafter: PyTree
     target_cache: Cache
-    pair: LawPair
-    bad: Array
     keys: rngs.RoundKeys
     unverified: Array
 
@@ -82,6 +81,8 @@ class Engine:
             "none". A block of length 0 gives one token from `π` under "none" too.
         verify_final: whether a block that ends its row, in a drafted stop id or at the length limit, is scored like any
             other. If not, it is committed as it is: published token cascades and Big-Little do so (METHODS section 4).
+        adaptive: whether blocks are often shorter than `block`: they are scored no wider than they are, at the price
+            of a program per width (`scoring.WIDTHS`).
     """
 
     target: LanguageModel
@@ -90,6 +91,7 @@ class Engine:
     stop_ids: tuple[int, ...] = ()
     bonus: str = "rule"
     verify_final: bool = True
+    adaptive: bool = False
 
     def __post_init__(self) -> None:
         if self.bonus not in BONUSES:
@@ -148,8 +150,8 @@ class Engine:
             failed_at=jnp.full((rows, 2), -1, jnp.int32),
         )
 
-    def assess(self, params: Params, state: DecodeState, controls: Controls, room: Array, complete: bool) -> Assessment:
-        """Draft a block of at most `room` `[B]` tokens and score it with one call of the target."""
+    def draft(self, params: Params, state: DecodeState, controls: Controls, room: Array, complete: bool) -> Drafted:
+        """A block of at most `room` `[B]` tokens."""
         keys = self.round_keys(state)
         request = DraftRequest(state.tokens, state.length, room, ~state.done, keys)
         with jax.named_scope("draft"):
@@ -157,15 +159,21 @@ class Engine:
                 params["drafter"], state.drafter, request, state.target_cache, controls,
                 complete=complete, stop_ids=self.stop_ids,
             )  # fmt: skip
+        return Drafted(draft, drafter, cache, keys, self._unverified(state, draft))
+
+    def score(
+        self, params: Params, state: DecodeState, drafted: Drafted, controls: Controls, width: int
+    ) -> tuple[LawPair, Array, Cache]:
+        """The laws `[B, width, V]` at a block's first positions, where its logits are unusable, the target's cache."""
+        draft, unverified = cut(drafted.draft, width), drafted.unverified
         pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
-        unverified = self._unverified(state, draft)
         with jax.named_scope("score"):
             needed = None if self.verify_final else jnp.any(~unverified & ~state.done)
-            logits, cache = self._score(params, cache, jnp.concatenate([pending, draft.tokens], axis=1), needed)
+            tokens = jnp.concatenate([pending, draft.tokens], axis=1)
+            logits, cache = self._logits(params, drafted.target_cache, tokens, needed)
         with jax.named_scope("sampling"):
             pair = make_law_pair(draft.q, draft.q_tilde, draft.greedy, logits, controls.target)
-        bad = ~jnp.isfinite(logits.max(-1)) & ~unverified[:, None]
-        return Assessment(draft, drafter, cache, pair, bad, keys, unverified)
+        return pair, ~jnp.isfinite(logits.max(-1)) & ~unverified[:, None], cache
 
     def _unverified(self, state: DecodeState, draft: Draft) -> Array:
         """bool `[B]`: rows whose block ends them and is therefore not verified."""
@@ -175,8 +183,8 @@ class Engine:
         ends = is_stop(last, self.stop_ids) | (draft.length >= state.limit - state.length)
         return ends & (draft.length > 0) & ~state.done
 
-    def _score(self, params: Params, cache: Cache, tokens: Array, needed: Array | None) -> tuple[Array, Cache]:
-        """The target's logits `[B, G + 1, V]` of a block in one call; no call, and zeros, where none is `needed`."""
+    def _logits(self, params: Params, cache: Cache, tokens: Array, needed: Array | None) -> tuple[Array, Cache]:
+        """The target's logits `[B, W, V]` of a block in one call; no call, and zeros, where none is `needed`."""
 
         def call(cache: Cache) -> tuple[Array, Cache]:
             out, cache = self.target.extend(params["target"], cache, tokens)
@@ -193,25 +201,38 @@ class Engine:
 
     def step(self, params: Params, state: DecodeState, controls: Controls) -> tuple[DecodeState, Round]:
         """One round of speculation (METHODS section 2; paper 1, Algorithm 4). Jittable alone."""
-        seen = self.assess(params, state, controls, state.limit - state.length, self.complete)
-        with jax.named_scope("verify"):
-            verdict = verify(self.accept, seen.pair, controls.alpha, seen.draft, seen.keys, self.bonus)
-            verdict = _kept_whole(verdict, seen)
+        drafted = self.draft(params, state, controls, state.limit - state.length, self.complete)
+        choices = widths(self.block) if self.adaptive else (self.block + 1,)
+        judged = by_width(
+            choices, drafted.draft.length.max(), lambda width: self._judge(params, state, drafted, controls, width)
+        )
         with jax.named_scope("commit"):
-            turn = self._cut(state, seen, verdict)
-            failed_at = self._failures(state, seen, turn.num_new)
+            turn = self._cut(state, drafted, judged)
+            failed_at = self._failures(state, drafted, judged, turn.num_new)
             turn = _without(turn, (failed_at >= 0).any(-1))
-            return self._commit(state, seen, turn, failed_at, controls), turn
+            return self._commit(state, drafted, judged, turn, failed_at), turn
 
-    def _cut(self, state: DecodeState, seen: Assessment, verdict: Verdict) -> Round:
+    def _judge(self, params: Params, state: DecodeState, drafted: Drafted, controls: Controls, width: int) -> Judged:
+        """Score and decide a block of at most `width − 1` tokens."""
+        pair, bad, cache = self.score(params, state, drafted, controls, width)
+        draft = cut(drafted.draft, width)
+        with jax.named_scope("verify"):
+            verdict = verify(self.accept, pair, controls.alpha, draft, drafted.keys, self.bonus)
+            verdict = _kept_whole(verdict, draft, drafted.unverified)
+        with jax.named_scope("commit"):
+            eta, deferred = deferrals(self.accept.rule, pair, controls.alpha, draft.tokens)
+        return Judged(cache, pair, verdict, bad, eta, deferred)
+
+    def _cut(self, state: DecodeState, drafted: Drafted, judged: Judged) -> Round:
         """Which of the kept tokens and the final one are committed: up to a stop id and the row's limit."""
-        draft, kept = seen.draft, verdict.num_kept
+        draft, verdict = drafted.draft, judged.verdict
+        kept = verdict.num_kept
         slots = jnp.arange(self.block + 1, dtype=jnp.int32)[None]
         padded = jnp.pad(draft.tokens, [(0, 0), (0, 1)])
         tokens = jnp.where(slots == kept[:, None], verdict.final[:, None], padded)
         # a block of length 0 must give a token under any bonus, or the row would stand still
         has_final = verdict.rejected | (self.bonus != "none") | (draft.length == 0)
-        num_new = jnp.minimum(kept + (has_final & ~seen.unverified), state.limit - state.length)
+        num_new = jnp.minimum(kept + (has_final & ~drafted.unverified), state.limit - state.length)
         stops = is_stop(tokens, self.stop_ids) & (slots < num_new[:, None])
         num_new = jnp.minimum(num_new, jnp.where(stops, slots, self.block + 1).min(-1) + 1)
         num_new = jnp.where(state.done, 0, num_new)
@@ -225,12 +246,14 @@ class Engine:
             tokens=tokens,
             num_new=num_new,
             source=jnp.where(slots < kept[:, None], 0, final[:, None]),
-            pair=seen.pair,
+            pair=judged.pair,
             law=verdict.law,
-            unverified=seen.unverified,
+            unverified=drafted.unverified,
+            eta=judged.eta,
+            deferred=judged.deferred,
         )
 
-    def _failures(self, state: DecodeState, seen: Assessment, num_new: Array) -> Array:
+    def _failures(self, state: DecodeState, drafted: Drafted, judged: Judged, num_new: Array) -> Array:
         """Where logits behind a committed token were not finite: int32 `[B, 2]`, first position or -1.
 
         A NaN law keeps no draft, so that one that matters always stands at a position about to be committed.
@@ -241,11 +264,11 @@ class Engine:
             at = jnp.where(bad & (slots < num_new[:, None]), slots, self.block + 1).min(-1)
             return jnp.where(at <= self.block, state.length + at, -1)
 
-        new = jnp.stack([first(seen.bad), first(seen.draft.bad)], axis=-1)
+        new = jnp.stack([first(judged.bad), first(drafted.draft.bad)], axis=-1)
         return jnp.where(state.failed_at >= 0, state.failed_at, new)
 
     def _commit(
-        self, state: DecodeState, seen: Assessment, turn: Round, failed_at: Array, controls: Controls
+        self, state: DecodeState, drafted: Drafted, judged: Judged, turn: Round, failed_at: Array
     ) -> DecodeState:
         """Append, roll both caches back to `length − 1`, count."""
         length = state.length + turn.num_new
@@ -259,20 +282,19 @@ class Engine:
             done=state.done | stopped | (length >= state.limit) | (failed_at >= 0).any(-1),
             rounds=state.rounds + turn.active,
             keys=state.keys,
-            target_cache=self.target.rollback(seen.target_cache, length - 1),
-            drafter=self.drafter.commit(seen.drafter, seen.draft, turn.num_kept, length),
-            counters=count_round(state.counters, turn, self.accept.rule, controls.alpha, self.bonus),
+            target_cache=self.target.rollback(judged.target_cache, length - 1),
+            drafter=self.drafter.commit(drafted.drafter, drafted.draft, turn.num_kept, length),
+            counters=count_round(state.counters, turn, self.accept.rule, self.bonus),
             failed_at=failed_at,
         )
 
 
-def _kept_whole(verdict: Verdict, seen: Assessment) -> Verdict:
-    """The verdict with unverified blocks kept whole: their tokens' law is what they were drawn from."""
-    as_it_is = seen.unverified
+def _kept_whole(verdict: Verdict, draft: Draft, as_it_is: Array) -> Verdict:
+    """The verdict with the blocks of rows `as_it_is` kept whole: their tokens' law is what they were drawn from."""
     return verdict._replace(
-        num_kept=jnp.where(as_it_is, seen.draft.length, verdict.num_kept),
+        num_kept=jnp.where(as_it_is, draft.length, verdict.num_kept),
         rejected=verdict.rejected & ~as_it_is,
-        law=jnp.where(as_it_is[:, None, None], seen.pair.q_tilde, verdict.law),
+        law=jnp.where(as_it_is[:, None, None], draft.q_tilde, verdict.law),
     )
 
 

@@ -22,11 +22,11 @@ import numpy as np
 
 from speccascade_jax import sequence, timing
 from speccascade_jax.api import make_prompt
-from speccascade_jax.assembly import build, point_controls
+from speccascade_jax.assembly import build, point_controls, point_parts
 from speccascade_jax.data.tasks import Example, get_task
 from speccascade_jax.data.text_vocabulary import TextVocabulary
-from speccascade_jax.engine import Engine
 from speccascade_jax.generation import Generation, raise_on_failure
+from speccascade_jax.heads import acceptance
 from speccascade_jax.labels import DRAFT, TARGET
 from speccascade_jax.metrics import quality
 from speccascade_jax.metrics.efficiency import summarise
@@ -70,7 +70,7 @@ class Evaluator:
             make_prompt(self.pair, prompts, max_new_tokens=self.evaluation.max_new_tokens or 0)
         )
         self._ids = np.asarray([example.id for example in self.examples], np.int32)
-        self._engines: dict[Method, tuple[Engine | sequence.SequenceCascade, Params]] = {}
+        self._engines: dict[Method, tuple[sequence.Program, Params]] = {}
         self.fingerprints = {
             "weights": fingerprint(self.pair),
             "examples": point_key(examples=[(e.id, e.source, e.reference) for e in self.examples]),
@@ -117,7 +117,8 @@ class Evaluator:
 
     def key(self, point: Point) -> str:
         """The key of the point's record: hash of its configuration, the weights, the examples and the device."""
-        return point_key(configuration=point.configuration(), device=hardware(), format=FORMAT, **self.fingerprints)
+        shared = self.fingerprints | self._head_fingerprint(point.method)
+        return point_key(configuration=point.configuration(), device=hardware(), format=FORMAT, **shared)
 
     def evaluate(self, points: Sequence[Point]) -> Iterator[Record]:
         """Measure points that differ in α only; yields one record each, as soon as it is there."""
@@ -175,10 +176,13 @@ class Evaluator:
         }
 
     def time(self, points: Sequence[Point]) -> list[Record]:
-        """Latency of one or two points, absolute and relative to the target alone; empty without latency examples."""
+        """Latency of one or two points, absolute and relative to the target alone.
+
+        Empty without latency examples, and for an oracle: what it knows beforehand cost time that no method has.
+        """
         evaluation = points[0].evaluation
         examples, trials = evaluation.latency_examples, evaluation.latency_trials
-        if not examples:
+        if not examples or points[0].method.recipe.oracle:
             return [{} for _ in points]
         baseline = self._runner(replace(points[0], method=Method(name=TARGET)))
         methods = [self._runner(point) for point in points]
@@ -232,18 +236,15 @@ class Evaluator:
         """The numbers of a point's method and sampling for rows with one α each."""
         return point_controls(point.method, point.sampling, alphas)
 
-    def _engine(self, method: Method) -> tuple[Engine | sequence.SequenceCascade, Params]:
+    def _engine(self, method: Method) -> tuple[sequence.Program, Params]:
         method = replace(method, alpha=None, stop_threshold=None)
         if method not in self._engines:
-            self._engines[method] = build(
-                self.pair,
-                method=method.recipe.name,
-                rule=None if method.autoregressive else method.decides,
-                block_size=method.block_size,
-                bonus=method.bonus,
-                stop_ids=self._stop_ids,
-            )
+            self._engines[method] = build(self.pair, stop_ids=self._stop_ids, **point_parts(method))
         return self._engines[method]
+
+    def _head_fingerprint(self, method: Method) -> dict[str, str]:
+        head = self.pair.head if method.head is None else acceptance.load(method.head)
+        return {"head": head.fingerprint} if head is not None and method.recipe.needs_head else {}
 
     def _describe(self, point: Point) -> Record:
         return {

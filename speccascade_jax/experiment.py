@@ -57,6 +57,8 @@ def sweep(
     rules: Sequence[str] = (),
     methods: Sequence[Method] = (),
     alphas: Mapping[str, Sequence[float]] | None = None,
+    stop_thresholds: Mapping[str, Sequence[float]] | None = None,
+    heads: Sequence[str] = (),
     block_sizes: Sequence[int] = (5,),
     temperatures: Sequence[float] = (0.0,),
     top_ps: Sequence[float] = (1.0,),
@@ -80,6 +82,8 @@ def sweep(
         rules: names in `speccascade_jax.rules.RULES` or `speccascade_jax.methods.METHODS`.
         methods: further ones, with a rule or a stop threshold of their own.
         alphas: rule (or `Method.curve()`) -> its α's; one that is not named gets its usual range.
+        stop_thresholds: method -> its stop thresholds, where it stops by one (`h` of specdecpp); no compilation each.
+        heads: files of acceptance heads, each of which methods that ask one are measured with; empty: the pair's own.
         block_sizes: γ's; each is a compilation per rule.
         temperatures, top_ps, top_k, draft_temperatures, bonus: as `sc.decode` takes them; a draft temperature `None` is
             the method's own.
@@ -110,6 +114,8 @@ def sweep(
         evaluation=evaluation,
         rule_names=rules,
         methods=tuple(methods),
+        stop_thresholds=stop_thresholds,
+        heads=heads,
         block_sizes=block_sizes,
         samplings=samplings,
         seeds=seeds,

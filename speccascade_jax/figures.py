@@ -131,7 +131,7 @@ def _axes(axes: Axes, panel: Panel, horizontal: Horizontal) -> None:
 def _name(method: str, spots: Sequence[Spot]) -> str:
     """A curve in the legend: method and range of α."""
     alphas = [spot.alpha for spot in spots if spot.alpha is not None]
-    return label(method) + (f", α {alphas[0]:g} … {alphas[-1]:g}" if alphas else "")
+    return label(method) + (f", {spots[0].axis} {alphas[0]:g} … {alphas[-1]:g}" if alphas else "")
 
 
 def _ends(axes: Axes, panel: Panel, horizontal: Horizontal) -> None:

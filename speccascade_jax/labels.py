@@ -37,6 +37,12 @@ LABELS = {
     "fuzzy": "FSD [js]",
     "fuzzy_after_sd": "FSD after SD [js]",
     "random_accept": "Random acceptance",
+    "specdecpp": "SpecDec++",
+    "specdecpp_lag0": "SpecDec++ [lag 0]",
+    "stop_confidence": "SpecDecode [max q]",
+    "stop_cumulative_confidence": "SpecDecode [Π max q]",
+    "stop_entropy": "SpecDecode [entropy]",
+    "stop_oracle": "SpecDecode [oracle]",
 }
 """Rows in the order of paper 1's Table 2; other methods follow under their own names."""
 
@@ -49,8 +55,11 @@ SHARES = {
 }
 """Measures that qualities are plotted against."""
 
-# "fuzzy[fuzzy_kl]@0.3 (γ = 3)": method, the rule chosen for it, its stop threshold, what tells it apart in a panel
-_CURVE = re.compile(r"(?P<method>[^\[@ ]+)(\[(?P<rule>[^\]]+)\])?(@(?P<stop>[^ ]+))?(?P<apart> \(.*\))?")
+# "fuzzy[fuzzy_kl]@0.3 (γ = 3)": method, the rule chosen for it, its stop threshold, what tells it apart in a panel; the
+# file of a chosen acceptance head stands behind a colon
+_CURVE = re.compile(
+    r"(?P<method>[^\[:@ ]+)(\[(?P<rule>[^\]]+)\])?(:(?P<head>[^@ ]+))?(@(?P<stop>[^ ]+))?(?P<apart> \(.*\))?"
+)
 
 
 def label(curve: str) -> str:
@@ -62,12 +71,14 @@ def label(curve: str) -> str:
     if parts["rule"]:
         own = re.search(r"\[(.*)\]", LABELS.get(parts["rule"], ""))
         text = f"{text.partition(' [')[0]} [{own[1] if own else parts['rule'].removeprefix('fuzzy_')}]"
+    if parts["head"]:
+        text += f" {parts['head']}"
     if parts["stop"]:
-        text += f" α_f {parts['stop']}"
+        text += f" {'α_f' if parts['method'] == 'bild' else 'h'} {parts['stop']}"
     return text + (parts["apart"] or "")
 
 
 def ordered(curves: Iterable[str]) -> list[str]:
     """The curves in the order of `LABELS`, others behind, each group by name."""
     places = {name: n for n, name in enumerate(LABELS)}
-    return sorted(curves, key=lambda curve: (places.get(re.split(r"[\[@ ]", curve)[0], len(places)), curve))
+    return sorted(curves, key=lambda curve: (places.get(re.split(r"[\[:@ ]", curve)[0], len(places)), curve))

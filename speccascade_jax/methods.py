@@ -8,12 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from speccascade_jax import laws, names, rules
 from speccascade_jax.controls import whole
 from speccascade_jax.rules import Rule
-from speccascade_jax.stopping import Confidence, Entropy, Fixed, StopPolicy
+from speccascade_jax.stopping import (
+    AcceptanceHead,
+    Confidence,
+    CumulativeConfidence,
+    Entropy,
+    Fixed,
+    Oracle,
+    StopPolicy,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +40,7 @@ class Recipe:
         block_size: the default, or the only one where `fixed_block`.
         bonus: the default.
         greedy_draft: whether the draft is greedy unless a draft temperature is named.
-        alpha_stops: whether α is the stop policy's threshold too; stops: whether the policy needs one of its own.
+        alpha_stops: whether α is the stop policy's threshold too.
         verify_final: see `Engine`.
         score: for sequence cascades (`sequence.SCORES`), where the draft's whole output is scored and no rule decides;
             threshold: stands in the rule's place and says what α may be.
@@ -46,7 +57,6 @@ class Recipe:
     bonus: str = "rule"
     greedy_draft: bool = False
     alpha_stops: bool = False
-    stops: bool = False
     verify_final: bool = True
     score: str | None = None
     threshold: Rule | None = None
@@ -55,6 +65,30 @@ class Recipe:
     def swept_block(self) -> bool:
         """Whether γ is a setting worth sweeping: not where the draft itself says when to stop."""
         return self.policy is Fixed and not self.fixed_block and self.score is None
+
+    @property
+    def stops(self) -> bool:
+        """Whether the stop policy needs a threshold of its own."""
+        return bool(self._policy.threshold) and not self.alpha_stops
+
+    @property
+    def needs_head(self) -> bool:
+        """Whether it asks an acceptance head."""
+        return isinstance(self._policy, AcceptanceHead)
+
+    @property
+    def oracle(self) -> bool:
+        """Whether it knows beforehand what a policy can only guess: greedy, and not to be timed."""
+        return isinstance(self._policy, Oracle)
+
+    @property
+    def needs_threshold(self) -> str:
+        """What the stop policy compares its threshold with, in words."""
+        return self._policy.threshold
+
+    @property
+    def _policy(self) -> StopPolicy:
+        return self.policy(self.block_size)
 
 
 def get(name: str) -> Recipe:
@@ -103,11 +137,22 @@ def stop_threshold(recipe: Recipe, alpha: Any, given: Any) -> Any:
         ValueError: a threshold that the method needs and lacks, or has no use for.
     """
     if recipe.stops and given is None:
-        raise ValueError(f"method {recipe.name!r} needs stop_threshold: it drafts while max q >= 1 - stop_threshold")
+        raise ValueError(f"method {recipe.name!r} needs stop_threshold: {recipe.needs_threshold}")
     if not recipe.stops and given is not None:
-        why = "its alpha is the threshold" if recipe.alpha_stops else "its blocks have a fixed length"
+        why = "its alpha is the threshold" if recipe.alpha_stops else "nothing compares with one"
         raise ValueError(f"method {recipe.name!r} has no stop_threshold ({given}): {why}; leave it out")
     return alpha if recipe.alpha_stops else 0.0 if given is None else given
+
+
+def check_sampling(recipe: Recipe, temperature: Any, draft_temperature: Any = None) -> None:
+    """Refuse sampling where the method is about greedy decoding.
+
+    Raises:
+        ValueError: names the temperature.
+    """
+    for name, value in (("temperature", temperature), ("draft_temperature", draft_temperature)):
+        if recipe.oracle and value is not None and np.max(np.asarray(value)) > 0:
+            raise ValueError(f"method {recipe.name!r} is an oracle of greedy decoding, got {name}={value}: set it to 0")
 
 
 def _sequence(name: str, score: str, grid: tuple[float, float], closed: bool = False) -> Recipe:
@@ -118,6 +163,7 @@ def _sequence(name: str, score: str, grid: tuple[float, float], closed: bool = F
 
 
 _CAP = 10  # draft tokens in a row before the target must write one (paper 1, section F.1)
+_LONGEST = 20  # draft tokens in a block that ends when its policy says so (paper 3, section 4.1)
 
 _ROWS = (
     Recipe(name="speculative"),
@@ -138,7 +184,7 @@ _ROWS = (
     # Big-Little: fallback where the draft is unsure (stop threshold), rollback where the target disagrees (α)
     Recipe(
         name="bild", rule="bild_star", accept="deferral", policy=Confidence, block_size=_CAP, bonus="target",
-        stops=True, verify_final=False,
+        verify_final=False,
     ),
     # paper 1, Algorithm 2: the rule reads q alone, so it is asked before the target is
     Recipe(
@@ -151,6 +197,13 @@ _ROWS = (
     ),
     # paper 1, Algorithm 3: both models at every token
     Recipe(name="oracle_cascade", rule="diff", accept="deferral", block_size=1, fixed_block=True, bonus="none"),
+    # paper 3: the draft stops when its tokens have become unlikely to be kept; whatever decides that, any rule fits
+    Recipe(name="specdecpp", policy=AcceptanceHead, block_size=_LONGEST),
+    Recipe(name="specdecpp_lag0", policy=partial(AcceptanceHead, lag=0), block_size=_LONGEST),
+    Recipe(name="stop_confidence", policy=Confidence, block_size=_LONGEST),
+    Recipe(name="stop_cumulative_confidence", policy=CumulativeConfidence, block_size=_LONGEST),
+    Recipe(name="stop_entropy", policy=Entropy, block_size=_LONGEST),
+    Recipe(name="stop_oracle", rules=("spec_decode",), policy=Oracle, block_size=_LONGEST),
     # the draft writes the whole output, the target writes anew where its score is below α (paper 1, eq. 1)
     _sequence("seq_cascade", "sum", (-30.0, 0.0)),
     _sequence("seq_cascade_mean", "mean", (-2.0, 0.0)),

@@ -11,6 +11,7 @@ from speccascade_jax import checkpoints, names
 from speccascade_jax.data import directory as data_directory
 from speccascade_jax.data.text_vocabulary import TextVocabulary
 from speccascade_jax.data.vocabularies import FileVocabulary, candidates, first_difference, load_vocabulary
+from speccascade_jax.heads import acceptance
 from speccascade_jax.models.base import BoundModel
 
 PAIRS_DIRECTORY = Path(__file__).parent / "assets" / "pairs"
@@ -26,9 +27,11 @@ class Pair:
         vocabulary: turns text into ids.
         max_prompt_length: prompts with more tokens are refused.
         name: for records.
+        head: predicts which of the draft's tokens are kept, for methods that stop drafting by it (`heads.acceptance`).
 
     Raises:
-        ValueError: the vocabularies differ in size, or only one of the models is an encoder-decoder.
+        ValueError: the vocabularies differ in size, only one of the models is an encoder-decoder, or the head belongs
+            to another draft.
     """
 
     target: BoundModel
@@ -36,6 +39,7 @@ class Pair:
     vocabulary: TextVocabulary | None = None
     max_prompt_length: int = 1024
     name: str = "custom"
+    head: acceptance.Head | None = None
 
     def __post_init__(self) -> None:
         kinds = {part: is_encoder_decoder(getattr(self, part)) for part in ("target", "draft")}
@@ -56,6 +60,8 @@ class Pair:
                 f"the text vocabulary has {self.vocabulary.vocab_size} pieces, the models only {target} entries; "
                 f"give the vocabulary the models were trained with"
             )
+        if self.head is not None:
+            self.head.check(self)
 
     @property
     def encoder_decoder(self) -> bool:
@@ -164,7 +170,8 @@ def load_pair(name: str | Path, *, dtype: str = "float32") -> Pair:
     """A shipped pair by name, one of `DATA_PAIRS`, or one from a directory with a vocabulary, `target/` and `draft/`.
 
     The vocabulary lies in the directory (`vocabulary.model` or what else `load_vocabulary` finds in a folder), or
-    beside the models. `dtype` as in `Pair.load`.
+    beside the models; an acceptance head, where there is one, in the directory too (`acceptance_head.msgpack`).
+    `dtype` as in `Pair.load`.
 
     Raises:
         ValueError: no such pair; names those there are. Otherwise as `Pair.load`.
@@ -187,4 +194,6 @@ def load_pair(name: str | Path, *, dtype: str = "float32") -> Pair:
     for part, there in (("vocabulary.model", known), ("target", target.exists()), ("draft", draft.exists())):
         if not there:
             raise ValueError(f"the pair in {directory} lacks {part!r}; it needs {_PARTS}")
-    return Pair.load(target, draft, directory if own else None, dtype=dtype, name=directory.name)
+    pair = Pair.load(target, draft, directory if own else None, dtype=dtype, name=directory.name)
+    head = directory / acceptance.FILE
+    return dataclasses.replace(pair, head=acceptance.load(head)) if head.is_file() else pair

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,7 @@ class Method:
         block_size, bonus: `None` is the method's own. Where nothing is drafted for a round there is neither.
         rule: the rule that decides, where `name` is a method that takes several; `None` is the method's own.
         stop_threshold: where the method drafts only while it is sure, how unsure it may be.
+        head: where the method asks an acceptance head, the file of another one than the pair's own.
     """
 
     name: str
@@ -109,8 +111,11 @@ class Method:
     bonus: str | None = None
     rule: str | None = None
     stop_threshold: float | None = None
+    head: str | None = field(default=None, metadata={"unless": None})
 
     def __post_init__(self) -> None:
+        if self.head is not None:
+            object.__setattr__(self, "head", str(self.head))
         for name in ("alpha", "stop_threshold"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, float(getattr(self, name)))
@@ -150,9 +155,13 @@ class Method:
         return self.recipe.swept_block and not self.autoregressive
 
     def curve(self) -> str:
-        """What its points are a curve of: the name, with rule and stop threshold where those were chosen."""
+        """What its points are a curve of: the name, with rule, head and stop threshold where those were chosen."""
+        return self.family() + ("" if self.stop_threshold is None else f"@{self.stop_threshold:g}")
+
+    def family(self) -> str:
+        """The same whatever the stop threshold is."""
         rule = "" if self.rule in (None, self.recipe.rule) else f"[{self.rule}]"
-        return self.name + rule + ("" if self.stop_threshold is None else f"@{self.stop_threshold:g}")
+        return self.name + rule + ("" if self.head is None else f":{Path(self.head).stem}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +194,7 @@ class Point:
         out: dict[str, Any] = {"pair": self.pair.name} | _settings(self.pair)
         out |= _settings(self.evaluation) | {"task": get_task(self.evaluation.task).name}
         out |= {"method": self.method.curve(), **dataclasses.asdict(self.method)}
-        out |= {"swept_block": self.method.swept_block}
+        out |= {"swept_block": self.method.swept_block, "family": self.method.family()}
         del out["name"]
         return out | dataclasses.asdict(self.sampling) | {"seed": self.seed}
 
@@ -254,6 +263,9 @@ def validate(point: Point) -> None:
         return
     check_name(method)
     rule = method.decides
+    if method.head is not None and not method.recipe.needs_head:
+        raise ValueError(f"method {method.name!r} asks no acceptance head: leave head={method.head!r} out")
+    methods.check_sampling(method.recipe, sampling.temperature, sampling.draft_temperature)
     methods.block_size(method.recipe, method.block_size)
     methods.stop_threshold(method.recipe, method.alpha, method.stop_threshold)
     if method.bonus not in (None, *BONUSES):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade_jax import rngs
+from speccascade_jax import oracle, rngs
 from speccascade_jax.engine import Engine
 from speccascade_jax.generation import Generation, generate, on_device
 from speccascade_jax.metrics.counters import Counters
@@ -69,12 +69,22 @@ class SequenceCascade:
             raise ValueError(f"unknown score {self.score!r}: choose one of {', '.join(SCORES)}")
 
 
+Program = Engine | SequenceCascade | oracle.OracleStopping
+"""What generates: the one loop, or a few of its generations in one program."""
+
+
 def run(
-    engine: Engine | SequenceCascade, params: Params, prompt: Prompt, seed: int | Array = 0, **more: Any
+    engine: Program,
+    params: Params,
+    prompt: Prompt,
+    seed: int | Array = 0,
+    **more: Any,
 ) -> Generation:
-    """`generate` of an engine or of a sequence cascade; arguments and result as there."""
+    """`generate` of an engine, of a sequence cascade or under an oracle; arguments and result as there."""
     if isinstance(engine, Engine):
         return generate(engine, params, prompt, seed, **more)
+    if isinstance(engine, oracle.OracleStopping):
+        return oracle.run(engine, params, prompt, seed, **more)
     rows = prompt.tokens.shape[0]
     ids = more.pop("example_ids", None)
     ids = on_device(np.arange(rows) if ids is None else ids, np.int32)

@@ -7,21 +7,28 @@ own state, never the token about to be drawn, and it can't take a token back: th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
+import jax
 import jax.numpy as jnp
 
 from speccascade_jax.controls import whole
+from speccascade_jax.heads import acceptance
 from speccascade_jax.rules import entropy
 from speccascade_jax.types import Array, Controls, PyTree
 
 
 class DraftStep(NamedTuple):
-    """What a policy sees: `q` float32 `[B, V]` (raw), `hidden` `[B, D]` or `None`, `slot` int32 scalar."""
+    """What a policy sees before a token is drawn.
+
+    `q` float32 `[B, V]` (raw); `hidden` `[B, D]` or `None`, the features of the token before it, which at slot 0 is the
+    last committed one; `slot` int32 scalar; `position` int32 `[B]`, where in the row the drawn token would stand.
+    """
 
     q: Array
     hidden: Array | None
     slot: Array
+    position: Array
 
 
 class Decision(NamedTuple):
@@ -32,7 +39,15 @@ class Decision(NamedTuple):
 
 
 class StopPolicy(Protocol):
-    """Frozen and hashable; `block` is the most tokens it ever lets through (static)."""
+    """Frozen and hashable; `block` is the most tokens it ever lets through (static).
+
+    Attributes:
+        adaptive: whether blocks may end early; threshold: what it does with `controls.stop_threshold`, in words, or
+            empty where it reads none.
+    """
+
+    adaptive: ClassVar[bool]
+    threshold: ClassVar[str]
 
     @property
     def block(self) -> int:
@@ -46,10 +61,12 @@ class StopPolicy(Protocol):
 
 
 @dataclass(frozen=True)
-class Fixed:
-    """Always `block` tokens (γ)."""
+class _Capped:
+    """A policy without a state of its own that lets at most `block` tokens through."""
 
     block: int
+    adaptive: ClassVar[bool] = True
+    threshold: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         whole("block_size", self.block, 1)
@@ -57,58 +74,130 @@ class Fixed:
     def init(self, batch_size: int) -> PyTree:
         """No state."""
         return ()
+
+    def _below_cap(self, step: DraftStep) -> Array:
+        return step.slot + 1 < self.block
+
+
+@dataclass(frozen=True)
+class Fixed(_Capped):
+    """Always `block` tokens (γ)."""
+
+    adaptive: ClassVar[bool] = False
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
         """End *after* the last token of the block."""
         yes = jnp.ones(step.q.shape[:1], bool)
-        return Decision(draw=yes, proceed=yes & (step.slot + 1 < self.block)), state
+        return Decision(draw=yes, proceed=yes & self._below_cap(step)), state
 
 
 @dataclass(frozen=True)
-class _WhileSure:
-    """Draw only where the draft is sure, at most `block` tokens; the block ends *before* the unsure token.
+class Confidence(_Capped):
+    """Draw while `max q >= 1 − stop_threshold`: Big-Little's fallback (METHODS section 4).
 
-    What sure means, a subclass says: `sure(q, threshold)`, of the raw law `[B, V]` and `controls.stop_threshold`.
+    The block ends *before* the unsure token.
     """
 
-    block: int
-
-    def __post_init__(self) -> None:
-        whole("block_size", self.block, 1)
-
-    @staticmethod
-    def sure(q: Array, threshold: Array) -> Array:
-        """bool `[B]`."""
-        raise NotImplementedError
-
-    def init(self, batch_size: int) -> PyTree:
-        """No state."""
-        return ()
+    threshold: ClassVar[str] = "it drafts while max q >= 1 - stop_threshold"
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
         """Draw only where the draft is sure."""
-        sure = self.sure(step.q, controls.stop_threshold)
-        return Decision(draw=sure, proceed=sure & (step.slot + 1 < self.block)), state
+        sure = step.q.max(-1) >= 1.0 - controls.stop_threshold
+        return Decision(draw=sure, proceed=sure & self._below_cap(step)), state
 
 
 @dataclass(frozen=True)
-class Confidence(_WhileSure):
-    """Draft while `max q >= 1 − stop_threshold`, at most `block` tokens: Big-Little's fallback (METHODS section 4)."""
+class Entropy(_Capped):
+    """Draw while `H(q) <= stop_threshold` (nats): `Confidence` with ChowLog's measure."""
 
-    @staticmethod
-    def sure(q: Array, threshold: Array) -> Array:
-        """`max q >= 1 − threshold`."""
-        return q.max(-1) >= 1.0 - threshold
+    threshold: ClassVar[str] = "it drafts while the entropy of q is at most stop_threshold (nats)"
+
+    def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
+        """Draw only where the draft is sure."""
+        sure = entropy(step.q)[..., 0] <= controls.stop_threshold
+        return Decision(draw=sure, proceed=sure & self._below_cap(step)), state
 
 
 @dataclass(frozen=True)
-class Entropy(_WhileSure):
-    """Draft while `H(q) <= stop_threshold` (nats), at most `block` tokens: `Confidence` with ChowLog's measure."""
+class _Cumulative(_Capped):
+    """A policy whose state is a product over the block so far, float32 `[B]`."""
 
-    @staticmethod
-    def sure(q: Array, threshold: Array) -> Array:
-        """`H(q) <= threshold`."""
-        return entropy(q)[..., 0] <= threshold
+    def init(self, batch_size: int) -> PyTree:
+        """No product yet."""
+        return jnp.ones((batch_size,), jnp.float32)
 
 
-STOP_POLICIES = {"fixed": Fixed, "confidence": Confidence, "entropy": Entropy}
+@dataclass(frozen=True)
+class CumulativeConfidence(_Cumulative):
+    """Draw while `Π max q >= 1 − stop_threshold`, the product over the block, this position included."""
+
+    threshold: ClassVar[str] = "it drafts while the product of max q over the block is at least 1 - stop_threshold"
+
+    def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
+        """Draw only while the draft has been sure of all of it."""
+        product = jnp.where(step.slot == 0, 1.0, state) * step.q.max(-1)
+        sure = product >= 1.0 - controls.stop_threshold
+        return Decision(draw=sure, proceed=sure & self._below_cap(step)), product
+
+
+@dataclass(frozen=True)
+class AcceptanceHead(_Cumulative):
+    """SpecDec++: stop once `1 − Π P_i > stop_threshold` (h), `P_i` a head's prediction that `y_i` is kept.
+
+    Paper 3, Algorithm 2; METHODS section 6. Parameters are the head's (`heads.acceptance`). At least `least` and at
+    most `block` tokens (the authors' 2 and 20), but for a stop id or the row's limit.
+
+    `lag=1`: after `y_k` is drawn it is the last if the product over `i < k` says so: no pass of the draft is made whose
+    law is not drawn from. `lag=0`: `P_k` counts too, which takes the pass that reads `y_k`: one more per round, unless
+    the rule wants `q` at the bonus position anyway.
+    """
+
+    block: int = 20
+    least: int = 2
+    lag: int = 1
+    threshold: ClassVar[str] = "it drafts until the predicted chance of a rejection exceeds stop_threshold (h)"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole("least", self.least, 0)
+        if self.lag not in (0, 1):
+            raise ValueError(f"lag={self.lag!r} is not 0 or 1: how many tokens the product stays behind the drawn one")
+
+    def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
+        """End after (`lag=1`) or before (`lag=0`) the token at which the block has become unlikely to be kept whole."""
+        assert step.hidden is not None, "the draft model gives no hidden states"
+        kept = jax.nn.sigmoid(acceptance.logits(params, step.hidden))
+        product = jnp.where(step.slot == 0, 1.0, state * kept)  # at slot 0 the token behind is committed
+        sure = 1.0 - product <= controls.stop_threshold
+        if self.lag:
+            yes = jnp.ones_like(sure)
+            return Decision(yes, (sure | (step.slot + 1 < self.least)) & self._below_cap(step)), product
+        draw = sure | (step.slot < self.least)
+        return Decision(draw, draw & self._below_cap(step)), product
+
+
+@dataclass(frozen=True)
+class Oracle(_Capped):
+    """Lemma 2.1's: stop before every token that will not be kept. Parameters: bool `[B, L]`, where to stop before.
+
+    What is to be known beforehand, `oracle.py` finds out.
+    """
+
+    def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
+        """Draw where the token will be kept; go on where the next one will be too."""
+
+        def stops_at(position: Array) -> Array:
+            return jnp.take_along_axis(params, position[:, None], axis=1, mode="fill", fill_value=True)[:, 0]
+
+        draw = ~stops_at(step.position)
+        return Decision(draw, draw & ~stops_at(step.position + 1) & self._below_cap(step)), state
+
+
+STOP_POLICIES = {
+    "fixed": Fixed,
+    "confidence": Confidence,
+    "cumulative_confidence": CumulativeConfidence,
+    "entropy": Entropy,
+    "acceptance_head": AcceptanceHead,
+    "oracle": Oracle,
+}

@@ -35,6 +35,8 @@ class Value(NamedTuple):
 class Spot:
     """One point of a curve, averaged over seeds. `None` where it was not measured or is undefined.
 
+    `alpha` is what is swept along the curve; a stop threshold where the rule has no α (`axis` says so).
+
     Spreads: with one seed those of the record (bootstrap over examples; extremes of the trials), with several one
     standard deviation over seeds to either side. `records` are what it is the average of, one per seed.
     """
@@ -48,6 +50,11 @@ class Spot:
     seeds: int
     inconclusive: bool
     records: tuple[Record, ...]
+
+    @property
+    def axis(self) -> str:
+        """What `alpha` is: the rule's, or the stop threshold of a method whose rule has none."""
+        return "α" if self.records[0]["point"]["alpha"] is not None else "h"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +176,7 @@ def _panel(setting: dict[str, Any], records: Sequence[Record]) -> Panel:
     by_point: dict[tuple[str, float | None], dict[int, Record]] = defaultdict(dict)
     for curve, record in zip(_curve_names(records), records, strict=True):
         # a point measured again (with larger batches, say) is no further seed: the latest record counts
-        by_point[curve, record["point"]["alpha"]][record["point"]["seed"]] = record
+        by_point[curve, _along(record)[1]][record["point"]["seed"]] = record
     curves: dict[str, list[Spot]] = defaultdict(list)
     for (curve, alpha), members in by_point.items():
         curves[curve].append(_spot(curve, alpha, list(members.values())))
@@ -189,14 +196,22 @@ def _curve_names(records: Sequence[Record]) -> list[str]:
     values: dict[tuple[str, str], set[Any]] = defaultdict(set)
     for record in records:
         for name in MIXABLE:
-            values[record["point"]["method"], name].add(record["point"][name])
+            values[_along(record)[0], name].add(record["point"][name])
     names = []
     for record in records:
-        method = record["point"]["method"]
+        method = _along(record)[0]
         apart = [name for name in MIXABLE if len(values[method, name]) > 1 and method != TARGET]
         words = [MIXABLE[name].format(_told(name, record["point"])) for name in apart]
         names.append(method + (f" ({', '.join(words)})" if words else ""))
     return names
+
+
+def _along(record: Record) -> tuple[str, float | None]:
+    """A record's curve and its place on it: α, or the stop threshold where there is no α to sweep."""
+    point = record["point"]
+    if point["alpha"] is None and point.get("stop_threshold") is not None:
+        return point["family"], point["stop_threshold"]
+    return point["method"], point["alpha"]
 
 
 def _told(name: str, point: dict[str, Any]) -> str:

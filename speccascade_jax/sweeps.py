@@ -43,6 +43,8 @@ def enumerate_points(
     rule_names: Sequence[str],
     methods: Sequence[Method] = (),
     alphas: Mapping[str, Sequence[float]] | None = None,
+    stop_thresholds: Mapping[str, Sequence[float]] | None = None,
+    heads: Sequence[str] = (),
     block_sizes: Sequence[int] = (5,),
     samplings: Iterable[Sampling] = (Sampling(),),
     seeds: Sequence[int] = (0,),
@@ -57,6 +59,8 @@ def enumerate_points(
         pair, evaluation, samplings, seeds: what the points share.
         rule_names: names of rules or methods; methods: further ones with a rule or a stop threshold of their own.
         alphas: name of a rule, or `Method.curve()` -> its α's.
+        stop_thresholds: name of a method that stops by one -> its thresholds; heads: files of acceptance heads that
+            methods which ask one are each measured with, instead of the pair's own.
         block_sizes: of methods whose blocks end at γ; those that stop where the draft is unsure keep their own cap.
         bonus: of rules; `None`, and methods, take the method's own.
 
@@ -66,6 +70,9 @@ def enumerate_points(
     """
     _check_shapes(rule_names, alphas or {}, block_sizes, seeds)
     templates, alphas = [*(Method(name=name) for name in rule_names), *methods], dict(alphas or {})
+    for template in templates:
+        check_name(template)
+    templates = list(_in_heads(_in_thresholds(templates, dict(stop_thresholds or {})), heads))
     _check_names(templates, alphas)
     validate_evaluation(evaluation)
     evaluation = evaluation.resolved()
@@ -97,11 +104,32 @@ def _check_shapes(rule_names: Any, alphas: Mapping[str, Any], block_sizes: Seque
 
 
 def _check_names(templates: Sequence[Method], alphas: Mapping[str, Any]) -> None:
-    for template in templates:
-        check_name(template)
     names = [template.curve() for template in templates]
     if stray := [name for name in alphas if name not in names]:
         raise ValueError(f"alphas names {', '.join(stray)}, which is not among the rules {', '.join(names)}")
+
+
+def _in_thresholds(templates: Sequence[Method], thresholds: Mapping[str, Sequence[float]]) -> Iterator[Method]:
+    """Every template with every stop threshold that it is given, where it lacks one."""
+    lacking = {each.name for each in templates if each.recipe.stops and each.stop_threshold is None}
+    if stray := [name for name in thresholds if name not in lacking]:
+        raise ValueError(
+            f"stop_thresholds names {', '.join(stray)}, which is not among the methods that lack one: "
+            f"{', '.join(sorted(lacking)) or 'none does'}"
+        )
+    for name, values in thresholds.items():
+        several(f"stop_thresholds[{name!r}]", values, 1)
+    for each in templates:
+        for threshold in thresholds.get(each.name, (None,)) if each.name in lacking else (each.stop_threshold,):
+            yield replace(each, stop_threshold=threshold)
+
+
+def _in_heads(templates: Iterable[Method], heads: Sequence[str]) -> Iterator[Method]:
+    """Every template that asks an acceptance head with each of `heads`."""
+    several("heads", heads)
+    for each in templates:
+        own = each.recipe.needs_head and each.head is None and heads
+        yield from (replace(each, head=head) for head in heads) if own else (each,)
 
 
 def _in_blocks(templates: Sequence[Method], block_sizes: Sequence[int], bonus: str | None) -> Iterator[Method]:

@@ -194,7 +194,7 @@ def _quality_cells(panel: Panel, spot: Spot, marks: tuple[str, str], bootstrap: 
     gain = comparisons.quality_gain(panel, spot, bootstrap)
     return {
         "Method": label(spot.method) + (" (inconclusive)" if spot.inconclusive else ""),
-        "α": _number(spot.alpha),
+        "α": _number(spot.alpha) if spot.axis == "α" else f"{spot.axis} {_number(spot.alpha)}",
         panel.metric: _joined(f"{spot.quality.value:.2f}", marks[0]),
         "spread": _range(spot.quality),
         f"{panel.metric} − target's": _joined(f"{gain.value:+.2f}", _brackets(gain, "+")) if gain else NONE,
@@ -277,7 +277,7 @@ def _inverse(ratio: Interval | None) -> Interval | None:
 
 
 def _at(spot: Spot) -> str:
-    return "" if spot.alpha is None else f" (α {spot.alpha:g})"
+    return "" if spot.alpha is None else f" ({spot.axis} {spot.alpha:g})"
 
 
 def _range(value: Value, digits: int = 2) -> str:

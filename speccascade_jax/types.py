@@ -97,6 +97,9 @@ class Round:
         pair: `LawPair` over `[B, G + 1, V]`.
         law: float32 `[B, G + 1, V]`, the law that each committed token obeys given its prefix.
         unverified: bool `[B]`, the block was committed without the target having seen it (`Engine.verify_final`).
+        eta: float32 `[B, G + 1]`, `Σ r q̃`; deferred: float32 `[B, G]`, `r` of the drafts; 0 without a deferral.
+
+    Of an adaptive engine, `pair`, `law` and `eta` are zero at positions that were not scored (`scoring.py`).
     """
 
     start: Array
@@ -110,6 +113,8 @@ class Round:
     pair: LawPair
     law: Array
     unverified: Array
+    eta: Array
+    deferred: Array
 
 
 SOURCES = ("draft", "replaced", "bonus", "target")

@@ -216,6 +216,29 @@ def keys_by_position(*, mutated):
     return trial(keyed(engine, PositionKeys if mutated else rngs.RoundKeys), params, law)
 
 
+# --- a stop that comes too late
+
+
+@dataclass(frozen=True)
+class TakesBack(ModelDrafter):
+    """Hands over a block without its last token where the draft gave that one a low probability."""
+
+    def propose(self, *args, **kwargs):
+        draft, state, cache = super().propose(*args, **kwargs)
+        last = jnp.maximum(draft.length - 1, 0)[:, None]
+        token = jnp.take_along_axis(draft.tokens, last, axis=1)
+        law = jnp.take_along_axis(draft.q, last[..., None], axis=1)[:, 0]
+        unlikely = jnp.take_along_axis(law, token, axis=1)[:, 0] < 0.5
+        return replace(draft, length=draft.length - (unlikely & (draft.length > 0))), state, cache
+
+
+def takes_back(*, mutated):
+    """A stop policy sees a token before it decides, and takes it back."""
+    engine, params, law = tabular("spec_decode")
+    drafter = TakesBack(engine.drafter.model, engine.drafter.stop) if mutated else engine.drafter
+    return trial(replace(engine, drafter=drafter), params, law)
+
+
 MUTANTS = {
     "no rollback": no_rollback,
     "replacement from p": replacement_from_target,
@@ -223,4 +246,5 @@ MUTANTS = {
     "greedy draft divided by its soft q": greedy_draft_divided_by_soft_law,
     "the same bits for accept and replacement": shared_bits,
     "keys by position": keys_by_position,
+    "a seen token is taken back": takes_back,
 }

@@ -137,7 +137,7 @@ class ModelDrafter:
         logits, hidden, cache = self._forward(params, carry)
         with jax.named_scope("sampling"):
             q, q_tilde = raw_and_scaled(logits, controls.draft)
-        seen = DraftStep(q=q, hidden=hidden, slot=carry.slot)
+        seen = DraftStep(q=q, hidden=hidden, slot=carry.slot, position=request.length + carry.slot)
         decision, policy = self.stop(params.get("stop"), carry.state.policy, seen, controls)
         policy = jax.tree.map(lambda new, old: _where_rows(carry.drawing, new, old), policy, carry.state.policy)
         draws = carry.drawing & decision.draw & (carry.slot < self.block)

@@ -120,14 +120,14 @@ class NestedDrafter:
         """The inner law at the bonus position (and whether it is unusable): a round whose token nobody draws."""
         no_room = jnp.zeros_like(length)
         reads_q = self.engine.accept.rule.reads_q
-        seen = self.engine.assess(params, state, inner, no_room, complete=reads_q)
-        pair = jax.tree.map(lambda x: x[:, :1], seen.pair)
+        drafted = self.engine.draft(params, state, inner, no_room, complete=reads_q)
+        pair, bad, cache = self.engine.score(params, state, drafted, inner, width=1)
         law = self.engine.accept.law(pair, inner.alpha[:, None, None])
         raw = pair.p if self.engine.accept.rule.lossless else law
         collected = (write_slots(collected[0], raw, length, axis=1), write_slots(collected[1], law, length, axis=1))
-        cache = self.engine.target.rollback(seen.target_cache, state.length)
-        unusable = (seen.bad[:, 0] | (seen.draft.bad[:, 0] & reads_q)) & ~state.done
-        return replace(state, drafter=seen.drafter, target_cache=cache), collected, unusable
+        cache = self.engine.target.rollback(cache, state.length)
+        unusable = (bad[:, 0] | (drafted.draft.bad[:, 0] & reads_q)) & ~state.done
+        return replace(state, drafter=drafted.drafter, target_cache=cache), collected, unusable
 
     def _greedy(self, inner: Controls) -> Array:
         """Whether what is handed up is a one-hot everywhere: under a lossy rule a sampled draft shows through."""

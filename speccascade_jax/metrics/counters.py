@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from speccascade_jax.laws import deferral_mass
 from speccascade_jax.rules import Rule
-from speccascade_jax.types import Array, Round
+from speccascade_jax.types import Array, LawPair, Round
 
 
 @flax.struct.dataclass
@@ -58,7 +58,7 @@ class Counters:
         return cls(**{name: zeros(name) for name in cls.__dataclass_fields__})
 
 
-def count_round(old: Counters, turn: Round, rule: Rule, alpha: Array, bonus: str) -> Counters:
+def count_round(old: Counters, turn: Round, rule: Rule, bonus: str) -> Counters:
     """Add one round's counts; inactive rows add nothing."""
     active = turn.active.astype(jnp.int32)
     block = turn.draft.tokens.shape[1]
@@ -66,7 +66,7 @@ def count_round(old: Counters, turn: Round, rule: Rule, alpha: Array, bonus: str
     verified = (turn.active & ~turn.unverified).astype(jnp.int32)
     examined = verified[:, None] * (turn.num_kept + turn.rejected)[:, None] > slots
     kept = verified[:, None] * turn.num_kept[:, None] > slots
-    eta, at_draft, decided = _deferral(turn, rule, alpha, bonus)
+    decided = _decided(turn, rule, bonus)
     # did the target draw a token itself?
     own = (turn.rejected | (bonus != "none") | (turn.draft.length == 0)) & ~turn.unverified
     return Counters(
@@ -81,27 +81,39 @@ def count_round(old: Counters, turn: Round, rule: Rule, alpha: Array, bonus: str
         draft_steps=old.draft_steps + active * turn.draft.steps,
         unverified=old.unverified + active - verified,
         unverified_tokens=old.unverified_tokens + (active - verified) * turn.num_new,
-        deferred=old.deferred + eta,
-        decided=old.decided + decided,
+        deferred=old.deferred + jnp.where(decided, turn.eta, 0.0).sum(-1),
+        decided=old.decided + decided.sum(-1),
         examined_at=old.examined_at + examined,
         kept_at=old.kept_at + kept,
-        deferred_at=old.deferred_at + jnp.where(examined, at_draft, 0.0),
-        kept_although_deferred_at=old.kept_although_deferred_at + jnp.where(kept, at_draft, 0.0),
+        deferred_at=old.deferred_at + jnp.where(examined, turn.deferred, 0.0),
+        kept_although_deferred_at=old.kept_although_deferred_at + jnp.where(kept, turn.deferred, 0.0),
     )
 
 
-def _deferral(turn: Round, rule: Rule, alpha: Array, bonus: str) -> tuple[Array, Array, Array]:
-    """`Σ η` over committed positions `[B]`, `r(x_j)` of the drafts `[B, G]`, and how many positions count `[B]`."""
-    rows, block = turn.draft.tokens.shape
+def deferrals(rule: Rule, pair: LawPair, alpha: Array, tokens: Array) -> tuple[Array, Array]:
+    """What a rule hands to the target in a block: `η = Σ r q̃` `[B, W]` and `r(x_j)` of the drafts `[B, W − 1]`.
+
+    Args:
+        pair: over `[B, W, V]`; alpha: `[B]`; tokens: int32 `[B, W − 1]`, the drafts.
+
+    Returns:
+        float32; zeros for a rule that is no deferral.
+    """
+    rows, block = tokens.shape
     if rule.deferral is None:
-        return jnp.zeros((rows,)), jnp.zeros((rows, block)), jnp.zeros((rows,), jnp.int32)
+        return jnp.zeros((rows, block + 1)), jnp.zeros((rows, block))
     with jax.named_scope("rule"):
-        deferred = rule.deferral(turn.pair, alpha[:, None, None])
-        eta = deferral_mass(deferred, turn.pair)[..., 0]
-    slots = jnp.arange(block + 1)[None]
+        deferred = rule.deferral(pair, alpha[:, None, None])
+        eta = jnp.broadcast_to(deferral_mass(deferred, pair)[..., 0], (rows, block + 1))
+    everywhere = jnp.broadcast_to(deferred.astype(jnp.float32), pair.q_tilde.shape)[:, :block]
+    return eta, jnp.take_along_axis(everywhere, tokens[..., None], -1)[..., 0]
+
+
+def _decided(turn: Round, rule: Rule, bonus: str) -> Array:
+    """bool `[B, G + 1]`: the committed positions that the rule decided."""
+    slots = jnp.arange(turn.tokens.shape[1])[None]
+    if rule.deferral is None:
+        return jnp.zeros(turn.tokens.shape, bool)
     # a bonus from the target is not the rule's decision
-    counts = (slots < turn.num_new[:, None]) & ~turn.unverified[:, None]
-    counts &= (bonus != "target") | (slots < turn.draft.length[:, None])
-    everywhere = jnp.broadcast_to(deferred.astype(jnp.float32), turn.pair.q_tilde.shape)[:, :block]
-    at_draft = jnp.take_along_axis(everywhere, turn.draft.tokens[..., None], -1)[..., 0]
-    return jnp.where(counts, eta, 0.0).sum(-1), at_draft, counts.sum(-1).astype(jnp.int32)
+    decided = (slots < turn.num_new[:, None]) & ~turn.unverified[:, None]
+    return decided & ((bonus != "target") | (slots < turn.draft.length[:, None]))

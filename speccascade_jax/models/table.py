@@ -21,8 +21,8 @@ class Table:
         return prompt.length - 1
 
     def extend(self, params: Params, cache: Array, tokens: Array) -> tuple[LMOutput, Array]:
-        """Row `tokens[b, t]` of the table at every position."""
-        return LMOutput(logits=params[tokens]), cache + tokens.shape[1]
+        """Row `tokens[b, t]` of the table at every position; it is the hidden state too."""
+        return LMOutput(logits=params[tokens], hidden=params[tokens]), cache + tokens.shape[1]
 
     def rollback(self, cache: Array, length: Array) -> Array:
         """Set the length."""

@@ -1,0 +1,88 @@
+"""Lemma 2.1's oracle: greedy speculative decoding that knows beforehand which drafts will not be kept (paper 3).
+
+The target writes alone; one pass of the draft along its output finds where the two disagree; then the engine decodes
+with blocks that end just there. `N_discarded = 0` and, as long as no block is cut at its cap, `N_target = |S ∪ {N}|`:
+no stop policy does better. It is an upper bound, not a method: its time would count the output twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade_jax.accept import Speculative
+from speccascade_jax.drafters.model import ModelDrafter
+from speccascade_jax.drafters.none import NoDrafter
+from speccascade_jax.engine import Engine
+from speccascade_jax.generation import Generation, generate, on_device
+from speccascade_jax.models.base import BoundModel, Params, Prompt, write_slots
+from speccascade_jax.rules import RULES
+from speccascade_jax.sampling import argmax
+from speccascade_jax.stopping import Oracle
+from speccascade_jax.survey import along
+from speccascade_jax.types import Array, Controls
+
+
+@dataclass(frozen=True)
+class OracleStopping:
+    """`engine`, lossless and drafting under `Oracle`, told where to stop; its parameters are the engine's."""
+
+    engine: Engine
+
+    def __post_init__(self) -> None:
+        drafter = self.engine.drafter
+        if not (isinstance(drafter, ModelDrafter) and isinstance(drafter.stop, Oracle)):
+            raise ValueError(f"the oracle tells a model's drafts when to stop; {drafter} does not ask it")
+
+
+def run(oracle: OracleStopping, params: Params, prompt: Prompt, seed: int | Array = 0, **more: Any) -> Generation:
+    """`generate` under the oracle, arguments and result as there; greedy whatever the temperatures are."""
+    ids = more.pop("example_ids", None)
+    ids = np.arange(prompt.tokens.shape[0]) if ids is None else ids
+    return _run(oracle, params, prompt, on_device(seed, np.uint32), example_ids=on_device(ids, np.int32), **more)
+
+
+@partial(jax.jit, static_argnames=("oracle", "max_new_tokens"))
+def _run(
+    oracle: OracleStopping,
+    params: Params,
+    prompt: Prompt,
+    seed: Array,
+    *,
+    controls: Controls,
+    example_ids: Array,
+    max_new_tokens: int,
+) -> Generation:
+    engine: Any = oracle.engine
+    alone = Engine(
+        target=engine.target, drafter=NoDrafter(), accept=Speculative(RULES["spec_decode"]), stop_ids=engine.stop_ids
+    )
+    greedy = jax.tree.map(jnp.zeros_like, controls.target.temperature)
+    sampling = replace(controls.target, temperature=greedy)
+    given: dict[str, Any] = {
+        "controls": replace(controls, draft=sampling, target=sampling),
+        "max_new_tokens": max_new_tokens,
+        "example_ids": example_ids,
+    }
+    first = generate(alone, {"target": params["target"], "drafter": {}}, prompt, seed, **given)
+    draft = BoundModel(params=params["drafter"]["model"], model=engine.drafter.model)
+    stops = stop_positions(draft, prompt, first.tokens, first.lengths)
+    return generate(engine, {**params, "drafter": {**params["drafter"], "stop": stops}}, prompt, seed, **given)
+
+
+def stop_positions(draft: BoundModel, prompt: Prompt, tokens: Array, lengths: Array) -> Array:
+    """Where the oracle ends a block: bool `[B, P + L + 1]` over a row's positions, prompt included.
+
+    True before every token of `tokens` `[B, L]` that is not the draft's first choice, and before the last of `lengths`
+    `[B]`, which the target writes itself: a bonus behind it would be thrown away.
+    """
+    place = jnp.arange(tokens.shape[1])[None]
+    disagree = argmax(along(draft, prompt, tokens)) != tokens
+    before = disagree | (place >= lengths[:, None] - 1)
+    everywhere = jnp.ones((tokens.shape[0], prompt.tokens.shape[1] + tokens.shape[1] + 1), bool)
+    return write_slots(everywhere, before, prompt.length, axis=1)
