@@ -24,6 +24,9 @@ from speccascade_jax.checkpoints.errors import CheckpointError, damaged
 from speccascade_jax.models.base import Array, BoundModel, Params, Prompt
 from speccascade_jax.training.storage import write_atomically
 
+if TYPE_CHECKING:
+    from speccascade_jax.pair import Pair
+
 FILE = "acceptance_head.msgpack"
 """How a pair's own head is called in its folder."""
 FORMAT = 1
