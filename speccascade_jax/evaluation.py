@@ -7,7 +7,6 @@ All α's of a rule share one compilation and, since controls are per row, the sa
 from __future__ import annotations
 
 import datetime
-import hashlib
 import os
 import platform
 import time
@@ -20,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from speccascade_jax import sequence, timing
+from speccascade_jax import fingerprints, sequence, timing
 from speccascade_jax.api import make_prompt
 from speccascade_jax.assembly import build, point_controls, point_parts
 from speccascade_jax.data.tasks import Example, get_task
@@ -72,7 +71,7 @@ class Evaluator:
         self._ids = np.asarray([example.id for example in self.examples], np.int32)
         self._engines: dict[Method, tuple[sequence.Program, Params]] = {}
         self.fingerprints = {
-            "weights": fingerprint(self.pair),
+            "weights": fingerprints.of_pair(self.pair),
             "examples": point_key(examples=[(e.id, e.source, e.reference) for e in self.examples]),
         }
         self._stop_ids = stop_ids(self._vocabulary(), self.task.stop_strings)
@@ -274,20 +273,6 @@ def split_measures(summary: dict[str, Any]) -> Record:
         "measures": {name: value for name, value in summary.items() if name not in {*whole, *apart}},
         **apart,
     }
-
-
-def fingerprint(pair: Pair) -> str:
-    """Hash of everything in a pair that its outputs depend on: both models, all weights, the vocabulary."""
-    digest = hashlib.blake2b(digest_size=16)
-    for bound in (pair.target, pair.draft):
-        digest.update(repr(bound.model).encode())
-        for path, leaf in jax.tree_util.tree_leaves_with_path(bound.params):
-            array = np.asarray(leaf)
-            digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).tobytes())
-    if pair.vocabulary is not None:
-        digest.update(pair.vocabulary.fingerprint.encode())
-    return digest.hexdigest()
 
 
 def versions() -> dict[str, str]:

@@ -158,7 +158,8 @@ def run(
     form, asked = spec_bench.get_conversation(conversation), spec_bench.read(questions)
     chosen = choose(asked, categories, per_category)
     # loads JAX's models: not before the values are known to be good
-    from speccascade_jax.evaluation import fingerprint, hardware, load_source
+    from speccascade_jax import fingerprints
+    from speccascade_jax.evaluation import hardware, load_source
 
     loaded = replace(load_source(pair), max_prompt_length=max_prompt_length)
     speakers = [
@@ -168,7 +169,12 @@ def run(
     check_first_turns(speakers[0], chosen)
     settings = {
         **{"method": asdict(method), "sampling": asdict(sampling), "form": asdict(form), "instruction": instruction},
-        **{"max_new_tokens": max_new_tokens, "seed": seed, "weights": fingerprint(loaded), "device": hardware()},
+        **{
+            "max_new_tokens": max_new_tokens,
+            "seed": seed,
+            "weights": fingerprints.of_pair(loaded),
+            "device": hardware(),
+        },
     }
     files = [_answer_file(output, pair, speaker.method) for speaker in speakers]
     for file in files:

@@ -1,5 +1,7 @@
 """The methods of the table: what each gives against a naive computation, and what their parts may not be."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from speccascade_jax.assembly import build, method_controls
 from speccascade_jax.generation import generate
 from speccascade_jax.models.base import Prompt
 from tests import conformance, reference
+from tests.acceptance_heads import head_for
 
 STOP = 5
 
@@ -274,6 +277,7 @@ def test_what_has_no_meaning_is_refused_before_anything_is_compiled(arguments, m
 
 def test_every_method_can_be_put_together():
     pair = conformance.tabular_pair(*conformance.tables(5, seed=48))
+    pair = dataclasses.replace(pair, head=head_for(pair))
     for name, recipe in methods.METHODS.items():
         engine, params = build(pair, method=name)
         assert set(params) == ({"draft", "target"} if recipe.score else {"drafter", "target"}), name

@@ -101,9 +101,9 @@ class Head:
 
 def features(bound: BoundModel) -> int | None:
     """The width of a model's hidden states; `None` where it gives none. Compiles nothing."""
-    one = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    encoder = one if getattr(bound.model, "is_encoder_decoder", False) else None
-    prompt = Prompt(one, jax.ShapeDtypeStruct((1,), jnp.int32), encoder)
+    one: Any = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    length: Any = jax.ShapeDtypeStruct((1,), jnp.int32)
+    prompt = Prompt(one, length, one if getattr(bound.model, "is_encoder_decoder", False) else None)
 
     def hidden(params: Params, prompt: Prompt) -> Array | None:
         cache = bound.model.prefill(params, prompt, 2)
@@ -114,16 +114,19 @@ def features(bound: BoundModel) -> int | None:
 
 
 def initial(key: Array, features: int, depth: int) -> Params:
-    """Fresh float32 parameters: blocks that change nothing yet, and a linear unit of unit gain.
+    """Fresh float32 parameters: blocks that change nothing yet, and a linear unit that says next to nothing.
 
     Raises:
         ValueError: a negative depth.
     """
     if depth < 0:
         raise ValueError(f"depth={depth} is negative: 0 is a linear head")
-    block = {"kernel": jnp.zeros((features, features)), "bias": jnp.zeros((features,))}
-    out = {"kernel": jax.random.normal(key, (features,)) / jnp.sqrt(features), "bias": jnp.zeros(())}
-    return {f"block_{n}": dict(block) for n in range(depth)} | {"out": out}
+
+    def block() -> Params:
+        return {"kernel": jnp.zeros((features, features)), "bias": jnp.zeros((features,))}
+
+    out = {"kernel": jax.random.normal(key, (features,)) / features, "bias": jnp.zeros(())}
+    return {f"block_{n}": block() for n in range(depth)} | {"out": out}
 
 
 def depth(params: Params) -> int:
@@ -138,6 +141,17 @@ def logits(params: Params, hidden: Array) -> Array:
         block = params[f"block_{n}"]
         x = x + jax.nn.silu(x @ block["kernel"] + block["bias"])
     return x @ params["out"]["kernel"] + params["out"]["bias"]
+
+
+def states(model: Any, params: Params, prompt: Prompt, tokens: Array) -> Array:
+    """The hidden state behind each of `tokens` `[B, T]`, float `[B, T, D]`, in one pass: what a stop policy sees.
+
+    The state of token `i` is what `extend` returns for feeding it behind the prompt and the tokens before it.
+    """
+    cache = model.prefill(params, prompt, prompt.tokens.shape[1] + tokens.shape[1])
+    pending = jnp.take_along_axis(prompt.tokens, prompt.length[:, None] - 1, axis=1)
+    out, _ = model.extend(params, cache, jnp.concatenate([pending, tokens], axis=1))
+    return out.hidden[:, 1:]
 
 
 def weighted_bce(logits: Array, kept: Array, counted: Array, w_rej: float, w_acc: float = 1.0) -> Array:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import hashlib
-import json
 import shutil
 import time
 from collections.abc import Sequence
@@ -66,7 +65,8 @@ class Outputs:
         """Decode what is not there yet and write the file; returns counts of examples and tokens, and minutes taken."""
         began = time.monotonic()
         vocabulary, bound = Vocabulary(self.trainer.vocabulary), export.model_of(self.trainer, self.checkpoint)
-        self._claim(_settings(self, vocabulary, bound))
+        settings = _settings(self, vocabulary, bound)
+        storage.claim(self.parts / "settings.json", settings, "remove it, or name another file")
         sources = joined_sources(self.trainer.corpus, vocabulary, self.trainer.seed, self.examples)
         spans = [(at, min(at + self.part_size, len(sources))) for at in range(0, len(sources), self.part_size)]
         missing = [span for span in spans if not self._part(span).exists()]
@@ -98,17 +98,6 @@ class Outputs:
 
     def _part(self, span: tuple[int, int]) -> Path:
         return self.parts / f"{span[0]}-{span[1]}.pieces"
-
-    def _claim(self, settings: dict[str, Any]) -> None:
-        """Make the folder of parts; refuse one that was begun with other settings."""
-        path = self.parts / "settings.json"
-        if path.exists():
-            begun = json.loads(path.read_text(encoding="utf-8"))
-            changed = [name for name in settings if begun.get(name) != settings[name]]
-            if changed:
-                others = ", ".join(changed)
-                raise ValueError(f"{self.parts} was begun with another {others}: remove it, or name another file")
-        storage.write_atomically(path, json.dumps(settings, indent=1).encode())
 
 
 def joined_sources(corpus: JoinedCorpus, vocabulary: Vocabulary, seed: int, count: int) -> list[list[int]]:

@@ -60,6 +60,25 @@ def _check_shapes(like: Any, state: Any) -> None:
     jax.tree_util.tree_map_with_path(check, like, state)
 
 
+def claim(path: Path, settings: dict[str, Any], remedy: str) -> None:
+    """Say in `path` (JSON) what its folder is made with; refuse a folder that was begun with other settings.
+
+    Args:
+        settings: as JSON gives them back: lists, no tuples.
+        remedy: the end of the error's sentence.
+
+    Raises:
+        ValueError: names the settings that differ.
+    """
+    if path.exists():
+        begun = json.loads(path.read_text(encoding="utf-8"))
+        names = dict.fromkeys([*settings, *begun])
+        if changed := [name for name in names if begun.get(name) != settings.get(name)]:
+            raise ValueError(f"{path.parent} was begun with another {', '.join(changed)}: {remedy}")
+    else:
+        write_atomically(path, json.dumps(settings, indent=1).encode())
+
+
 class MetricsLog:
     """A JSON-lines file with one object per record, each with its `step`.
 

@@ -1,0 +1,45 @@
+r"""Train SpecDec++'s acceptance heads on a pair's frozen draft, and report how well they predict acceptance.
+
+    python experiments/train_acceptance_head.py --gin_file=gin/train_acceptance_head.gin \
+        --gin_file=gin/models/tatoeba_en_de.gin --gin.HeadTrainer.data="('runs/acceptance/train',)"
+    python experiments/train_acceptance_head.py ... --mode=report
+
+The data are made by `experiments/make_acceptance_data.py`. A run that was killed goes on where it last saved: give the
+same command again. All heads of the grid are trained at once; they lie in <run_dir>/heads.
+
+    --gin.HeadTrainer.depths="(0, 3)" --gin.HeadTrainer.w_rejs="(1, 6)"    the grid
+    --gin.HeadTrainer.epochs=8 --gin.HeadTrainer.peak=2e-3                 AdamW, warm-up and cosine
+    --gin.HeadTrainer.from_target=0.15                                     how much of a mix is the target's
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import gin
+from absl import app, flags, logging
+
+from speccascade_jax import gin_flags
+from speccascade_jax.training import acceptance, memory
+
+gin_flags.define_flags()
+MODE = flags.DEFINE_enum("mode", "train", ["train", "report"], "train: train or resume. report: judge the run's heads.")
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unknown argument {argv[1]!r}; flags look like --gin.NAME=VALUE")
+    if not flags.FLAGS.gin_file:
+        raise app.UsageError("name a --gin_file, for example --gin_file=gin/train_acceptance_head.gin")
+    with gin_flags.one_line_errors():
+        gin_flags.parse_gin(flags.FLAGS.gin_file, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths)
+        trainer = gin.get_configurable(acceptance.HeadTrainer)()
+        if MODE.value == "train":
+            print(json.dumps(trainer.run(), indent=1))
+
+
+if __name__ == "__main__":
+    memory.keep_freed_memory()
+    logging.set_verbosity(logging.INFO)
+    app.run(main, argv=gin_flags.rewrite_arguments(sys.argv))

@@ -1,0 +1,291 @@
+"""Training acceptance heads on a frozen draft: a grid of depths and rejection weights at once.
+
+Paper 3, section 3.3; METHODS section 6. In every batch each sequence is mixed anew: `Z_i` is the target's token `X_i`
+with probability `from_target`, else the draft's proposal `Y_i`; one pass of the draft over `Z` gives the hidden states,
+and the loss counts at the `Y` tokens. That pass costs as much as several heads, so all heads of the grid share it; they
+share nothing else, and each ends as it would if it were trained alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import logging
+
+from speccascade_jax import fingerprints
+from speccascade_jax.acceptance_shards import Data, read
+from speccascade_jax.controls import several, whole
+from speccascade_jax.evaluation import load_source
+from speccascade_jax.heads import acceptance as heads
+from speccascade_jax.metrics import calibration
+from speccascade_jax.models.base import Array, Params
+from speccascade_jax.points import ModelPair
+from speccascade_jax.report import clock_time
+from speccascade_jax.training import storage
+from speccascade_jax.training.mixing import HELD_OUT, Batch, Batches, mix_key, mixed_states, split
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadTrainer:
+    """A grid of heads to be trained on one draft.
+
+    Attributes:
+        run_dir: where state, metrics and heads (`heads/depth1_wrej6.msgpack`) go; a run found there is resumed.
+        pair: whose draft it is; data: folders of `acceptance_data`, made with that draft.
+        depths, w_rejs: the grid.
+        from_target: probability that a token of the mix is the target's.
+        held_out: share of the prompts that is not trained on, but judged.
+        batch_positions: positions per step, padding included; epochs: passes over the prompts.
+        peak, warmup_steps, weight_decay: of AdamW; the rate rises linearly to `peak`, then falls as a cosine to 0.
+        seed: of the heads, the split, the order and the mixes.
+        log_every: steps; save_every_seconds: of the resumable state.
+
+    Raises:
+        ValueError: a value without meaning.
+    """
+
+    run_dir: str
+    pair: ModelPair
+    data: tuple[str, ...]
+    depths: tuple[int, ...] = (0, 1, 2, 3, 4)
+    w_rejs: tuple[float, ...] = (1.0, 3.0, 6.0, 12.0)
+    from_target: float = 0.15
+    held_out: float = 0.05
+    batch_positions: int = 1536
+    epochs: int = 12
+    peak: float = 5e-3
+    warmup_steps: int = 100
+    weight_decay: float = 0.01
+    seed: int = 0
+    log_every: int = 50
+    save_every_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("data", "depths", "w_rejs"):
+            several(name, getattr(self, name), 1)
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for depth in self.depths:
+            whole("depths", depth, 0)
+        for name in ("batch_positions", "epochs"):
+            whole(name, getattr(self, name), 1)
+        if not all(w > 0 for w in self.w_rejs):
+            raise ValueError(f"w_rejs={self.w_rejs} must be positive weights; 1 weighs both sides alike")
+        if not 0 <= self.from_target < 1:
+            raise ValueError(f"from_target={self.from_target} is outside [0, 1): nothing would be trained on at 1")
+        if not 0 < self.held_out < 1:
+            raise ValueError(f"held_out={self.held_out} is outside (0, 1)")
+
+    @property
+    def grid(self) -> dict[str, tuple[int, float]]:
+        """Name of a head -> its depth and rejection weight."""
+        return {head_name(depth, w_rej): (depth, w_rej) for depth in self.depths for w_rej in self.w_rejs}
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end (from the saved state if there is one), write the heads; returns what `evaluate` found."""
+        return Run(self).finish()
+
+
+def head_name(depth: int, w_rej: float) -> str:
+    """How a head of the grid is called."""
+    return f"depth{depth}_wrej{w_rej:g}"
+
+
+@flax.struct.dataclass
+class HeadState:
+    """What a step changes: the heads' parameters by name, AdamW's state, int32 step count."""
+
+    params: Params
+    opt_state: Any
+    step: Array
+
+
+def all_logits(params: Params, hidden: Array) -> dict[str, Array]:
+    """Every head's logits `[N]` of hidden states `[N, D]`."""
+    return {name: heads.logits(one, hidden) for name, one in params.items()}
+
+
+def total_loss(params: Params, hidden: Array, kept: Array, counted: Array, grid: dict[str, tuple[int, float]]) -> Any:
+    """The sum of all heads' losses, whose gradient is each head's own, and the losses by name."""
+    losses = {
+        name: heads.weighted_bce(heads.logits(params[name], hidden), kept, counted, w_rej)
+        for name, (_, w_rej) in grid.items()
+    }
+    return jnp.sum(jnp.stack(list(losses.values()))), losses
+
+
+class Run:
+    """A `HeadTrainer` at work: the draft, the data, the heads, its place in the data.
+
+    Raises:
+        ValueError: data made with another draft, or a run directory begun with other settings.
+    """
+
+    def __init__(self, trainer: HeadTrainer):
+        self.trainer, self.directory = trainer, Path(trainer.run_dir)
+        self.data = read(trainer.data)
+        self.pair = load_source(trainer.pair)
+        check_draft(self.data, fingerprints.of_model(self.pair.draft), self.pair.name)
+        self.train_rows, self.held_out_rows = split(len(self.data.examples.ids), trainer.held_out, trainer.seed)
+        self.batches = Batches(self.data.examples, trainer.batch_positions)
+        self.steps_per_epoch = len(self.batches.cut(self.train_rows))
+        self.total = self.steps_per_epoch * trainer.epochs
+        storage.claim(self.directory / "settings.json", self._settings(), "name another run_dir, or remove it")
+        self.optimizer = self._optimizer()
+        self.state = self._initial()
+        self.log = storage.MetricsLog(self.directory / storage.METRICS_FILE, int(self.state.step))
+        self._compiled_step = jax.jit(self._train, donate_argnums=0)
+        self._compiled_states = jax.jit(self._states)
+        self._compiled_logits = jax.jit(all_logits)
+
+    def _settings(self) -> dict[str, Any]:
+        # where the data lie, and how often is logged and saved, changes nothing in the heads
+        free = {"run_dir", "data", "log_every", "save_every_seconds", "pair"}
+        chosen = {name: value for name, value in dataclasses.asdict(self.trainer).items() if name not in free}
+        tuples = {name: list(value) for name, value in chosen.items() if isinstance(value, tuple)}
+        return chosen | tuples | {"data": self.data.key}
+
+    def _optimizer(self) -> optax.GradientTransformation:
+        trainer = self.trainer
+        warmup = min(trainer.warmup_steps, self.total // 2)
+        rate = optax.warmup_cosine_decay_schedule(0.0, trainer.peak, warmup, self.total)
+        return optax.adamw(rate, weight_decay=trainer.weight_decay)
+
+    def _initial(self) -> HeadState:
+        size = heads.features(self.pair.draft)
+        if size is None:
+            raise ValueError(f"the draft of pair {self.pair.name!r} gives no hidden states: no head can read it")
+        key = jax.random.key(self.trainer.seed)
+        params = {name: heads.initial(key, size, depth) for name, (depth, _) in self.trainer.grid.items()}
+        state = HeadState(params, self.optimizer.init(params), jnp.int32(0))
+        saved = storage.load_state(self.directory, state)
+        if saved is None:
+            return state
+        logging.info("resuming %s at step %d of %d", self.directory, int(saved[0].step), self.total)
+        return jax.tree.map(jnp.asarray, saved[0])
+
+    def _states(self, draft: Params, batch: Batch, key: Array) -> tuple[Array, Array, Array]:
+        trainer, model = self.trainer, self.pair.draft.model
+        return mixed_states(model, draft, batch, key, trainer.from_target, trainer.batch_positions)
+
+    def states(self, batch: Batch, epoch: int) -> tuple[Array, Array, Array]:
+        """Hidden states, labels and which count, of a batch in an epoch's mix (`mixing.mixed_states`)."""
+        return self._compiled_states(self.pair.draft.params, batch, mix_key(self.trainer.seed, epoch))
+
+    def _train(
+        self, state: HeadState, hidden: Array, kept: Array, counted: Array
+    ) -> tuple[HeadState, dict[str, Array]]:
+        def loss(params: Params) -> Any:
+            return total_loss(params, hidden, kept, counted, self.trainer.grid)
+
+        grads, losses = jax.grad(loss, has_aux=True)(state.params)
+        updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
+        return HeadState(optax.apply_updates(state.params, updates), opt_state, state.step + 1), losses
+
+    def _left(self) -> Iterator[tuple[int, int, Batch]]:
+        """Epoch, index in it, batch: all that are still to come."""
+        step = int(self.state.step)
+        for epoch in range(step // self.steps_per_epoch, self.trainer.epochs):
+            first = step % self.steps_per_epoch if epoch == step // self.steps_per_epoch else 0
+            batches = self.batches.epoch(self.train_rows, self.trainer.seed, epoch)
+            for index, batch in enumerate(batches[first:], first):
+                yield epoch, index, batch
+
+    def finish(self) -> dict[str, Any]:
+        """Train until the last epoch is done, judge, write the heads."""
+        began, saved_at = time.monotonic(), time.monotonic()
+        step = start = int(self.state.step)
+        for epoch, index, batch in self._left():
+            losses = self.step(epoch, batch)
+            step += 1
+            if step % self.trainer.log_every == 0:
+                spent = time.monotonic() - began
+                left = clock_time(spent / (step - start) * (self.total - step))
+                self.log.append({"step": step, "epoch": epoch, "losses": jax.tree.map(float, jax.device_get(losses))})
+                first = float(next(iter(losses.values())))
+                logging.info("step %d of %d, %s left, loss of the first head %.4f", step, self.total, left, first)
+            if time.monotonic() - saved_at > self.trainer.save_every_seconds:
+                self.save()
+                saved_at = time.monotonic()
+            if index + 1 == self.steps_per_epoch:
+                self.evaluate(step)
+        self.save()
+        self.write_heads()
+        return self.evaluate(step)
+
+    def step(self, epoch: int, batch: Batch) -> dict[str, Array]:
+        """One optimiser step of every head."""
+        self.state, losses = self._compiled_step(self.state, *self.states(batch, epoch))
+        return losses
+
+    def evaluate(self, step: int) -> dict[str, Any]:
+        """AUC and log loss (the weight of rejections undone) of every head on the held-out prompts' `Y` tokens."""
+        logits, kept = self.judge(self.held_out_rows)
+        found = {}
+        for name, (_, w_rej) in self.trainer.grid.items():
+            predicted = probability(logits[name], w_rej)
+            found[name] = {
+                "auc": round(calibration.auc(logits[name], kept), 5),
+                "log_loss": round(calibration.log_loss(predicted, kept), 5),
+            }
+        self.log.append({"step": step, "held_out": found})
+        best = max(found, key=lambda name: found[name]["auc"])
+        logging.info("step %d, held out: best AUC %.4f (%s)", step, found[best]["auc"], best)
+        return found
+
+    def judge(self, rows: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Every head's logits and the labels at the `Y` tokens of some prompts, `[N]` each."""
+        logits: dict[str, list[np.ndarray]] = {name: [] for name in self.trainer.grid}
+        kept = []
+        for cut in self.batches.cut(rows):
+            hidden, labels, counted = jax.device_get(self.states(self.batches.batch(cut), HELD_OUT))
+            kept.append(labels[counted])
+            for name, values in jax.device_get(self._compiled_logits(self.state.params, hidden)).items():
+                logits[name].append(values[counted])
+        return {name: np.concatenate(values) for name, values in logits.items()}, np.concatenate(kept)
+
+    def save(self) -> None:
+        """Write the resumable state."""
+        storage.save_state(self.directory, self.state, {})
+
+    def write_heads(self) -> None:
+        """Write every head of the grid with its card."""
+        meant = {name: self.data.manifest[name] for name in ("pair_fingerprint", "draft_fingerprint", "rule", "alpha")}
+        meant |= {name: self.data.manifest[name] for name in ("temperature", "top_p", "top_k", "draft_temperature")}
+        prompts, positions = len(self.train_rows), int(self.data.examples.lengths[self.train_rows].sum())
+        meant |= {"data": self.data.key, "prompts": prompts, "positions": positions, "steps": int(self.state.step)}
+        for name, (depth, w_rej) in self.trainer.grid.items():
+            params = self.state.params[name]
+            size = int(params["out"]["kernel"].shape[0])
+            card = heads.Card(depth=depth, features=size, w_rej=w_rej, pair=self.data.manifest["pair"], **meant)
+            heads.save(self.directory / "heads" / f"{name}.msgpack", heads.Head(params, card))
+
+
+def probability(logits: np.ndarray, w_rej: float) -> np.ndarray:
+    """The probability that a head means, the weight of rejections undone.
+
+    The weighted loss is least at `P̂ / (1 − P̂) = P / (w_rej (1 − P))`: the weight shifts the logit and nothing else.
+    """
+    return 1.0 / (1.0 + np.exp(-(np.asarray(logits, np.float64) + np.log(w_rej))))
+
+
+def check_draft(data: Data, draft: str, name: str) -> None:
+    """Refuse data that another draft proposed.
+
+    Raises:
+        ValueError: names both.
+    """
+    made = data.manifest["draft_fingerprint"]
+    if made != draft:
+        raise ValueError(
+            f"the data were made with the draft {made} of pair {data.manifest['pair']!r}, but the draft of {name!r} is "
+            f"{draft}: make data with this pair, or train a head for that one"
+        )

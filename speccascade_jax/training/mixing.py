@@ -1,0 +1,125 @@
+"""What acceptance heads are trained on: the target's tokens and the draft's proposals, mixed anew in every epoch.
+
+Paper 3, section 3.3: `Z_i` is the target's token `X_i` with probability `from_target`, else the proposal `Y_i`, and the
+loss counts at the `Y` tokens. Batches are pure functions of seed and epoch, and hold about the same number of positions
+whatever their width, so that what reads their hidden states is compiled once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade_jax import rngs
+from speccascade_jax.acceptance_shards import Examples
+from speccascade_jax.heads.acceptance import states
+from speccascade_jax.models.base import Array, Params, Prompt, bucket
+
+HELD_OUT = 2**31 - 1
+"""The epoch whose mixes the held-out prompts are judged on."""
+
+
+class Batch(NamedTuple):
+    """A batch `[B, T]` of examples and their numbers `rows` `[B]`; rows that fill it up have length 0."""
+
+    prompt: Prompt
+    rows: np.ndarray
+    tokens: np.ndarray
+    proposals: np.ndarray
+    kept: np.ndarray
+    lengths: np.ndarray
+
+
+def mix(key: Array, batch: Batch, from_target: float) -> tuple[Array, Array]:
+    """`Z` int32 `[B, T]`, and where it is the draft's, bool `[B, T]`; a row's bits hang on `key` and its number."""
+    rows, width = batch.tokens.shape
+    slots = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (rows, width))
+    zero = jnp.zeros(rows, jnp.int32)
+    uniform = rngs.RoundKeys(rngs.row_keys(key, jnp.asarray(batch.rows), 0), zero, zero).uniform(slots, rngs.DRAFT)
+    ours = uniform >= from_target
+    return jnp.where(ours, batch.proposals, batch.tokens), ours & (slots < jnp.asarray(batch.lengths)[:, None])
+
+
+def mix_key(seed: int, epoch: int | Array) -> Array:
+    """The key of an epoch's mixes."""
+    return jax.random.fold_in(jax.random.key(np.uint32(seed), impl="threefry2x32"), epoch)
+
+
+def mixed_states(
+    model: Any, params: Params, batch: Batch, key: Array, from_target: float, size: int
+) -> tuple[Array, Array, Array]:
+    """Of a mix: hidden states `[size, D]`, labels `[size]` and which of them count, bool `[size]`, flat and padded."""
+    z, counted = mix(key, batch, from_target)
+    hidden = states(model, params, batch.prompt, z)
+    missing = size - z.size
+
+    def flat(x: Array) -> Array:
+        x = x.reshape(z.size, *x.shape[2:])
+        return jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))
+
+    return flat(hidden), flat(jnp.asarray(batch.kept)), flat(counted)
+
+
+def split(count: int, held_out: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of the prompts that are trained on, and of those that are not; at least one of each.
+
+    Raises:
+        ValueError: fewer than two prompts.
+    """
+    if count < 2:
+        raise ValueError(f"{count} prompts are too few to hold some of them out: make more data")
+    order = np.random.default_rng((seed, HELD_OUT)).permutation(count)
+    aside = min(max(1, round(held_out * count)), count - 1)
+    return np.sort(order[aside:]), np.sort(order[:aside])
+
+
+def widths(examples: Examples) -> np.ndarray:
+    """The bucket of every example's longest part, int `[N]`."""
+    encoder = np.count_nonzero(examples.encoder_tokens, axis=1)
+    longest = np.maximum(np.maximum(examples.lengths, examples.prompt_lengths), encoder)
+    return np.asarray([bucket(int(length)) for length in longest])
+
+
+class Batches:
+    """Examples cut into batches of at most `positions` positions, rows times width.
+
+    Raises:
+        ValueError: an example is longer than a batch.
+    """
+
+    def __init__(self, examples: Examples, positions: int):
+        self.examples, self.positions, self.widths = examples, positions, widths(examples)
+        if self.widths.max() > positions:
+            raise ValueError(f"batch_positions={positions} holds no row of width {self.widths.max()}: raise it")
+
+    def epoch(self, rows: np.ndarray, seed: int, epoch: int) -> list[Batch]:
+        """All of `rows`, shuffled."""
+        draws = np.random.default_rng((seed, epoch))
+        cut = self.cut(draws.permutation(rows))
+        return [self.batch(cut[n]) for n in draws.permutation(len(cut))]
+
+    def cut(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Rows of one width together, in order, -1 where a batch is filled up."""
+        found = []
+        for width in np.unique(self.widths[rows]):
+            same, size = rows[self.widths[rows] == width], self.positions // int(width)
+            filled = np.pad(same, (0, -len(same) % size), constant_values=-1)
+            found += list(filled.reshape(-1, size))
+        return found
+
+    def batch(self, rows: np.ndarray) -> Batch:
+        """The batch of one cut."""
+        width, real = int(self.widths[rows[0]]), rows >= 0
+        some = self.examples.rows(np.where(real, rows, rows[0]))
+        prompt = some.prompt()
+        encoder = None if prompt.encoder_tokens is None else prompt.encoder_tokens[:, :width]
+        tokens, proposals, kept = (_to_width(a, width) for a in (some.tokens, some.proposals, some.kept))
+        prompt = Prompt(prompt.tokens[:, :width], prompt.length, encoder)
+        return Batch(prompt, rows.astype(np.int32), tokens, proposals, kept, np.where(real, some.lengths, 0))
+
+
+def _to_width(array: np.ndarray, width: int) -> np.ndarray:
+    return np.pad(array, [(0, 0), (0, max(0, width - array.shape[1]))])[:, :width]
