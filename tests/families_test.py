@@ -10,8 +10,8 @@ from tests import measured_records as made
 
 def test_points_are_sorted_by_their_number():
     (found,) = families.of_records(reversed(made.sweep()))
-    shuffled = made.sweep(dict(reversed(made.ADAPTIVE.items())))
-    assert list(families.of_records(shuffled)[0].adaptive[0].spots) == list(made.ADAPTIVE)
+    (longer,) = families.of_records([made.record("spec_decode", 0.25, 2.5, block=12), *made.sweep()])
+    assert list(longer.fixed[0].spots) == [2, 4, 6, 8, 12]
     (fixed,), (adaptive,) = found.fixed, found.adaptive
     assert (fixed.name, fixed.symbol, list(fixed.spots)) == ("SpecDecode", "γ", [2, 4, 6, 8])
     assert (adaptive.name, adaptive.symbol) == ("SpecDec++", "h") and list(adaptive.spots) == list(made.ADAPTIVE)

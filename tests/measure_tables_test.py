@@ -90,6 +90,13 @@ def test_the_suggested_threshold_says_where_it_was_read_off():
     assert grid.rows[0][3] == "measured at 0.818182"
 
 
+def test_thresholds_on_anything_but_a_rejection_get_no_suggestion():
+    entropy = made.record("stop_entropy", 0.4, 0.3, stop=0.3)
+    *_, grid = grids("throughput", [*made.sweep(), entropy])
+    assert [row[0] for row in grid.rows] == ["SpecDec++"]
+    assert len(grids("throughput", [*made.sweep({}), entropy])) == 2
+
+
 def test_dominance_has_a_verdict_per_block_size():
     (grid,) = grids("dominance", made.sweep({0.3: (0.36, 0.5), 0.5: (0.31, 0.75), 0.7: (0.287, 1.2)}))
     assert [row[1] for row in grid.rows] == [f"SpecDecode, γ = {block}" for block in made.FIXED]
