@@ -4,6 +4,7 @@
     python experiments/plots.py results/quickstart.jsonl --output docs/figures --format svg
     python experiments/plots.py results/gamma1.jsonl --share rejections_per_token      x-axis of paper 1's Figure 3
     python experiments/plots.py --histograms wmt.json xsum.json         paper 2's Figure 3, from survey.py's output
+    python experiments/plots.py results/paper3.jsonl --pareto      paper 3's Figure 4: verification against discard rate
 
 Left: paper 1's Figure 4 (lower latency is further left); right: its Figure 3. One line per rule through its α's (the
 largest ringed), bars for the spread, the target's quality dotted. Hollow markers: inconclusive, nothing was drafted.
@@ -16,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from speccascade_jax import figures, histograms, labels, results, summary
+from speccascade_jax import families, figures, histograms, labels, pareto_figure, results, summary
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,6 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.histograms:
             paths = [folder / f"{stem}-histogram.{args.format}"]
             histograms.draw(histograms.read(args.records), paths[0])
+        elif args.pareto:
+            found = families.of_records(results.read_records(*args.records))
+            paths = pareto_figure.draw_all(found, folder, stem, args.format)
         else:
             panels = summary.panels(results.read_records(*args.records), args.together)
             paths = figures.draw_all(panels, folder, stem, args.format, args.share)
@@ -43,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="+", help="result files (JSON lines) that sweep.py or run.py wrote")
     parser.add_argument("--histograms", action="store_true", help="the files are survey.py's: one figure, a panel each")
+    parser.add_argument("--pareto", action="store_true", help="verification against discard rate, per γ and threshold")
     parser.add_argument("--output", help="folder for the figures (default: beside the first result file)")
     parser.add_argument("--format", choices=("png", "svg", "pdf"), default="png")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Paper 1's Table 2 from the records of one or more sweeps.
+"""Paper 1's Table 2, or paper 3's tables, from the records of one or more sweeps.
 
 For each method: the speed-up of its fastest α that reaches the target's quality, and the best quality among its α's
 that are no slower than the target. Sweeps over several tasks or pairs stand side by side. Brackets hold 95% intervals,
@@ -10,6 +10,12 @@ paired over examples, against the target alone; * is better than all else in its
     python experiments/tables.py results/quickstart.jsonl --points      every point: quality, latency, rejection rate
     python experiments/tables.py results/quickstart.jsonl --format csv --points      the records themselves as CSV
     python experiments/tables.py results/paper2_figure6.jsonl --beside random_accept      at equal shares of drafts
+
+Paper 3, of sweeps over fixed block sizes and stop thresholds:
+
+    python experiments/tables.py results/paper3.jsonl --measures forward_times      its Table 2: t_draft, t_target, R²
+    python experiments/tables.py results/paper3.jsonl --measures throughput         its Table 1, and theorem 3.1's h
+    python experiments/tables.py results/paper3.jsonl --measures dominance          its Figure 4, with verdicts
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from speccascade_jax import labels, report, results, summary, tables
+from speccascade_jax import families, labels, measure_tables, report, results, summary, tables
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         records = results.read_records(*args.records)
         panels = summary.panels(records, args.together)
-        if args.format == "terminal" and args.output is None and not args.beside:
+        if args.format == "terminal" and args.output is None and not (args.beside or args.measures):
             report.show(panels, args.points, args.tolerance, args.margin)
             return 0
         text = _text(records, panels, args)
@@ -46,14 +52,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _text(records: Sequence[results.Record], panels: Sequence[summary.Panel], args: argparse.Namespace) -> str:
-    if args.format == "csv":
+    if args.format == "csv" and not args.measures:
         return results.to_csv(records) if args.points else tables.table2_csv(panels, args.tolerance, args.margin)
-    if args.beside:
+    if args.measures:
+        found = families.of_records(records)
+        grids = [grid for each in found for what in args.measures for grid in measure_tables.GRIDS[what](each)]
+    elif args.beside:
         grids = [tables.beside_grid(panel, args.beside, args.share) for panel in panels if panel.curves]
     else:
         grids = tables.grids(panels, args.points, args.tolerance, args.margin)
-    if args.format in ("markdown", "latex"):
-        return "\n".join(grid.markdown() if args.format == "markdown" else grid.latex() for grid in grids)
+    if args.format != "terminal":
+        return "\n".join(getattr(grid, args.format)() for grid in grids)
     text = io.StringIO()
     for grid in grids:
         Console(width=160, file=text).print(grid.rich())
@@ -77,6 +86,9 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=0.0,
         help="'no slower' means a relative latency up to 1 + this (default 0)",
+    )
+    parser.add_argument(
+        "--measures", nargs="+", choices=tuple(measure_tables.GRIDS), help="paper 3's tables instead of Table 2"
     )
     parser.add_argument("--beside", help="compare every point with this method's point of the nearest --share")
     parser.add_argument("--share", choices=tuple(labels.SHARES), default="draft_share")

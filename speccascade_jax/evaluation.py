@@ -28,7 +28,7 @@ from speccascade_jax.generation import Generation, raise_on_failure
 from speccascade_jax.heads import acceptance
 from speccascade_jax.labels import DRAFT, TARGET
 from speccascade_jax.metrics import quality
-from speccascade_jax.metrics.efficiency import summarise
+from speccascade_jax.metrics.efficiency import per_example, summarise
 from speccascade_jax.models.base import Params, Prompt
 from speccascade_jax.pair import Pair, load_pair
 from speccascade_jax.points import Evaluation, Method, ModelPair, Point, check_code
@@ -171,7 +171,8 @@ class Evaluator:
         ids, samples = [self.examples[row].id for row in rows], self.evaluation.resamples
         scored = quality.measure(self.task.metrics, ids, predictions, references, samples=samples)
         return split_measures(summarise(stats, lengths, draft_alone=draft_alone)) | {
-            "quality": scored | {"tokens_per_example": float(np.mean(lengths))}
+            "quality": scored | {"tokens_per_example": float(np.mean(lengths))},
+            "per_example": {"ids": ids, **per_example(stats, draft_alone=draft_alone)},
         }
 
     def time(self, points: Sequence[Point]) -> list[Record]:
@@ -190,11 +191,11 @@ class Evaluator:
         alone, timings = timing.interleave(baseline, methods, examples=examples, trials=trials)
         return [
             {
-                "latency": timing.latency(timings),
+                "latency": timing.latency(timed, draft_alone=point.method.name == DRAFT),
                 "target_latency": timing.latency(alone),
-                "relative_latency": timing.relative_latency(timings, alone),
+                "relative_latency": timing.relative_latency(timed, alone),
             }
-            for timings in timings
+            for point, timed in zip(points, timings, strict=True)
         ]
 
     def _runner(self, point: Point) -> timing.Run:

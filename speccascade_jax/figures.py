@@ -56,7 +56,7 @@ def draw_all(
         raise ValueError("the records hold no method beside target and draft alone: nothing to plot")
     paths: list[Path] = []
     for panel in panels:
-        name = stem if len(panels) == 1 else f"{stem}-{_slug(panel.title())}"
+        name = stem if len(panels) == 1 else f"{stem}-{slug(panel.title())}"
         if folder / f"{name}.{form}" in paths:
             name += f"-{len(paths) + 1}"
         paths.append(folder / f"{name}.{form}")
@@ -112,7 +112,7 @@ def _axes(axes: Axes, panel: Panel, horizontal: Horizontal) -> None:
         if not shown:
             continue
         xs, ys = [x.value for _, x in shown], [spot.quality.value for spot, _ in shown]
-        axes.errorbar(xs, ys, xerr=_bars([x for _, x in shown]), yerr=_bars([s.quality for s, _ in shown]),
+        axes.errorbar(xs, ys, xerr=bars([x for _, x in shown]), yerr=bars([s.quality for s, _ in shown]),
                       fmt="none", ecolor=colour, elinewidth=0.8, alpha=0.3, zorder=1)  # fmt: skip
         faces = ["white" if spot.inconclusive else colour for spot, _ in shown]
         axes.plot(xs, ys, color=colour, lw=1.6, zorder=2)
@@ -141,7 +141,7 @@ def _ends(axes: Axes, panel: Panel, horizontal: Horizontal) -> None:
         if spot is None or x is None:
             continue
         at = (x.value, spot.quality.value)
-        axes.errorbar(*at, xerr=_bars([x]), yerr=_bars([spot.quality]), fmt=marker, ms=9, color="0.25",
+        axes.errorbar(*at, xerr=bars([x]), yerr=bars([spot.quality]), fmt=marker, ms=9, color="0.25",
                       mfc="white", mew=2, elinewidth=0.8, zorder=4)  # fmt: skip
         name = label(spot.method)
         text = axes.annotate(
@@ -159,10 +159,11 @@ def _ends(axes: Axes, panel: Panel, horizontal: Horizontal) -> None:
     axes.set_xlim(low, max([high, *(place + 0.16 * (high - low) for place in places)]))  # room for the names
 
 
-def _bars(values: Sequence[Value]) -> list[list[float]]:
+def bars(values: Sequence[Value]) -> list[list[float]]:
     """Distances below and above, never negative: a resampled interval need not hold the value."""
     return [[max(v.value - v.low, 0.0) for v in values], [max(v.high - v.value, 0.0) for v in values]]
 
 
-def _slug(text: str) -> str:
+def slug(text: str) -> str:
+    """`text` as a part of a file's name."""
     return re.sub(r"[^A-Za-z0-9._]+", "-", text.replace("γ", "g").replace(" = ", "")).strip("-")

@@ -1,7 +1,9 @@
-"""A table before it has a form, and its forms: terminal, Markdown, LaTeX."""
+"""A table before it has a form, and its forms: terminal, Markdown, LaTeX, CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import textwrap
 from collections.abc import Callable, Sequence
@@ -64,6 +66,12 @@ class Grid:
         lines = [_pipes(cells) for cells in ([_markdown(name) for name in self.header], aligned, *rows)]
         notes = [f"- {_markdown(note)}" for note in self.notes]
         return "\n".join([f"**{_markdown(self.title)}**", "", *lines, "", *notes]) + "\n"
+
+    def csv(self) -> str:
+        """The cells as they are, below their header; title and notes are left out."""
+        out = io.StringIO()
+        csv.writer(out, lineterminator="\n").writerows([self.header, *self.rows])
+        return out.getvalue()
 
     def latex(self) -> str:
         r"""For a paper: a `table` with the rules of booktabs, the title as its caption, the notes below.

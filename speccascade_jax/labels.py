@@ -55,6 +55,9 @@ SHARES = {
 }
 """Measures that qualities are plotted against."""
 
+PER_EXAMPLE = ("committed", "target_calls", "discarded", "draft_steps", "drafted")
+"""Counts that records hold example by example, so that rates and predicted times have intervals."""
+
 # "fuzzy[fuzzy_kl]@0.3 (γ = 3)": method, the rule chosen for it, its stop threshold, what tells it apart in a panel; the
 # file of a chosen acceptance head stands behind a colon
 _CURVE = re.compile(

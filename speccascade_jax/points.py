@@ -195,6 +195,7 @@ class Point:
         out |= _settings(self.evaluation) | {"task": get_task(self.evaluation.task).name}
         out |= {"method": self.method.curve(), **dataclasses.asdict(self.method)}
         out |= {"swept_block": self.method.swept_block, "family": self.method.family()}
+        out |= {"law": self.method.decides.name}
         del out["name"]
         return out | dataclasses.asdict(self.sampling) | {"seed": self.seed}
 

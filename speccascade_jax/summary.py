@@ -152,7 +152,7 @@ def panels(records: Iterable[Record], together: Sequence[str] = ()) -> list[Pane
 def _of_blocks(setting: dict[str, Any], records: Sequence[Record], together: Sequence[str]) -> Iterator[Panel]:
     """One panel per block size and bonus that the records swept."""
     apart = [name for name in ("block_size", "bonus") if name not in together]
-    swept = [r for r in records if _is_swept(r)]
+    swept = [r for r in records if is_swept(r)]
     choices = {tuple(r["point"][name] for name in apart) for r in swept}
     for choice in sorted(choices, key=str) or [(None,) * len(apart)]:
         mine = [r for r in swept if tuple(r["point"][name] for name in apart) == choice]
@@ -160,14 +160,14 @@ def _of_blocks(setting: dict[str, Any], records: Sequence[Record], together: Seq
         chosen = dict.fromkeys(MIXABLE) | setting | dict(zip(apart, choice, strict=True))
         chosen |= {name: next(iter(values)) for name, values in mixed.items() if len(values) == 1}
         members = {id(r) for r in mine}
-        yield _panel(chosen, [r for r in records if id(r) in members or not _is_swept(r)])
+        yield _panel(chosen, [r for r in records if id(r) in members or not is_swept(r)])
 
 
 def _is_end(record: Record) -> bool:
     return record["point"]["method"] in (TARGET, DRAFT)
 
 
-def _is_swept(record: Record) -> bool:
+def is_swept(record: Record) -> bool:
     """Whether γ is a choice of the sweep's; records from before this was written down have it in `block_size`."""
     return not _is_end(record) and record["point"].get("swept_block", record["point"]["block_size"] is not None)
 

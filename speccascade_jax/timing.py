@@ -15,15 +15,21 @@ import jax
 import numpy as np
 
 Run = Callable[[int, int], Any]
-"""`(example, trial) -> generation`: a compiled call whose result has `lengths`, the number of tokens of its one row."""
+"""`(example, trial) -> generation`: a compiled call whose result has `lengths`, the number of tokens of its one row,
+and `stats`, its `Counters`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timings:
-    """Seconds and generated tokens of every run, each `[trials, examples]`."""
+    """Seconds, generated tokens and forward passes of the two models of every run, each `[trials, examples]`.
+
+    Where the draft wrote alone its passes are `target_calls`, as the engine counts them (`latency`).
+    """
 
     seconds: np.ndarray
     tokens: np.ndarray
+    draft_steps: np.ndarray
+    target_calls: np.ndarray
 
 
 def interleave(
@@ -48,7 +54,7 @@ def interleave(
     if not 1 <= len(methods) <= 2:
         raise ValueError(f"{len(methods)} methods cannot all be neighbours of one baseline; give one or two")
     runs = [methods[0], baseline, *methods[1:]]
-    seconds, tokens = np.zeros((len(runs), trials, examples)), np.zeros((len(runs), trials, examples), np.int64)
+    seconds, counts = np.zeros((len(runs), trials, examples)), np.zeros((len(runs), 3, trials, examples), np.int64)
     for trial in range(trials):
         for example in range(examples):
             order = range(len(runs)) if (trial + example) % 2 == 0 else reversed(range(len(runs)))
@@ -56,22 +62,37 @@ def interleave(
                 begin = clock()
                 result = jax.block_until_ready(runs[n](example, trial))
                 seconds[n, trial, example] = clock() - begin
-                tokens[n, trial, example] = np.sum(np.asarray(result.lengths))
-    timings = [Timings(seconds=s, tokens=t) for s, t in zip(seconds, tokens, strict=True)]
+                made = (result.lengths, result.stats.draft_steps, result.stats.target_calls)
+                counts[n, :, trial, example] = [np.sum(np.asarray(count)) for count in made]
+    timings = [
+        Timings(seconds=timed, tokens=tokens, draft_steps=steps, target_calls=calls)
+        for timed, (tokens, steps, calls) in zip(seconds, counts, strict=True)
+    ]
     return timings[1], [timings[0], *timings[2:]]
 
 
-def latency(timings: Timings) -> dict[str, Any]:
+def latency(timings: Timings, *, draft_alone: bool = False) -> dict[str, Any]:
     """Milliseconds per example and per token: median over trials, lowest and highest, and the trials themselves.
 
     `per_example_ms`, `[trials][examples]` in the task's order, with the same of the baseline that ran beside it is what
-    a bootstrap of their ratio over examples and trials needs (`metrics.paired`).
+    a bootstrap of their ratio over examples and trials needs (`metrics.paired`); the tokens and forward passes of the
+    same runs are what times are regressed on (`metrics.forward_times`).
+
+    Args:
+        timings: of a method or of the baseline.
+        draft_alone: the draft wrote alone, in the target's place in the engine: its passes are draft steps.
     """
+    steps, calls = timings.draft_steps, timings.target_calls
+    if draft_alone:
+        steps, calls = calls, np.zeros_like(calls)
     total, tokens = timings.seconds.sum(1) * 1e3, np.maximum(timings.tokens.sum(1), 1)
     return {
         "ms_per_example": _over_trials(total / timings.seconds.shape[1], np.median),
         "ms_per_token": _over_trials(total / tokens, np.median),
         "per_example_ms": np.round(timings.seconds * 1e3, 6).tolist(),  # clocks count nanoseconds
+        "per_example_tokens": timings.tokens.tolist(),
+        "per_example_draft_steps": steps.tolist(),
+        "per_example_target_calls": calls.tolist(),
         "tokens_per_example": float(timings.tokens.mean()),
         "examples": timings.seconds.shape[1],
         "trials": timings.seconds.shape[0],

@@ -13,6 +13,8 @@ from speccascade_jax.data import directory
 from speccascade_jax.data.few_shot import FewShotTask, Record
 from speccascade_jax.data.tasks import TASKS
 from speccascade_jax.generation import compilations
+from speccascade_jax.labels import PER_EXAMPLE
+from speccascade_jax.metrics.paired import TIMED
 from speccascade_jax.points import DRAFT, TARGET, Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.sweeps import enumerate_points
 from tests import text_pair
@@ -89,6 +91,12 @@ def test_a_record_says_everything(evaluator):
     given, times = record["quality"]["per_example"], [record[x] for x in ("latency", "target_latency")]
     assert sorted(given["ids"]) == sorted(example.id for example in evaluator.examples[:7])
     assert np.shape(given["statistics"]["bleu"]) == (7, 10)
+    counted = record["per_example"]
+    assert counted["ids"] == given["ids"] and set(counted) == {"ids", *PER_EXAMPLE}
+    assert all(sum(counted[name]) == record["counts"][name] for name in PER_EXAMPLE)
+    assert all(np.shape(timed[f"per_example_{name}"]) == (2, 2) for timed in times for name in TIMED)
+    assert np.min(times[0]["per_example_draft_steps"]) > 0 and not np.any(times[1]["per_example_draft_steps"])
+    assert times[1]["per_example_tokens"] == times[1]["per_example_target_calls"]
     own, target = (np.sum(timed["per_example_ms"]) for timed in times)
     assert own / target == pytest.approx(record["relative_latency"]["value"])
     assert record["relative_latency"]["value"] > 0 and len(record["relative_latency"]["trials"]) == 2
@@ -105,6 +113,12 @@ def test_ends_are_measured_through_the_same_loop(evaluator):
         calls, steps = (record["counts"][count] for count in ("target_calls", "draft_steps"))
         assert (calls, steps)[name == DRAFT] == record["counts"]["committed"] and 0 in (calls, steps)
         assert record["measures"]["draft_share"] == (name == DRAFT)
+        passes = {"draft_steps": name == DRAFT, "target_calls": name == TARGET}
+        for what, takes_part in passes.items():
+            assert sum(record["per_example"][what]) == record["counts"][what]
+            assert record["latency"][f"per_example_{what}"] == [
+                [n * takes_part for n in trial] for trial in record["latency"]["per_example_tokens"]
+            ]
 
 
 def test_latency_can_be_left_out(pair):

@@ -140,6 +140,8 @@ def test_coordinates_are_flat_and_complete():
     assert coordinates["method"] == "opt" and coordinates["pair"] == "pair" and coordinates["alpha"] == 0.5
     assert not any(isinstance(value, dict) for value in coordinates.values())
     assert {"task", "split", "seed", "temperature", "block_size", "bonus", "max_new_tokens"} <= set(coordinates)
+    assert coordinates["law"] == "opt"
+    assert Method(name="bild", rule="fuzzy_kl", alpha=0.1, stop_threshold=0.2).decides.name == "fuzzy_kl"
 
 
 @pytest.mark.parametrize(("name", "value"), [("block_size", 3), ("bonus", "rule")])

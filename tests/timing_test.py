@@ -18,7 +18,8 @@ class _Bench:
         def call(example, trial):
             self.now += seconds * (1 + example) * (1 + trial)
             self.log.append((trial, example, name))
-            return SimpleNamespace(lengths=np.asarray([tokens]))
+            stats = SimpleNamespace(draft_steps=np.asarray([10 * trial + example]), target_calls=np.asarray([tokens]))
+            return SimpleNamespace(lengths=np.asarray([tokens]), stats=stats)
 
         return call
 
@@ -61,6 +62,30 @@ def test_seconds_and_ratios(bench):
     assert (measured["examples"], measured["trials"], measured["tokens_per_example"]) == (3, 2, 10)
     assert np.sum(measured["per_example_ms"], axis=0).tolist() == [3000, 6000, 9000]  # a row per trial
     assert np.sum(timing.latency(method)["per_example_ms"]) / np.sum(measured["per_example_ms"]) == relative["value"]
+
+
+def test_counts_stand_beside_the_times_of_the_same_runs(bench):
+    alone, (method,) = timing.interleave(
+        bench.run("target", 1.0, 10), [bench.run("a", 0.5, 5)], examples=3, trials=2, clock=bench.clock
+    )
+    found = timing.latency(method)
+    assert found["per_example_tokens"] == found["per_example_target_calls"] == [[5] * 3] * 2
+    assert found["per_example_draft_steps"] == [[0, 1, 2], [10, 11, 12]]
+    assert timing.latency(alone)["per_example_target_calls"] == [[10] * 3] * 2
+    as_draft = timing.latency(alone, draft_alone=True)
+    assert as_draft["per_example_draft_steps"] == [[10] * 3] * 2 and not np.any(as_draft["per_example_target_calls"])
+
+
+def test_nothing_is_read_while_the_clock_runs(bench):
+    class Late:
+        """A result that takes a second to read."""
+
+        def __getattr__(self, name):
+            bench.now += 1.0
+            return SimpleNamespace(draft_steps=0, target_calls=0) if name == "stats" else np.asarray([1])
+
+    alone, _ = timing.interleave(lambda e, t: Late(), [lambda e, t: Late()], examples=2, trials=1, clock=bench.clock)
+    assert not alone.seconds.any()
 
 
 def test_three_methods_cannot_share_a_baseline(bench):

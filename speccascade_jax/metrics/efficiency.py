@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from speccascade_jax.labels import PER_EXAMPLE
 from speccascade_jax.metrics.counters import Counters
 
 COUNTS = (
@@ -21,7 +22,6 @@ def summarise(stats: Counters, lengths: Any = None, *, rows: Any = None, draft_a
         stats: counters per row, from a `Generation`.
         lengths: checked against `committed` when given.
         rows: bool or index array choosing rows (padding rows of a last batch, one α of several).
-
         draft_alone: the draft wrote alone, in the target's place in the engine: its passes are draft steps.
 
     Returns:
@@ -37,8 +37,16 @@ def summarise(stats: Counters, lengths: Any = None, *, rows: Any = None, draft_a
     return measures(totals) | ({"draft_share": 1.0} if draft_alone else {})
 
 
+def per_example(stats: Counters, *, draft_alone: bool = False) -> dict[str, list[int]]:
+    """`PER_EXAMPLE` name -> counts, one per row; `draft_alone` as in `summarise`."""
+    counts = {name: np.asarray(getattr(stats, name)).tolist() for name in PER_EXAMPLE}
+    if draft_alone:
+        counts |= {"draft_steps": counts["target_calls"], "target_calls": [0] * len(counts["committed"])}
+    return counts
+
+
 def measures(totals: dict[str, Any]) -> dict[str, Any]:
-    """The measures of METHODS section 9 from summed counters."""
+    """The measures of METHODS section 9, and section 6's verification and discard rates, from summed counters."""
     counts = {name: int(totals[name]) for name in COUNTS}
     return {
         **counts,
@@ -49,6 +57,8 @@ def measures(totals: dict[str, Any]) -> dict[str, Any]:
         "deferral_rate": _ratio(float(totals["deferred"]), int(totals["decided"])),
         "block_efficiency": _ratio(counts["committed"], counts["target_calls"]),
         "average_accepted_length": _ratio(counts["kept"], counts["target_calls"]),
+        "verification_rate": _ratio(counts["target_calls"], counts["committed"]),
+        "discard_rate": _ratio(counts["discarded"], counts["committed"]),
         "draft_share": _ratio(counts["kept"] + counts["unverified_tokens"], counts["committed"]),
         "by_position": {
             "examined": [int(x) for x in totals["examined_at"]],

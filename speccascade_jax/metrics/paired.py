@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from speccascade_jax.labels import PER_EXAMPLE
 from speccascade_jax.metrics import quality
 from speccascade_jax.results import Record
 
@@ -48,6 +49,31 @@ def has_latency(record: Record) -> bool:
     """Whether a record tells the times of its examples one by one, and of enough of them."""
     both = (record.get(name, {}).get("per_example_ms", ()) for name in ("latency", "target_latency"))
     return min(np.shape(each)[-1] if len(each) else 0 for each in both) >= LEAST_EXAMPLES
+
+
+TIMED = ("tokens", "draft_steps", "target_calls")
+"""What timed runs hold beside their milliseconds, under `per_example_` and the name."""
+
+
+def has_counts(record: Record) -> bool:
+    """Whether a record tells the counts of its examples, and of its timed runs if it has any, one by one."""
+    timed = [record[name] for name in ("latency", "target_latency") if record.get(name)]
+    return "per_example" in record and all(f"per_example_{what}" in each for each in timed for what in TIMED)
+
+
+def require_counts(records: Sequence[Record]) -> None:
+    """Refuse records from before counts were kept example by example.
+
+    Raises:
+        ValueError: names the first one, how many there are, and what to run.
+    """
+    old = [record for record in records if not has_counts(record)]
+    if old:
+        raise ValueError(
+            f"{_name(old[0])} holds no counts of single examples, nor do {len(old) - 1} others of {len(records)}: they "
+            "are from before records did. Measure them again into a new store: python experiments/sweep.py "
+            "--gin_file=<the sweep's> --gin.sweep.output=\"'results/again.jsonl'\""
+        )
 
 
 class Bootstrap:
@@ -110,6 +136,35 @@ class Bootstrap:
             _refuse_unlike(records[0], record, "examples", _timed)
         return self._mean(records, self._latency)
 
+    def counts(self, records: Sequence[Record]) -> dict[str, np.ndarray]:
+        """`labels.PER_EXAMPLE` name -> its sum `[1 + samples]`: over all examples, then over resamples of them.
+
+        Of several records it is their mean.
+
+        Raises:
+            ValueError: as `quality_difference`, of counts.
+        """
+        require_counts(records)
+        for record in records:
+            _refuse_without(record, len(record["per_example"]["ids"]) >= LEAST_EXAMPLES, "counts")
+            _refuse_unlike(records[0], record, "examples", _counted)
+        return dict(zip(PER_EXAMPLE, self._mean(records, self._count_sums).T, strict=True))
+
+    def timed(self, records: Sequence[Record]) -> dict[str, np.ndarray]:
+        """Sums `[1 + samples]` over the timed runs: "seconds" and `TIMED`, and with "alone_" the target's beside them.
+
+        First over all runs, then over resamples of examples and trials; of several records it is their mean.
+
+        Raises:
+            ValueError: as `latency_ratio`, or no counts.
+        """
+        require_counts(records)
+        for record in records:
+            _refuse_without(record, has_latency(record), "latency")
+            _refuse_unlike(records[0], record, "examples", _timed)
+        names = [side + what for side in ("", "alone_") for what in ("seconds", *TIMED)]
+        return dict(zip(names, self._mean(records, self._timed_sums).T, strict=True))
+
     def _mean(self, records: Sequence[Record], scores: Callable[[Record], np.ndarray]) -> np.ndarray:
         """Mean over records of what `scores` gives: `[1 + samples]`."""
         found = []
@@ -132,6 +187,23 @@ class Bootstrap:
         counts, weights = self._resamples(examples), self._trials(trials, record["key"])
         ours, theirs = (((weights @ times) * counts).sum(-1) for times in (own, target))
         return ours / theirs
+
+    def _count_sums(self, record: Record) -> np.ndarray:
+        """`[1 + samples, len(PER_EXAMPLE)]`."""
+        given = record["per_example"]
+        order = np.argsort(given["ids"])
+        counts = np.asarray([given[name] for name in PER_EXAMPLE], np.float64)[:, order]
+        return self._resamples(len(order)) @ counts.T
+
+    def _timed_sums(self, record: Record) -> np.ndarray:
+        """`[1 + samples, 2 (1 + len(TIMED))]`."""
+        values = []
+        for side in ("latency", "target_latency"):
+            values.append(np.atleast_2d(record[side]["per_example_ms"]) / 1e3)
+            values += [np.atleast_2d(record[side][f"per_example_{what}"]) for what in TIMED]
+        trials, examples = values[0].shape
+        counts, weights = self._resamples(examples), self._trials(trials, record["key"])
+        return np.stack([((weights @ each) * counts).sum(-1) for each in values], axis=-1)
 
     def _trials(self, trials: int, key: str) -> np.ndarray:
         """How much each trial weighs in each resample, `[1 + samples, trials]`; every record has draws of its own.
@@ -173,6 +245,10 @@ def _refuse_unlike(one: Record, other: Record, what: str, of: Callable[[Record],
 
 def _judged(record: Record) -> tuple:
     return record["fingerprints"]["examples"], sorted(record["quality"]["per_example"]["ids"])
+
+
+def _counted(record: Record) -> tuple:
+    return record["fingerprints"]["examples"], sorted(record["per_example"]["ids"])
 
 
 def _timed(record: Record) -> tuple:

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from speccascade_jax.labels import PER_EXAMPLE
 from speccascade_jax.metrics.counters import Counters
-from speccascade_jax.metrics.efficiency import summarise
+from speccascade_jax.metrics.efficiency import per_example, summarise
 
 
 def counters():
@@ -50,6 +51,8 @@ def test_ratios_by_hand():
         "deferral_rate": 3 / 12,
         "block_efficiency": 17 / 9,
         "average_accepted_length": 8 / 9,
+        "verification_rate": 9 / 17,
+        "discard_rate": 4 / 17,
         "draft_share": 8 / 17,
     }
     for name, value in expected.items():
@@ -74,6 +77,14 @@ def test_rows_choose():
     by_mask = summarise(counters(), rows=[True, False, False])
     assert by_mask["acceptance_rate"] == pytest.approx(5 / 6) and by_mask["rounds"] == 4
     assert summarise(counters(), rows=[1, 0])["committed"] == 14
+
+
+def test_counts_of_single_examples_sum_to_the_whole_and_a_draft_alone_takes_draft_steps():
+    found, whole = per_example(counters()), summarise(counters())
+    assert set(found) == set(PER_EXAMPLE) and all(sum(found[name]) == whole[name] for name in PER_EXAMPLE)
+    alone, whole = per_example(counters(), draft_alone=True), summarise(counters(), draft_alone=True)
+    assert sum(alone["draft_steps"]) == whole["draft_steps"] == 9 and alone["target_calls"] == [0, 0, 0]
+    assert whole["verification_rate"] == 0.0
 
 
 def test_nothing_drafted_is_inconclusive():
