@@ -60,6 +60,17 @@ def test_a_run_slower_than_the_rest_shows_as_its_error():
     assert found.error(found.families.fixed[0].spots[4]) == pytest.approx(1.25 - 1, abs=0.05)
 
 
+def test_forward_times_of_noise_predict_nothing():
+    records = made.sweep()
+    for record in records[2:]:
+        record["latency"]["per_example_ms"] = [
+            [1000 - step for step in trial] for trial in record["latency"]["per_example_draft_steps"]
+        ]
+    found = of(records)
+    with pytest.raises(ValueError, match="t_draft = -1 ms, fitted with R² 1.000, predicts nothing.* quiet machine"):
+        found.predicted(found.families.fixed[0].spots[4])
+
+
 def test_the_best_setting_of_each_kind():
     records = made.sweep()
     found = of(records)
