@@ -206,8 +206,8 @@ def dominance_grids(families: Families) -> list[Grid]:
     header = ["Front of", "against", "discard rate", "verification rate", "front's there", "difference", "verdict"]
     notes = [
         "The front's verification rate at the fixed blocks' discard rate, by straight lines between thresholds that "
-        "no other beats in both rates; beyond its highest discard rate it goes on level, below its lowest it is not "
-        "reached.",
+        "no other beats in both rates; beyond its highest discard rate it goes on (level): larger thresholds may "
+        "do better there; below its lowest it is not reached.",
         "Dominates, loses: the paired interval of the difference lies below, above 0; ties: it includes 0.",
         _RESAMPLES,
         _CHOSEN,
@@ -223,7 +223,7 @@ def dominance_grids(families: Families) -> list[Grid]:
 
 
 def _dominance_row(each: pareto.Comparison) -> list[str]:
-    front = NONE if np.isnan(each.front) else f"{each.front:.4f}"
+    front = NONE if np.isnan(each.front) else f"{each.front:.4f}" + (" (level)" if each.level else "")
     row = [each.family.name, f"{each.fixed.name}, γ = {each.block}", *(f"{rate:.4f}" for rate in each.rates), front]
     return [*row, _cell(each.difference, "+.4f") if each.difference else NONE, each.verdict]
 

@@ -31,6 +31,7 @@ class Comparison(NamedTuple):
     Attributes:
         family: the front's; fixed: the fixed blocks'; block: γ.
         rates: at γ; front: the front's verification rate at the same discard rate, NaN below all that it reaches.
+        level: whether γ discards more than any threshold measured, so that the front was drawn on to there.
         difference: front less γ, so that less than 0 is better; `None` where the front has no rate.
         verdict: `DOMINATES` or `LOSES` where the interval excludes 0, else `TIES`; `BEYOND` where there is none.
     """
@@ -40,6 +41,7 @@ class Comparison(NamedTuple):
     block: int
     rates: tuple[float, float]
     front: float
+    level: bool
     difference: Interval | None
     verdict: str
 
@@ -84,7 +86,8 @@ def compare(families: Families, bootstrap: Bootstrap) -> Iterator[Comparison]:
             found = front_at(front, own.discard)
             difference, verdict = _verdict(found, own.verification, bootstrap)
             at = float(own.discard[0]), float(own.verification[0])
-            yield Comparison(family, fixed, int(block), at, float(found[0]), difference, verdict)
+            level = at[0] > max(each.discard[0] for each in front)
+            yield Comparison(family, fixed, int(block), at, float(found[0]), level, difference, verdict)
 
 
 def _verdict(front: np.ndarray, fixed: np.ndarray, bootstrap: Bootstrap) -> tuple[Interval | None, str]:

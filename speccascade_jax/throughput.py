@@ -31,6 +31,16 @@ def of_rates(draft: float, target: float, verification_rate: float, discard_rate
     return 1.0 / (draft + draft * discard_rate + (target - draft) * verification_rate)
 
 
+def _positive(fit: Fit, *names: str) -> Fit:
+    for name in names:
+        if getattr(fit, name) <= 0:
+            raise ValueError(
+                f"t_{name} = {1e3 * getattr(fit, name):.3g} ms, fitted with R² {fit.r_squared:.3f}, predicts nothing: "
+                "the timings are noise; repeat them on a quiet machine, with more latency_examples and latency_trials"
+            )
+    return fit
+
+
 class Best(NamedTuple):
     """A family's best setting: γ or h, tokens per second and the speed-up over the target alone, `[1 + samples]`."""
 
@@ -73,13 +83,17 @@ class Throughputs:
 
     @cached_property
     def times(self) -> Fit:
-        """Forward times where both models take part; ValueError as `forward_times.fit`."""
-        return forward_times.speculative(self.families.records)
+        """Forward times where both models take part.
+
+        Raises:
+            ValueError: as `forward_times.fit`, or a time that is not positive.
+        """
+        return _positive(forward_times.speculative(self.families.records), "draft", "target")
 
     @cached_property
     def times_alone(self) -> Fit:
-        """The target's forward time where it writes alone; ValueError as `forward_times.fit`."""
-        return forward_times.alone(self.families.records, TARGET)
+        """The target's forward time where it writes alone; errors as of `times`."""
+        return _positive(forward_times.alone(self.families.records, TARGET), "target")
 
     def predicted(self, spot: Spot) -> np.ndarray:
         """Tokens per second from a spot's counts, `[1 + samples]`; the forward times are taken as exact."""

@@ -102,6 +102,7 @@ def test_dominance_has_a_verdict_per_block_size():
     assert [row[1] for row in grid.rows] == [f"SpecDecode, γ = {block}" for block in made.FIXED]
     assert [row[-1] for row in grid.rows] == ["not reached", "dominates", "ties", "loses"]
     assert grid.rows[0][4:6] == ["–", "–"] and grid.bold == {(1, 6)}
+    assert [row[4].endswith(" (level)") for row in grid.rows] == [False, False, False, True]
 
 
 def test_thresholds_without_fixed_blocks_of_their_law_are_refused():
