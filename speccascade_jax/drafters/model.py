@@ -19,10 +19,15 @@ from speccascade_jax.types import Array, Controls, Draft, PyTree
 
 @flax.struct.dataclass
 class ModelDrafterState:
-    """The draft model's cache and the stop policy's own state."""
+    """The draft model's cache, the stop policy's own state, and the buffers of the block's laws `[B, G + 1, V]`.
+
+    The buffers are carried from round to round so that no round has to fill them before it writes.
+    """
 
     cache: Cache
     policy: PyTree
+    q: Array
+    q_tilde: Array
 
 
 class _Drafting(NamedTuple):
@@ -60,7 +65,9 @@ class ModelDrafter:
     ) -> ModelDrafterState:
         """Prefill the draft's cache."""
         cache = self.model.prefill(params["model"], prompt, max_len, max_rollback)
-        return ModelDrafterState(cache=cache, policy=self.stop.init(prompt.tokens.shape[0]))
+        rows = prompt.tokens.shape[0]
+        laws = jnp.zeros((rows, self.block + 1, self.model.vocab_size), jnp.float32)
+        return ModelDrafterState(cache=cache, policy=self.stop.init(rows), q=laws, q_tilde=laws)
 
     def propose(
         self,
@@ -87,8 +94,8 @@ class ModelDrafter:
             going=request.active & ((request.room > 0) | complete),
             drawing=request.active & (request.room > 0),
             current=pending,
-            state=replace(state, cache=cache),
-            draft=replace(self._empty(request.length.shape[0], controls), steps=behind),
+            state=replace(state, cache=cache, q=None, q_tilde=None),
+            draft=replace(self._empty(state, controls), steps=behind),
         )
 
         # the bits of all slots in one call of the cipher
@@ -99,16 +106,16 @@ class ModelDrafter:
             return self._step(params, carry, request, uniforms, controls, complete, stop_ids)
 
         end = jax.lax.while_loop(lambda carry: jnp.any(carry.going), body, start)
-        return end.draft, end.state, target_cache
+        return end.draft, replace(end.state, q=end.draft.q, q_tilde=end.draft.q_tilde), target_cache
 
-    def _empty(self, rows: int, controls: Controls) -> Draft:
-        laws = jnp.zeros((rows, self.block + 1, self.model.vocab_size), jnp.float32)
+    def _empty(self, state: ModelDrafterState, controls: Controls) -> Draft:
+        rows = state.q.shape[0]
         zero = jnp.zeros((rows,), jnp.int32)
         return Draft(
             tokens=jnp.zeros((rows, self.block), jnp.int32),
             length=zero,
-            q=laws,
-            q_tilde=laws,
+            q=state.q,
+            q_tilde=state.q_tilde,
             greedy=controls.draft.temperature <= 0,
             steps=zero,
             bad=jnp.zeros((rows, self.block + 1), bool),
@@ -152,7 +159,7 @@ class ModelDrafter:
             going=draws & ~ends & (decision.proceed | complete),
             drawing=draws & ~ends & decision.proceed,
             current=jnp.where(draws, token, carry.current),
-            state=ModelDrafterState(cache=cache, policy=policy),
+            state=replace(carry.state, cache=cache, policy=policy),
             draft=draft,
         )
 
