@@ -2,14 +2,17 @@ r"""Train SpecDec++'s acceptance heads on a pair's frozen draft, and report how 
 
     python experiments/train_acceptance_head.py --gin_file=gin/train_acceptance_head.gin \
         --gin_file=gin/models/tatoeba_en_de.gin --gin.HeadTrainer.data="('runs/acceptance/train',)"
-    python experiments/train_acceptance_head.py ... --mode=report
+    python experiments/train_acceptance_head.py ... --gin_file=gin/tasks/tatoeba_joined.gin --mode=report
 
 The data are made by `experiments/make_acceptance_data.py`. A run that was killed goes on where it last saved: give the
 same command again. All heads of the grid are trained at once; they lie in <run_dir>/heads.
 
+The report (tables, <run_dir>/report/report.json, reliability.png) needs a task with prompts that were not trained on.
+
     --gin.HeadTrainer.depths="(0, 3)" --gin.HeadTrainer.w_rejs="(1, 6)"    the grid
     --gin.HeadTrainer.epochs=8 --gin.HeadTrainer.peak=2e-3                 AdamW, warm-up and cosine
     --gin.HeadTrainer.from_target=0.15                                     how much of a mix is the target's
+    --gin.Evaluation.quality_examples=200 --gin.HeadReport.block_size=10   what the report is about
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import gin
 from absl import app, flags, logging
 
 from speccascade_jax import gin_flags
-from speccascade_jax.training import acceptance, memory
+from speccascade_jax.training import acceptance, acceptance_report, memory
 
 gin_flags.define_flags()
 MODE = flags.DEFINE_enum("mode", "train", ["train", "report"], "train: train or resume. report: judge the run's heads.")
@@ -34,9 +37,10 @@ def main(argv: list[str]) -> None:
         raise app.UsageError("name a --gin_file, for example --gin_file=gin/train_acceptance_head.gin")
     with gin_flags.one_line_errors():
         gin_flags.parse_gin(flags.FLAGS.gin_file, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths)
-        trainer = gin.get_configurable(acceptance.HeadTrainer)()
         if MODE.value == "train":
-            print(json.dumps(trainer.run(), indent=1))
+            print(json.dumps(gin.get_configurable(acceptance.HeadTrainer)().run(), indent=1))
+        else:
+            gin.get_configurable(acceptance_report.HeadReport)().run()
 
 
 if __name__ == "__main__":

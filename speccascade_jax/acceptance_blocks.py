@@ -84,7 +84,7 @@ def collect(evaluator: Evaluator, point: Point) -> Blocks:
     recorder = Recorder(point.method.decides.name, point.method.alpha or 0.0)
     for start in range(0, len(examples), batch):
         rows = np.resize(examples[start : start + batch], batch)  # the last batch is filled up with its own rows
-        given = evaluator.arguments(point, rows, [point.method.alpha] * batch)
+        given = evaluator.arguments(point, rows, [point.method.alpha or 0.0] * batch)
         generation = generate(**given, seed=point.seed, record=recorder)
         raise_on_failure(generation)
         parts.append(_blocks(evaluator, given["prompt"], generation, rows, min(batch, len(examples) - start)))

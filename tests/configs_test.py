@@ -7,6 +7,7 @@ import gin
 import pytest
 
 from speccascade_jax import (
+    acceptance_data,
     evaluation,
     experiment,
     gin_flags,
@@ -22,6 +23,7 @@ from speccascade_jax.calibration import command
 from speccascade_jax.data.directory import repository_root
 from speccascade_jax.data.tasks import TASKS, get_task
 from speccascade_jax.rules import RULES
+from speccascade_jax.training import acceptance, acceptance_report
 from tests import text_pair
 
 ROOT = repository_root()
@@ -34,7 +36,8 @@ SIZES = sorted(f"configs/sizes/{path.name}" for path in (ROOT / "configs/sizes")
 QUICKSTART = "configs/quickstart.gin"
 SHIPPED = "gin/models/tatoeba_en_de.gin"
 SWEEPS = [config for config in CONFIGS if "experiment.sweep:" in (ROOT / config).read_text()]
-TRAINING = sorted(f"gin/{path.name}" for path in (ROOT / "gin").glob("train_*.gin"))
+HEAD = "gin/train_acceptance_head.gin"
+TRAINING = sorted(f"gin/{path.name}" for path in (ROOT / "gin").glob("train_*.gin") if path.name != Path(HEAD).name)
 PRESET_PAIRS = ("gemma2_2b_27b", "gemma2_2b_9b", "llama31_8b_70b", "qwen25_7b_32b")
 HOLES = {
     "gin/models/directory.gin": ["PAIR='some/pair'"],
@@ -274,6 +277,8 @@ def test_every_gin_file_is_one_that_these_tests_know():
         "gin/spec_bench.gin",
         "gin/calibrate.gin",
         "gin/calibrate_appendix_d.gin",
+        "gin/acceptance_data.gin",
+        HEAD,
         *MODELS,
         *TASK_FILES,
         *METHODS,
@@ -283,6 +288,24 @@ def test_every_gin_file_is_one_that_these_tests_know():
     }
     found = {str(path.relative_to(ROOT)) for folder in ("gin", "configs") for path in (ROOT / folder).rglob("*.gin")}
     assert found == known
+
+
+def test_acceptance_data_are_of_a_pair_and_a_task(monkeypatch):
+    def stop(pair, evaluation):
+        raise _Resolved(pair)
+
+    monkeypatch.setattr(evaluation, "Evaluator", stop)
+    files = ["gin/acceptance_data.gin", SHIPPED, "gin/tasks/tiny_translation.gin"]
+    assert _resolve(acceptance_data.make, files).name == Path(SHIPPED).stem
+
+
+def test_acceptance_heads_are_of_a_pair_and_reported_on_a_task(tmp_path):
+    gin_flags.parse_gin([str(ROOT / name) for name in (HEAD, SHIPPED, "gin/tasks/tiny_translation.gin")])
+    report = gin.get_configurable(acceptance_report.HeadReport)()
+    assert report.trainer == gin.get_configurable(acceptance.HeadTrainer)() and len(report.trainer.grid) == 20
+    assert (report.trainer.pair.name, report.evaluation.task) == (Path(SHIPPED).stem, "tiny_translation")
+    with pytest.raises(FileNotFoundError, match="runs/acceptance/data holds no acceptance data"):
+        report.run()
 
 
 @pytest.mark.parametrize("file", TRAINING)

@@ -9,6 +9,7 @@ share nothing else, and each ends as it would if it were trained alone.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,8 +62,8 @@ class HeadTrainer:
     from_target: float = 0.15
     held_out: float = 0.05
     batch_positions: int = 1536
-    epochs: int = 12
-    peak: float = 5e-3
+    epochs: int = 8
+    peak: float = 3e-3
     warmup_steps: int = 100
     weight_decay: float = 0.01
     seed: int = 0
@@ -108,18 +109,42 @@ class HeadState:
     step: Array
 
 
+@functools.cache  # equal runs share their compiled step
+def optimizer(peak: float, warmup_steps: int, steps: int, weight_decay: float) -> optax.GradientTransformation:
+    """AdamW whose rate rises linearly to `peak` and falls as a cosine to 0 at `steps`."""
+    rate = optax.warmup_cosine_decay_schedule(0.0, peak, min(warmup_steps, steps // 2), steps)
+    return optax.adamw(rate, weight_decay=weight_decay)
+
+
+WRejs = tuple[tuple[str, float], ...]
+"""Name and rejection weight of every head."""
+
+
+def total_loss(params: Params, hidden: Array, kept: Array, counted: Array, w_rejs: WRejs) -> Any:
+    """The sum of all heads' losses, whose gradient is each head's own, and the losses by name."""
+    losses = {name: heads.weighted_bce(heads.logits(params[name], hidden), kept, counted, w) for name, w in w_rejs}
+    return jnp.sum(jnp.stack(list(losses.values()))), losses
+
+
+@functools.partial(jax.jit, static_argnames=("optimizer", "w_rejs"), donate_argnums=0)
+def train_step(
+    state: HeadState,
+    hidden: Array,
+    kept: Array,
+    counted: Array,
+    optimizer: optax.GradientTransformation,
+    w_rejs: WRejs,
+) -> tuple[HeadState, dict[str, Array]]:
+    """One step of every head on hidden states `[N, D]` with labels `[N]`; returns the losses by name."""
+    grads, losses = jax.grad(total_loss, has_aux=True)(state.params, hidden, kept, counted, w_rejs)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    return HeadState(optax.apply_updates(state.params, updates), opt_state, state.step + 1), losses
+
+
+@jax.jit
 def all_logits(params: Params, hidden: Array) -> dict[str, Array]:
     """Every head's logits `[N]` of hidden states `[N, D]`."""
     return {name: heads.logits(one, hidden) for name, one in params.items()}
-
-
-def total_loss(params: Params, hidden: Array, kept: Array, counted: Array, grid: dict[str, tuple[int, float]]) -> Any:
-    """The sum of all heads' losses, whose gradient is each head's own, and the losses by name."""
-    losses = {
-        name: heads.weighted_bce(heads.logits(params[name], hidden), kept, counted, w_rej)
-        for name, (_, w_rej) in grid.items()
-    }
-    return jnp.sum(jnp.stack(list(losses.values()))), losses
 
 
 class Run:
@@ -139,12 +164,9 @@ class Run:
         self.steps_per_epoch = len(self.batches.cut(self.train_rows))
         self.total = self.steps_per_epoch * trainer.epochs
         storage.claim(self.directory / "settings.json", self._settings(), "name another run_dir, or remove it")
-        self.optimizer = self._optimizer()
+        self.optimizer = optimizer(trainer.peak, trainer.warmup_steps, self.total, trainer.weight_decay)
         self.state = self._initial()
         self.log = storage.MetricsLog(self.directory / storage.METRICS_FILE, int(self.state.step))
-        self._compiled_step = jax.jit(self._train, donate_argnums=0)
-        self._compiled_states = jax.jit(self._states)
-        self._compiled_logits = jax.jit(all_logits)
 
     def _settings(self) -> dict[str, Any]:
         # where the data lie, and how often is logged and saved, changes nothing in the heads
@@ -152,12 +174,6 @@ class Run:
         chosen = {name: value for name, value in dataclasses.asdict(self.trainer).items() if name not in free}
         tuples = {name: list(value) for name, value in chosen.items() if isinstance(value, tuple)}
         return chosen | tuples | {"data": self.data.key}
-
-    def _optimizer(self) -> optax.GradientTransformation:
-        trainer = self.trainer
-        warmup = min(trainer.warmup_steps, self.total // 2)
-        rate = optax.warmup_cosine_decay_schedule(0.0, trainer.peak, warmup, self.total)
-        return optax.adamw(rate, weight_decay=trainer.weight_decay)
 
     def _initial(self) -> HeadState:
         size = heads.features(self.pair.draft)
@@ -172,23 +188,11 @@ class Run:
         logging.info("resuming %s at step %d of %d", self.directory, int(saved[0].step), self.total)
         return jax.tree.map(jnp.asarray, saved[0])
 
-    def _states(self, draft: Params, batch: Batch, key: Array) -> tuple[Array, Array, Array]:
-        trainer, model = self.trainer, self.pair.draft.model
-        return mixed_states(model, draft, batch, key, trainer.from_target, trainer.batch_positions)
-
     def states(self, batch: Batch, epoch: int) -> tuple[Array, Array, Array]:
         """Hidden states, labels and which count, of a batch in an epoch's mix (`mixing.mixed_states`)."""
-        return self._compiled_states(self.pair.draft.params, batch, mix_key(self.trainer.seed, epoch))
-
-    def _train(
-        self, state: HeadState, hidden: Array, kept: Array, counted: Array
-    ) -> tuple[HeadState, dict[str, Array]]:
-        def loss(params: Params) -> Any:
-            return total_loss(params, hidden, kept, counted, self.trainer.grid)
-
-        grads, losses = jax.grad(loss, has_aux=True)(state.params)
-        updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
-        return HeadState(optax.apply_updates(state.params, updates), opt_state, state.step + 1), losses
+        draft, trainer = self.pair.draft, self.trainer
+        key = mix_key(trainer.seed, epoch)
+        return mixed_states(draft.model, draft.params, batch, key, trainer.from_target, trainer.batch_positions)
 
     def _left(self) -> Iterator[tuple[int, int, Batch]]:
         """Epoch, index in it, batch: all that are still to come."""
@@ -223,7 +227,8 @@ class Run:
 
     def step(self, epoch: int, batch: Batch) -> dict[str, Array]:
         """One optimiser step of every head."""
-        self.state, losses = self._compiled_step(self.state, *self.states(batch, epoch))
+        w_rejs = tuple((name, w_rej) for name, (_, w_rej) in self.trainer.grid.items())
+        self.state, losses = train_step(self.state, *self.states(batch, epoch), self.optimizer, w_rejs)
         return losses
 
     def evaluate(self, step: int) -> dict[str, Any]:
@@ -248,7 +253,7 @@ class Run:
         for cut in self.batches.cut(rows):
             hidden, labels, counted = jax.device_get(self.states(self.batches.batch(cut), HELD_OUT))
             kept.append(labels[counted])
-            for name, values in jax.device_get(self._compiled_logits(self.state.params, hidden)).items():
+            for name, values in jax.device_get(all_logits(self.state.params, hidden)).items():
                 logits[name].append(values[counted])
         return {name: np.concatenate(values) for name, values in logits.items()}, np.concatenate(kept)
 

@@ -7,6 +7,7 @@ whatever their width, so that what reads their hidden states is compiled once.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -48,6 +49,7 @@ def mix_key(seed: int, epoch: int | Array) -> Array:
     return jax.random.fold_in(jax.random.key(np.uint32(seed), impl="threefry2x32"), epoch)
 
 
+@partial(jax.jit, static_argnames=("model", "from_target", "size"))
 def mixed_states(
     model: Any, params: Params, batch: Batch, key: Array, from_target: float, size: int
 ) -> tuple[Array, Array, Array]:

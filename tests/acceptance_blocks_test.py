@@ -1,0 +1,105 @@
+"""Recorded blocks: which prefix each token stands behind, what is known of it, and the report made of them."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax import acceptance_blocks, evaluation, survey
+from speccascade_jax.heads import acceptance as heads
+from speccascade_jax.metrics import calibration
+from speccascade_jax.models.base import Prompt
+from speccascade_jax.points import Evaluation, ModelPair, Point, Sampling
+from speccascade_jax.training import acceptance_report
+from tests import reference, tiny_pair
+from tests.heads.acceptance_test import CARD, random_params
+from tests.training.acceptance_test import examples
+
+SMALL = Evaluation(
+    task="tiny_translation", max_new_tokens=9, quality_examples=3, quality_batch=2, latency_examples=0
+).resolved()
+
+
+@pytest.fixture(scope="module")
+def evaluator(tmp_path_factory):
+    pair = sc.load_pair(tiny_pair.write(tmp_path_factory.mktemp("pair")))
+    return evaluation.Evaluator(ModelPair(name="tiny"), SMALL, pair)
+
+
+@pytest.fixture(scope="module")
+def blocks(evaluator):
+    method = acceptance_blocks.fixed_blocks("token_v3", 0.5, 3)
+    point = Point(pair=ModelPair(name="tiny"), evaluation=SMALL, method=method, sampling=Sampling(temperature=1.0))
+    return acceptance_blocks.collect(evaluator, point)
+
+
+def test_behind_puts_each_block_after_what_was_committed():
+    committed = np.array([[5, 6, 7, 8], [5, 6, 0, 0]])
+    found = acceptance_blocks.behind(committed, np.array([1, 2]), np.array([[1, 2], [3, 4]]))
+    assert found[0, :3].tolist() == [5, 1, 2] and found[1, :4].tolist() == [5, 6, 3, 4]
+
+
+def test_every_drafted_token_is_judged_at_its_own_prefix(evaluator, blocks):
+    """Replayed by hand: the first block of each example stands behind the prompt alone."""
+    assert set(blocks.rows.tolist()) == {0, 1, 2} and blocks.counted.any(-1).all()
+    for row in range(3):
+        first = int(np.argmax(blocks.rows == row))
+        prompt = jax.tree.map(lambda x, row=row: x[row : row + 1], evaluator._prompts)
+        tokens = blocks.tokens[first : first + 1, : blocks.lengths[first]]
+        _check_block(evaluator.pair, prompt, tokens, blocks, first)
+
+
+def _check_block(pair: sc.Pair, prompt: Prompt, tokens: np.ndarray, blocks, at):
+    length = tokens.shape[1]
+    hidden = heads.states(pair.draft.model, pair.draft.params, prompt, tokens)
+    np.testing.assert_allclose(blocks.hidden[at, :length], hidden[0], rtol=1e-3, atol=1e-4)
+    logits = [survey.along(bound, prompt, tokens)[0] for bound in (pair.draft, pair.target)]
+    for slot, token in enumerate(tokens[0]):
+        q, p = (np.asarray(x[slot]) for x in logits)
+        law = reference.target_law("token_v3", q, p, 0.5, 1.0)
+        drawn = reference.softmax(q)
+        assert blocks.kept[at, slot] == pytest.approx(min(1.0, law[token] / drawn[token]), abs=2e-3)
+        assert blocks.q_of_proposal[at, slot] == pytest.approx(drawn[token], rel=1e-3)
+        assert blocks.max_q[at, slot] == pytest.approx(drawn.max(), rel=1e-3)
+
+
+def test_a_report_of_heads_and_baselines(blocks, tmp_path):
+    trained = {
+        f"depth{d}_wrej{w}": heads.Head(random_params(d), dataclasses.replace(CARD, depth=d, w_rej=float(w)))
+        for d, w in ((0, 1), (2, 6))
+    }
+    found = acceptance_report.judge(blocks, examples(), trained)
+    kept = blocks.kept[blocks.counted]
+    assert found["tokens"] == len(kept) and found["blocks"] == len(blocks.rows)
+    assert set(found["slot"]) == {"1", "2", "3"}
+    assert sum(group["the mean"]["positions"] for group in found["label"].values()) == len(kept)
+    assert sum(group["the mean"]["positions"] for group in found["slot"].values()) == len(kept)
+    first = blocks.kept[:, 0].mean()
+    assert found["slot"]["1"]["the mean"]["kept"] == pytest.approx(first, rel=1e-5)
+    logits = np.asarray(heads.logits(trained["depth2_wrej6"].params, blocks.hidden[blocks.counted]), np.float64)
+    undone, as_it_is = (1 / (1 + np.exp(-logits - shift)) for shift in (np.log(6), 0))
+    of_head = found["overall"]["depth2_wrej6"]
+    assert of_head["brier"] == pytest.approx(calibration.brier(undone, kept), rel=1e-4)
+    assert of_head["ece_as_it_is"] == pytest.approx(calibration.reliability(as_it_is, kept).ece, rel=1e-3)
+    label = found["overall"][acceptance_report.LABEL]
+    assert label["ece"] == pytest.approx(0, abs=1e-6)
+    assert label["brier"] <= min(one["brier"] for one in found["overall"].values())
+    assert found["overall"]["max q"]["auc"] == pytest.approx(calibration.auc(blocks.max_q[blocks.counted], kept))
+    found |= {"shown": ["depth0_wrej1"]}
+    said = acceptance_report.overall(found).markdown() + acceptance_report.by_group(found, "slot").markdown()
+    assert "depth2_wrej6" in said and "entropy of q, mapped" in said and "nan" not in said
+    predicted = acceptance_report.predictions(blocks, examples(), trained)
+    acceptance_report.draw(predicted, kept, tmp_path / "new" / "reliability.png")
+    assert (tmp_path / "new" / "reliability.png").stat().st_size > 10_000
+    json.dumps(found)
+
+
+def test_no_heads_and_unknown_heads_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no heads in"):
+        acceptance_report.load_heads(tmp_path)
+    heads.save(tmp_path / "one.msgpack", heads.Head(random_params(0), CARD))
+    with pytest.raises(ValueError, match="shown: 'two' is not one of one"):
+        acceptance_report.load_heads(tmp_path, ("two",))

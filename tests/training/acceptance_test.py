@@ -1,0 +1,250 @@
+"""Training acceptance heads on a micro draft: what is mixed, what is learnt, and resumption bit for bit."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from speccascade_jax import acceptance_shards, fingerprints, load_pair
+from speccascade_jax.heads import acceptance as heads
+from speccascade_jax.metrics import calibration
+from speccascade_jax.points import ModelPair
+from speccascade_jax.training import acceptance, mixing, storage
+from tests import tiny_pair
+
+PROMPTS, LENGTH = 60, 10
+W_REJS = (("depth0_wrej1", 1.0), ("depth2_wrej6", 6.0))
+
+
+def examples(seed=0, prompts=PROMPTS, shortest=9):
+    """Random tokens, few different proposals of which odd ones are always kept and even ones hardly ever."""
+    draws = np.random.default_rng(seed)
+    lengths = draws.integers(min(shortest, 6), LENGTH + 1, prompts).astype(np.int32)
+    inside = np.arange(LENGTH)[None] < lengths[:, None]
+    shape = (prompts, LENGTH)
+    tokens, proposals = (np.where(inside, draws.integers(3, n, shape), 0).astype(np.int32) for n in (300, 13))
+    encoder = np.where(
+        np.arange(12)[None] < draws.integers(shortest, 13, (prompts, 1)), draws.integers(3, 300, (prompts, 12)), 0
+    )
+    some = np.where(inside, 0.5, 0).astype(np.float32)
+    return acceptance_shards.Examples(
+        ids=np.arange(prompts, dtype=np.int32),
+        prompt_tokens=np.zeros((prompts, 1), np.int32),
+        prompt_lengths=np.ones(prompts, np.int32),
+        encoder_tokens=encoder.astype(np.int32),
+        tokens=tokens,
+        lengths=lengths,
+        proposals=proposals,
+        kept=np.where(inside, np.where(proposals % 2, 1.0, 0.1), 0).astype(np.float32),
+        max_q=some,
+        entropy_q=some,
+        q_of_proposal=some,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A pair on disk in `pair`, data of its draft in `data`."""
+    path = tmp_path_factory.mktemp("heads")
+    (path / "pair").mkdir()
+    tiny_pair.write(path / "pair")
+    pair = load_pair(path / "pair")
+    manifest = dict.fromkeys(acceptance_shards.MEANING) | {"format": 1, "rule": "spec_decode", "temperature": 1.0}
+    manifest |= {"top_p": 1.0, "top_k": 0, "pair": "tiny", "prompts": PROMPTS, "shard_size": 40}
+    manifest |= {"pair_fingerprint": fingerprints.of_pair(pair), "draft_fingerprint": fingerprints.of_model(pair.draft)}
+    acceptance_shards.begin(path / "data", manifest)
+    whole = examples()
+    for number, rows in enumerate((np.arange(40), np.arange(40, PROMPTS))):
+        acceptance_shards.write_shard(path / "data", number, manifest, whole.rows(rows))
+    return path
+
+
+def trainer(folder, run_dir, **changes):
+    given = {
+        "depths": (0, 2),
+        "w_rejs": (1.0, 6.0),
+        "batch_positions": 96,
+        "epochs": 2,
+        "warmup_steps": 2,
+        "held_out": 0.1,
+    }
+    return acceptance.HeadTrainer(
+        **{"run_dir": str(run_dir), "pair": ModelPair(name=str(folder / "pair")), "data": (str(folder / "data"),)}
+        | {"save_every_seconds": 0.0, "log_every": 3} | given | changes
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(folder, tmp_path_factory):
+    """A run that is done, and what it found."""
+    run = acceptance.Run(trainer(folder, tmp_path_factory.mktemp("finished") / "run"))
+    return run, run.finish()
+
+
+def batch_of(rows, positions=192):
+    return mixing.Batches(examples(), positions).batch(np.asarray(rows))
+
+
+def test_a_mix_takes_some_tokens_of_the_targets_and_counts_the_others():
+    batch, key = batch_of(range(12)), mixing.mix_key(0, 3)
+    z, counted = (np.asarray(x) for x in mixing.mix(key, batch, 0.15))
+    inside = np.arange(12)[None] < batch.lengths[:, None]
+    assert (z == np.where(counted, batch.proposals, z)).all() and not counted[~inside].any()
+    assert (z[inside & ~counted] == batch.tokens[inside & ~counted]).all()
+    assert 0.03 < (inside & ~counted).sum() / inside.sum() < 0.35
+    assert mixing.mix(key, batch, 0.0)[1].sum() == inside.sum()
+    other = np.asarray(mixing.mix(mixing.mix_key(0, 4), batch, 0.15)[1])
+    assert (other != counted).any()
+    again = np.asarray(mixing.mix(key, batch_of([7, 3]), 0.15)[1])
+    np.testing.assert_array_equal(again, counted[[7, 3]])  # whatever else is in the batch
+
+
+def test_an_epoch_is_every_prompt_once_and_a_function_of_seed_and_epoch():
+    various = examples(shortest=3)
+    batches = mixing.Batches(various, 96)
+    rows = np.arange(5, PROMPTS)
+    epoch = batches.epoch(rows, 0, 1)
+    seen = np.concatenate([batch.rows for batch in epoch])
+    assert sorted(seen[seen >= 0]) == rows.tolist() and (seen < 0).any()
+    assert all(batch.lengths[batch.rows < 0].sum() == 0 for batch in epoch)
+    assert len({batch.tokens.shape[1] for batch in epoch}) > 1
+    for batch in epoch:
+        real = batch.rows[batch.rows >= 0]
+        width = batch.tokens.shape[1]
+        np.testing.assert_array_equal(batch.lengths[batch.rows >= 0], various.lengths[real])
+        assert batch.lengths.max() <= width and np.count_nonzero(various.encoder_tokens[real], axis=1).max() <= width
+    same, other = batches.epoch(rows, 0, 1), batches.epoch(rows, 0, 2)
+    assert all(np.array_equal(a.rows, b.rows) for a, b in zip(epoch, same, strict=True))
+    assert not all(np.array_equal(a.rows, b.rows) for a, b in zip(epoch, other, strict=True))
+    with pytest.raises(ValueError, match="batch_positions=8 holds no row of width"):
+        mixing.Batches(examples(), 8)
+
+
+def test_the_split_holds_prompts_out():
+    train, held_out = mixing.split(100, 0.1, 0)
+    assert (len(train), len(held_out)) == (90, 10) and not set(train) & set(held_out)
+    assert mixing.split(100, 0.1, 1)[1].tolist() != held_out.tolist()
+    assert [len(x) for x in mixing.split(2, 0.01, 0)] == [1, 1]
+    with pytest.raises(ValueError, match="1 prompts are too few"):
+        mixing.split(1, 0.1, 0)
+
+
+def test_the_loss_does_not_see_the_targets_tokens(finished):
+    run, _ = finished
+    batch = run.batches.epoch(run.train_rows, 0, 0)[0]
+    hidden, kept, counted = run.states(batch, 0)
+    assert hidden.shape == (96, 16) and 0 < counted.sum() < counted.size
+
+    def loss(hidden, kept):
+        return acceptance.total_loss(run.state.params, hidden, kept, counted, W_REJS)[0]
+
+    to_hidden, to_kept = jax.grad(loss, argnums=(0, 1))(hidden, kept)
+    np.testing.assert_array_equal(np.abs(to_kept) > 0, counted)
+    np.testing.assert_array_equal(np.abs(to_hidden).sum(-1) > 0, counted)
+
+
+def test_states_are_the_drafts_over_the_mix(finished):
+    run, _ = finished
+    batch = run.batches.epoch(run.train_rows, 0, 0)[0]
+    z, _ = mixing.mix(mixing.mix_key(0, 5), batch, 0.15)
+    draft = run.pair.draft
+    expected = heads.states(draft.model, draft.params, batch.prompt, z).reshape(-1, 16)
+    np.testing.assert_allclose(run.states(batch, 5)[0][: z.size], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_heads_learn_which_tokens_are_kept(folder, tmp_path):
+    run = acceptance.Run(trainer(folder, tmp_path / "run", epochs=60, peak=3e-2, depths=(2,), save_every_seconds=60.0))
+    run.finish()
+    logits, kept = run.judge(run.held_out_rows)
+    plain = acceptance.probability(logits["depth2_wrej1"], 1.0)
+    undone = acceptance.probability(logits["depth2_wrej6"], 6.0)
+    weighted = acceptance.probability(logits["depth2_wrej6"], 1.0)
+    assert calibration.auc(plain, kept) > 0.9 and calibration.auc(undone, kept) > 0.9
+    assert abs(plain.mean() - kept.mean()) < 0.08 and abs(undone.mean() - kept.mean()) < 0.08
+    assert weighted.mean() < kept.mean() - 0.02
+
+
+def test_heads_of_a_grid_end_as_they_would_alone(finished, folder, tmp_path):
+    run, _ = finished
+    alone = acceptance.Run(trainer(folder, tmp_path / "alone", depths=(2,), w_rejs=(6.0,)))
+    alone.finish()
+    for ours, theirs in zip(*(jax.tree.leaves(r.state.params["depth2_wrej6"]) for r in (run, alone)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+class KilledError(Exception):
+    """Stands for the process being killed."""
+
+
+def test_a_killed_run_resumes_bit_for_bit(finished, folder, tmp_path, monkeypatch):
+    whole, result = finished
+    broken, saves, plain = trainer(folder, tmp_path / "broken"), [], storage.save_state
+    at = whole.steps_per_epoch + 1  # in the second epoch
+
+    def killed(*args):
+        if len(saves) == at:
+            raise KilledError
+        saves.append(args)
+        plain(*args)
+
+    monkeypatch.setattr(storage, "save_state", killed)
+    with pytest.raises(KilledError):
+        acceptance.Run(broken).finish()
+    monkeypatch.setattr(storage, "save_state", plain)
+    resumed = acceptance.Run(broken)
+    assert int(resumed.state.step) == at
+    assert resumed.finish() == result
+    jax.tree.map(np.testing.assert_array_equal, resumed.state, whole.state)
+    for path in sorted((whole.directory / "heads").iterdir()):
+        assert (resumed.directory / "heads" / path.name).read_bytes() == path.read_bytes()
+    steps = [json.loads(line)["step"] for line in (resumed.directory / storage.METRICS_FILE).read_text().splitlines()]
+    assert steps == sorted(steps) and steps[-1] == whole.total
+
+
+def test_every_head_of_the_grid_is_written_with_its_card(finished, folder):
+    run, found = finished
+    paths = sorted((run.directory / "heads").iterdir())
+    assert [path.stem for path in paths] == sorted(found) == sorted(run.trainer.grid)
+    head = heads.load(run.directory / "heads" / "depth2_wrej6.msgpack")
+    head.check(load_pair(folder / "pair"))
+    assert (head.card.depth, head.card.features, head.card.w_rej) == (2, 16, 6.0)
+    assert (head.card.rule, head.card.temperature, head.card.prompts) == ("spec_decode", 1.0, 54)
+    assert head.card.positions == run.data.examples.lengths[run.train_rows].sum() and head.card.steps == run.total
+    jax.tree.map(np.testing.assert_array_equal, head.params, run.state.params["depth2_wrej6"])
+
+
+def test_runs_of_other_settings_or_drafts_are_refused(finished, folder):
+    run, _ = finished
+    with pytest.raises(ValueError, match="was begun with another from_target, epochs: name another run_dir"):
+        acceptance.Run(dataclasses.replace(run.trainer, epochs=5, from_target=0.3))
+    data = dataclasses.replace(run.data, manifest=run.data.manifest | {"draft_fingerprint": "another"})
+    with pytest.raises(ValueError, match="made with the draft another of pair 'tiny', but the draft of 'x' is mine"):
+        acceptance.check_draft(data, "mine", "x")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": "one"}, "data='one' is one value where a tuple is meant"),
+        ({"depths": ()}, "depths=.. is empty"),
+        ({"depths": (-1,)}, "depths=-1 is not a whole number"),
+        ({"w_rejs": (0.0,)}, "must be positive weights"),
+        ({"from_target": 1.0}, "from_target=1.0 is outside"),
+        ({"held_out": 0.0}, "held_out=0.0 is outside"),
+        ({"epochs": 0}, "epochs=0 is not a whole number"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(changes, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        trainer(tmp_path, tmp_path, **changes)
+
+
+def test_the_weight_of_rejections_shifts_the_logit_alone():
+    kept, w_rej = 0.8, 6.0
+    z = jnp.linspace(-4, 4, 4001)
+    losses = jax.vmap(lambda one: heads.weighted_bce(one[None], jnp.full(1, kept), jnp.ones(1, bool), w_rej))(z)
+    best = float(z[jnp.argmin(losses)])
+    assert acceptance.probability(np.asarray(best), w_rej) == pytest.approx(kept, abs=2e-3)
