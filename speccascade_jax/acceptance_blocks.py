@@ -17,7 +17,7 @@ import numpy as np
 
 from speccascade_jax import rules
 from speccascade_jax.acceptance_data import judged
-from speccascade_jax.heads.acceptance import states
+from speccascade_jax.heads.acceptance import states, with_law
 from speccascade_jax.models.base import Array, Prompt
 from speccascade_jax.points import Method, Point
 from speccascade_jax.types import Round
@@ -48,6 +48,11 @@ class Blocks:
     entropy_q: np.ndarray
     q_of_proposal: np.ndarray
     hidden: np.ndarray
+
+    @property
+    def inputs(self) -> np.ndarray:
+        """float32 `[M, G, D + 2]`: what a head reads of each token."""
+        return np.asarray(with_law(jnp.asarray(self.hidden), jnp.asarray(self.max_q), jnp.asarray(self.q_of_proposal)))
 
     @property
     def counted(self) -> np.ndarray:

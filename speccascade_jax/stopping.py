@@ -22,13 +22,15 @@ class DraftStep(NamedTuple):
     """What a policy sees before a token is drawn.
 
     `q` float32 `[B, V]` (raw); `hidden` `[B, D]` or `None`, the features of the token before it, which at slot 0 is the
-    last committed one; `slot` int32 scalar; `position` int32 `[B]`, where in the row the drawn token would stand.
+    last committed one; `slot` int32 scalar; `position` int32 `[B]`, where in the row the drawn token would stand;
+    `drawn` float32 `[B]`, the probability `q̃` that the token before it was drawn with (means nothing at slot 0).
     """
 
     q: Array
     hidden: Array | None
     slot: Array
     position: Array
+    drawn: Array
 
 
 class Decision(NamedTuple):
@@ -119,19 +121,14 @@ class Entropy(_Capped):
 
 
 @dataclass(frozen=True)
-class _Cumulative(_Capped):
-    """A policy whose state is a product over the block so far, float32 `[B]`."""
-
-    def init(self, batch_size: int) -> PyTree:
-        """No product yet."""
-        return jnp.ones((batch_size,), jnp.float32)
-
-
-@dataclass(frozen=True)
-class CumulativeConfidence(_Cumulative):
+class CumulativeConfidence(_Capped):
     """Draw while `Π max q >= 1 − stop_threshold`, the product over the block, this position included."""
 
     threshold: ClassVar[str] = "it drafts while the product of max q over the block is at least 1 - stop_threshold"
+
+    def init(self, batch_size: int) -> PyTree:
+        """The product so far, float32 `[B]`."""
+        return jnp.ones((batch_size,), jnp.float32)
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
         """Draw only while the draft has been sure of all of it."""
@@ -141,11 +138,12 @@ class CumulativeConfidence(_Cumulative):
 
 
 @dataclass(frozen=True)
-class AcceptanceHead(_Cumulative):
+class AcceptanceHead(_Capped):
     """SpecDec++: stop once `1 − Π P_i > stop_threshold` (h), `P_i` a head's prediction that `y_i` is kept.
 
-    Paper 3, Algorithm 2; METHODS section 6. Parameters are the head's (`heads.acceptance`). At least `least` and at
-    most `block` tokens (the authors' 2 and 20), but for a stop id or the row's limit.
+    Paper 3, Algorithm 2; METHODS section 6. Parameters are the head's (`heads.acceptance`); one that reads the law that
+    a token was drawn from is given it. At least `least` and at most `block` tokens (the authors' 2 and 20), but for a
+    stop id or the row's limit.
 
     `lag=1`: after `y_k` is drawn it is the last if the product over `i < k` says so: no pass of the draft is made whose
     law is not drawn from. `lag=0`: `P_k` counts too, which takes the pass that reads `y_k`: one more per round, unless
@@ -163,17 +161,25 @@ class AcceptanceHead(_Cumulative):
         if self.lag not in (0, 1):
             raise ValueError(f"lag={self.lag!r} is not 0 or 1: how many tokens the product stays behind the drawn one")
 
+    def init(self, batch_size: int) -> PyTree:
+        """The product so far, and `max q` of the law that the token before was drawn from, float32 `[B]` each."""
+        ones = jnp.ones((batch_size,), jnp.float32)
+        return ones, ones
+
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
         """End after (`lag=1`) or before (`lag=0`) the token at which the block has become unlikely to be kept whole."""
         assert step.hidden is not None, "the draft model gives no hidden states"
-        kept = jax.nn.sigmoid(acceptance.logits(params, step.hidden))
-        product = jnp.where(step.slot == 0, 1.0, state * kept)  # at slot 0 the token behind is committed
+        (product, max_q), inputs = state, step.hidden
+        if acceptance.reads_law(params, step.hidden.shape[-1]):
+            inputs, max_q = acceptance.with_law(step.hidden, max_q, step.drawn), step.q.max(-1)
+        kept = jax.nn.sigmoid(acceptance.logits(params, inputs))
+        product = jnp.where(step.slot == 0, 1.0, product * kept)  # at slot 0 the token behind is committed
         sure = 1.0 - product <= controls.stop_threshold
         if self.lag:
-            yes = jnp.ones_like(sure)
-            return Decision(yes, (sure | (step.slot + 1 < self.least)) & self._below_cap(step)), product
-        draw = sure | (step.slot < self.least)
-        return Decision(draw, draw & self._below_cap(step)), product
+            draw, proceed = jnp.ones_like(sure), sure | (step.slot + 1 < self.least)
+        else:
+            draw = proceed = sure | (step.slot < self.least)
+        return Decision(draw, proceed & self._below_cap(step)), (product, max_q)
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,12 @@ from tests import conformance, reference
 from tests.acceptance_heads import head_for
 
 
-def ask(policy, laws, slot, threshold=0.0, state=None, params=None, hidden=None, position=None):
+def ask(policy, laws, slot, threshold=0.0, state=None, params=None, hidden=None, position=None, drawn=0.5):
     """`(draw, proceed, state)` of the policy on rows of `laws`."""
     laws = jnp.asarray(laws, jnp.float32)
     controls = make_controls(len(laws), stop_threshold=threshold)
     position = jnp.full(len(laws), slot + 1) if position is None else jnp.asarray(position)
-    step = DraftStep(q=laws, hidden=hidden, slot=jnp.int32(slot), position=position)
+    step = DraftStep(laws, hidden, jnp.int32(slot), position, jnp.full(len(laws), drawn))
     decision, state = policy(params, policy.init(len(laws)) if state is None else state, step, controls)
     return np.asarray(decision.draw).tolist(), np.asarray(decision.proceed).tolist(), state
 
@@ -102,6 +102,17 @@ def test_the_authors_blocks_have_at_least_two_tokens():
     assert _walk(AcceptanceHead(lag=0), [0.01] * 5, threshold=0.1) == (2, 3)
 
 
+def test_a_head_may_read_the_law_that_the_token_before_was_drawn_from():
+    """`log max q` of the slot before, not of this one, and `log q̃` of the token drawn there."""
+    params = {"out": {"kernel": jnp.asarray([0.0, 1.0, 10.0]), "bias": jnp.zeros(())}}
+    hidden, policy = jnp.zeros((1, 1)), AcceptanceHead(least=0, lag=0)
+    *_, state = ask(policy, [[0.8, 0.2]], 0, 0.5, None, params, hidden, drawn=0.01)
+    *_, (product, max_q) = ask(policy, [[0.6, 0.4]], 1, 0.5, state, params, hidden, drawn=0.9)
+    odds = 0.8 * 0.9**10
+    np.testing.assert_allclose(product, odds / (1 + odds), rtol=1e-5)
+    np.testing.assert_allclose(max_q, 0.6, rtol=1e-6)
+
+
 def test_a_lag_of_two_has_no_meaning():
     with pytest.raises(ValueError, match="lag=2 is not 0 or 1"):
         AcceptanceHead(lag=2)
@@ -138,7 +149,7 @@ SAMPLED = [
     (CumulativeConfidence(5), 0.7),
     (Entropy(5), 1.0),
     (AcceptanceHead(5), 0.5),
-    (AcceptanceHead(5, least=0, lag=0), 0.6),
+    (AcceptanceHead(5, least=0, lag=0), 0.6),  # with the law among its inputs, see `_adaptive`
     (Erratic(), 0.0),
 ]
 
@@ -147,7 +158,7 @@ def _adaptive(policy, seed, vocab_size=3, rule="spec_decode"):
     """Engine, parameters and tables of a tabular pair, with an untrained head of no use."""
     q_table, p_table = conformance.tables(vocab_size, seed=seed)
     pair = conformance.tabular_pair(q_table, p_table)
-    head = head_for(pair, depth=1) if isinstance(policy, AcceptanceHead) else None
+    head = head_for(pair, depth=1, law=policy.lag == 0) if isinstance(policy, AcceptanceHead) else None
     return *assemble(pair, rule=rule, stop_policy=policy, head=head), q_table, p_table
 
 

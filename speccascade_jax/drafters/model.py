@@ -26,17 +26,21 @@ class ModelDrafterState:
 
     cache: Cache
     policy: PyTree
-    q: Array
-    q_tilde: Array
+    q: Any
+    q_tilde: Any
 
 
 class _Drafting(NamedTuple):
-    """The loop's state; `going` rows take part in the next forward pass, `drawing` rows may draw from it."""
+    """The loop's state; `going` rows take part in the next forward pass, `drawing` rows may draw from it.
+
+    `drawn` float32 `[B]`: the probability that the current token was drawn with.
+    """
 
     slot: Array
     going: Array
     drawing: Array
     current: Array
+    drawn: Array
     state: ModelDrafterState
     draft: Draft
 
@@ -94,7 +98,8 @@ class ModelDrafter:
             going=request.active & ((request.room > 0) | complete),
             drawing=request.active & (request.room > 0),
             current=pending,
-            state=replace(state, cache=cache, q=None, q_tilde=None),
+            drawn=jnp.ones(pending.shape, jnp.float32),
+            state=replace(state, cache=cache, q=(), q_tilde=()),  # the draft holds them meanwhile
             draft=replace(self._empty(state, controls), steps=behind),
         )
 
@@ -144,7 +149,7 @@ class ModelDrafter:
         logits, hidden, cache = self._forward(params, carry)
         with jax.named_scope("sampling"):
             q, q_tilde = raw_and_scaled(logits, controls.draft)
-        seen = DraftStep(q=q, hidden=hidden, slot=carry.slot, position=request.length + carry.slot)
+        seen = DraftStep(q=q, hidden=hidden, slot=carry.slot, position=request.length + carry.slot, drawn=carry.drawn)
         decision, policy = self.stop(params.get("stop"), carry.state.policy, seen, controls)
         policy = jax.tree.map(lambda new, old: _where_rows(carry.drawing, new, old), policy, carry.state.policy)
         draws = carry.drawing & decision.draw & (carry.slot < self.block)
@@ -159,6 +164,7 @@ class ModelDrafter:
             going=draws & ~ends & (decision.proceed | complete),
             drawing=draws & ~ends & decision.proceed,
             current=jnp.where(draws, token, carry.current),
+            drawn=jnp.take_along_axis(q_tilde, token[:, None], axis=1)[:, 0],
             state=replace(carry.state, cache=cache, policy=policy),
             draft=draft,
         )

@@ -3,6 +3,10 @@
 The head reads the draft's final hidden state `e_i` of token `y_i`; `sigmoid` of what it gives is
 `P(y_i kept | all before it kept)` (paper 3, section 3.2 and eq. 3.1; METHODS section 6). Its parameters are a nested
 dict, named as flax names them: `{"block_0": {"kernel" [D, D], "bias" [D]}, …, "out": {"kernel" [D], "bias" []}}`.
+
+A head may read two numbers more than the paper's: `log max q` of the law that `y_i` was drawn from, and `log q̃(y_i)`
+(`with_law`). They cost nothing, for the drafter has them, and a shallow decoder's `e_i`, which is computed from the
+tokens up to `y_i`, need not know what was thought likely in `y_i`'s place.
 """
 
 from __future__ import annotations
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
 FILE = "acceptance_head.msgpack"
 """How a pair's own head is called in its folder."""
 FORMAT = 1
+_LAW = 2  # numbers of the law behind the state
+_LEAST = 1e-6  # a smaller probability is no surer sign of a rejection
 _TRAIN = "train one for this pair (experiments/train_acceptance_head.py), or choose the pair that it was trained for"
 
 
@@ -38,7 +44,7 @@ class Card:
     """What a head is and what it was trained on.
 
     Attributes:
-        depth, features: residual blocks, and the width of the draft's hidden states.
+        depth, features: residual blocks, and the width of the draft's hidden states; law: whether it reads `with_law`.
         w_rej: weight of rejections in its loss (`training.acceptance`); at 1 its probabilities are meant as such.
         rule, alpha: whose kept probabilities it was taught.
         temperature, top_p, top_k, draft_temperature: the sampling under which.
@@ -58,6 +64,7 @@ class Card:
     pair: str
     pair_fingerprint: str
     draft_fingerprint: str
+    law: bool = False
     data: str = ""
     prompts: int = 0
     positions: int = 0
@@ -113,7 +120,7 @@ def features(bound: BoundModel) -> int | None:
     return None if shape is None else int(shape.shape[-1])
 
 
-def initial(key: Array, features: int, depth: int) -> Params:
+def initial(key: Array, features: int, depth: int, law: bool = False) -> Params:
     """Fresh float32 parameters: blocks that change nothing yet, and a linear unit that says next to nothing.
 
     Raises:
@@ -121,6 +128,7 @@ def initial(key: Array, features: int, depth: int) -> Params:
     """
     if depth < 0:
         raise ValueError(f"depth={depth} is negative: 0 is a linear head")
+    features += _LAW if law else 0
 
     def block() -> Params:
         return {"kernel": jnp.zeros((features, features)), "bias": jnp.zeros((features,))}
@@ -134,9 +142,28 @@ def depth(params: Params) -> int:
     return len(params) - 1
 
 
-def logits(params: Params, hidden: Array) -> Array:
-    """float32 `[...]` of `hidden` `[..., D]`: `x + SiLU(W x + b)` block by block, then one linear unit."""
-    x = hidden.astype(jnp.float32)
+def with_law(hidden: Array, max_q: Array, drawn: Array) -> Array:
+    """Everything that a head may read of tokens, float32 `[..., D + 2]`.
+
+    Args:
+        hidden: `[..., D]`, the states `e_i`; max_q: `[...]`, of the raw law that `y_i` was drawn from; drawn: `[...]`,
+            the probability `q̃(y_i)` it was drawn with.
+    """
+    logs = [jnp.log(jnp.maximum(jnp.asarray(x, jnp.float32), _LEAST)) for x in (max_q, drawn)]
+    return jnp.concatenate([hidden.astype(jnp.float32), jnp.stack(logs, axis=-1)], axis=-1)
+
+
+def reads_law(params: Params, features: int) -> bool:
+    """Whether a head reads more than the `features` of a hidden state."""
+    return bool(params["out"]["kernel"].shape[0] > features)
+
+
+def logits(params: Params, inputs: Array) -> Array:
+    """float32 `[...]` of `inputs` `[..., D]`: `x + SiLU(W x + b)` block by block, then one linear unit.
+
+    Of `with_law`'s inputs a head that was trained on states alone reads these alone.
+    """
+    x = inputs.astype(jnp.float32)[..., : params["out"]["kernel"].shape[0]]
     for n in range(depth(params)):
         block = params[f"block_{n}"]
         x = x + jax.nn.silu(x @ block["kernel"] + block["bias"])

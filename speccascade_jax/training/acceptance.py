@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,7 +43,7 @@ class HeadTrainer:
     Attributes:
         run_dir: where state, metrics and heads (`heads/depth1_wrej6.msgpack`) go; a run found there is resumed.
         pair: whose draft it is; data: folders of `acceptance_data`, made with that draft.
-        depths, w_rejs: the grid.
+        depths, w_rejs, laws: the grid; laws: whether a head reads the law too (`heads.acceptance.with_law`).
         from_target: probability that a token of the mix is the target's.
         held_out: share of the prompts that is not trained on, but judged.
         batch_positions: positions per step, padding included; epochs: passes over the prompts.
@@ -59,6 +60,7 @@ class HeadTrainer:
     data: tuple[str, ...]
     depths: tuple[int, ...] = (0, 1, 2, 3, 4)
     w_rejs: tuple[float, ...] = (1.0, 3.0, 6.0, 12.0)
+    laws: tuple[bool, ...] = (False, True)
     from_target: float = 0.15
     held_out: float = 0.05
     batch_positions: int = 1536
@@ -71,7 +73,7 @@ class HeadTrainer:
     save_every_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        for name in ("data", "depths", "w_rejs"):
+        for name in ("data", "depths", "w_rejs", "laws"):
             several(name, getattr(self, name), 1)
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for depth in self.depths:
@@ -86,18 +88,19 @@ class HeadTrainer:
             raise ValueError(f"held_out={self.held_out} is outside (0, 1)")
 
     @property
-    def grid(self) -> dict[str, tuple[int, float]]:
-        """Name of a head -> its depth and rejection weight."""
-        return {head_name(depth, w_rej): (depth, w_rej) for depth in self.depths for w_rej in self.w_rejs}
+    def grid(self) -> dict[str, tuple[int, float, bool]]:
+        """Name of a head -> its depth, its rejection weight, whether it reads the law."""
+        kinds = itertools.product(self.depths, self.w_rejs, self.laws)
+        return {head_name(depth, w_rej, law): (depth, w_rej, law) for depth, w_rej, law in kinds}
 
     def run(self) -> dict[str, Any]:
         """Train to the end (from the saved state if there is one), write the heads; returns what `evaluate` found."""
         return Run(self).finish()
 
 
-def head_name(depth: int, w_rej: float) -> str:
+def head_name(depth: int, w_rej: float, law: bool = False) -> str:
     """How a head of the grid is called."""
-    return f"depth{depth}_wrej{w_rej:g}"
+    return f"depth{depth}_wrej{w_rej:g}" + ("_law" if law else "")
 
 
 @flax.struct.dataclass
@@ -120,31 +123,31 @@ WRejs = tuple[tuple[str, float], ...]
 """Name and rejection weight of every head."""
 
 
-def total_loss(params: Params, hidden: Array, kept: Array, counted: Array, w_rejs: WRejs) -> Any:
+def total_loss(params: Params, inputs: Array, kept: Array, counted: Array, w_rejs: WRejs) -> Any:
     """The sum of all heads' losses, whose gradient is each head's own, and the losses by name."""
-    losses = {name: heads.weighted_bce(heads.logits(params[name], hidden), kept, counted, w) for name, w in w_rejs}
+    losses = {name: heads.weighted_bce(heads.logits(params[name], inputs), kept, counted, w) for name, w in w_rejs}
     return jnp.sum(jnp.stack(list(losses.values()))), losses
 
 
 @functools.partial(jax.jit, static_argnames=("optimizer", "w_rejs"), donate_argnums=0)
 def train_step(
     state: HeadState,
-    hidden: Array,
+    inputs: Array,
     kept: Array,
     counted: Array,
     optimizer: optax.GradientTransformation,
     w_rejs: WRejs,
 ) -> tuple[HeadState, dict[str, Array]]:
-    """One step of every head on hidden states `[N, D]` with labels `[N]`; returns the losses by name."""
-    grads, losses = jax.grad(total_loss, has_aux=True)(state.params, hidden, kept, counted, w_rejs)
+    """One step of every head on inputs `[N, D + 2]` with labels `[N]`; returns the losses by name."""
+    grads, losses = jax.grad(total_loss, has_aux=True)(state.params, inputs, kept, counted, w_rejs)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     return HeadState(optax.apply_updates(state.params, updates), opt_state, state.step + 1), losses
 
 
 @jax.jit
-def all_logits(params: Params, hidden: Array) -> dict[str, Array]:
-    """Every head's logits `[N]` of hidden states `[N, D]`."""
-    return {name: heads.logits(one, hidden) for name, one in params.items()}
+def all_logits(params: Params, inputs: Array) -> dict[str, Array]:
+    """Every head's logits `[N]` of inputs `[N, D + 2]`."""
+    return {name: heads.logits(one, inputs) for name, one in params.items()}
 
 
 class Run:
@@ -180,7 +183,8 @@ class Run:
         if size is None:
             raise ValueError(f"the draft of pair {self.pair.name!r} gives no hidden states: no head can read it")
         key = jax.random.key(self.trainer.seed)
-        params = {name: heads.initial(key, size, depth) for name, (depth, _) in self.trainer.grid.items()}
+        grid = self.trainer.grid.items()
+        params = {name: heads.initial(key, size, depth, law) for name, (depth, _, law) in grid}
         state = HeadState(params, self.optimizer.init(params), jnp.int32(0))
         saved = storage.load_state(self.directory, state)
         if saved is None:
@@ -189,7 +193,7 @@ class Run:
         return jax.tree.map(jnp.asarray, saved[0])
 
     def states(self, batch: Batch, epoch: int) -> tuple[Array, Array, Array]:
-        """Hidden states, labels and which count, of a batch in an epoch's mix (`mixing.mixed_states`)."""
+        """Inputs, labels and which count, of a batch in an epoch's mix (`mixing.mixed_states`)."""
         draft, trainer = self.pair.draft, self.trainer
         key = mix_key(trainer.seed, epoch)
         return mixed_states(draft.model, draft.params, batch, key, trainer.from_target, trainer.batch_positions)
@@ -227,7 +231,7 @@ class Run:
 
     def step(self, epoch: int, batch: Batch) -> dict[str, Array]:
         """One optimiser step of every head."""
-        w_rejs = tuple((name, w_rej) for name, (_, w_rej) in self.trainer.grid.items())
+        w_rejs = tuple((name, w_rej) for name, (_, w_rej, _) in self.trainer.grid.items())
         self.state, losses = train_step(self.state, *self.states(batch, epoch), self.optimizer, w_rejs)
         return losses
 
@@ -235,7 +239,7 @@ class Run:
         """AUC and log loss (the weight of rejections undone) of every head on the held-out prompts' `Y` tokens."""
         logits, kept = self.judge(self.held_out_rows)
         found = {}
-        for name, (_, w_rej) in self.trainer.grid.items():
+        for name, (_, w_rej, _) in self.trainer.grid.items():
             predicted = probability(logits[name], w_rej)
             found[name] = {
                 "auc": round(calibration.auc(logits[name], kept), 5),
@@ -251,9 +255,9 @@ class Run:
         logits: dict[str, list[np.ndarray]] = {name: [] for name in self.trainer.grid}
         kept = []
         for cut in self.batches.cut(rows):
-            hidden, labels, counted = jax.device_get(self.states(self.batches.batch(cut), HELD_OUT))
+            inputs, labels, counted = jax.device_get(self.states(self.batches.batch(cut), HELD_OUT))
             kept.append(labels[counted])
-            for name, values in jax.device_get(all_logits(self.state.params, hidden)).items():
+            for name, values in jax.device_get(all_logits(self.state.params, inputs)).items():
                 logits[name].append(values[counted])
         return {name: np.concatenate(values) for name, values in logits.items()}, np.concatenate(kept)
 
@@ -267,11 +271,10 @@ class Run:
         meant |= {name: self.data.manifest[name] for name in ("temperature", "top_p", "top_k", "draft_temperature")}
         prompts, positions = len(self.train_rows), int(self.data.examples.lengths[self.train_rows].sum())
         meant |= {"data": self.data.key, "prompts": prompts, "positions": positions, "steps": int(self.state.step)}
-        for name, (depth, w_rej) in self.trainer.grid.items():
-            params = self.state.params[name]
-            size = int(params["out"]["kernel"].shape[0])
-            card = heads.Card(depth=depth, features=size, w_rej=w_rej, pair=self.data.manifest["pair"], **meant)
-            heads.save(self.directory / "heads" / f"{name}.msgpack", heads.Head(params, card))
+        meant |= {"pair": self.data.manifest["pair"], "features": heads.features(self.pair.draft)}
+        for name, (depth, w_rej, law) in self.trainer.grid.items():
+            card = heads.Card(depth=depth, w_rej=w_rej, law=law, **meant)
+            heads.save(self.directory / "heads" / f"{name}.msgpack", heads.Head(self.state.params[name], card))
 
 
 def probability(logits: np.ndarray, w_rej: float) -> np.ndarray:

@@ -116,7 +116,7 @@ def predictions(blocks: Blocks, trained_on: Examples, trained: Mapping[str, head
     at, fitted = blocks.counted, trained_on.counted
     kept = trained_on.kept[fitted]
     found = {
-        name: probability(np.asarray(heads.logits(head.params, blocks.hidden[at])), head.card.w_rej)
+        name: probability(np.asarray(heads.logits(head.params, blocks.inputs[at])), head.card.w_rej)
         for name, head in trained.items()
     }
     found["the mean"] = np.full(int(at.sum()), kept.mean(dtype=np.float64))
@@ -140,7 +140,7 @@ def judge(blocks: Blocks, trained_on: Examples, trained: Mapping[str, heads.Head
     predicted = predictions(blocks, trained_on, trained)
     whole = {name: calibration.measures(p, kept) for name, p in predicted.items()}
     for name, head in trained.items():
-        logits = np.asarray(heads.logits(head.params, blocks.hidden[at]))
+        logits = np.asarray(heads.logits(head.params, blocks.inputs[at]))
         whole[name]["ece_as_it_is"] = calibration.reliability(probability(logits, 1.0), kept).ece
     names = {n: f"{low:g} to {high:g}" for n, (low, high) in enumerate(zip(RANGES, RANGES[1:], strict=False), 1)}
     return {

@@ -16,7 +16,7 @@ import numpy as np
 
 from speccascade_jax import rngs
 from speccascade_jax.acceptance_shards import Examples
-from speccascade_jax.heads.acceptance import states
+from speccascade_jax.heads.acceptance import states, with_law
 from speccascade_jax.models.base import Array, Params, Prompt, bucket
 
 HELD_OUT = 2**31 - 1
@@ -31,6 +31,8 @@ class Batch(NamedTuple):
     tokens: np.ndarray
     proposals: np.ndarray
     kept: np.ndarray
+    max_q: np.ndarray
+    drawn: np.ndarray
     lengths: np.ndarray
 
 
@@ -53,16 +55,19 @@ def mix_key(seed: int, epoch: int | Array) -> Array:
 def mixed_states(
     model: Any, params: Params, batch: Batch, key: Array, from_target: float, size: int
 ) -> tuple[Array, Array, Array]:
-    """Of a mix: hidden states `[size, D]`, labels `[size]` and which of them count, bool `[size]`, flat and padded."""
+    """Of a mix: what heads read `[size, D + 2]`, labels `[size]` and which count, bool `[size]`, flat and padded.
+
+    The law of a proposal is the one behind the target's own words, as its label is; only the state has read the mix.
+    """
     z, counted = mix(key, batch, from_target)
-    hidden = states(model, params, batch.prompt, z)
+    inputs = with_law(states(model, params, batch.prompt, z), jnp.asarray(batch.max_q), jnp.asarray(batch.drawn))
     missing = size - z.size
 
     def flat(x: Array) -> Array:
         x = x.reshape(z.size, *x.shape[2:])
         return jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))
 
-    return flat(hidden), flat(jnp.asarray(batch.kept)), flat(counted)
+    return flat(inputs), flat(jnp.asarray(batch.kept)), flat(counted)
 
 
 def split(count: int, held_out: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -118,9 +123,11 @@ class Batches:
         some = self.examples.rows(np.where(real, rows, rows[0]))
         prompt = some.prompt()
         encoder = None if prompt.encoder_tokens is None else prompt.encoder_tokens[:, :width]
-        tokens, proposals, kept = (_to_width(a, width) for a in (some.tokens, some.proposals, some.kept))
+        named = (some.tokens, some.proposals, some.kept, some.max_q, some.q_of_proposal)
+        tokens, proposals, kept, max_q, drawn = (_to_width(array, width) for array in named)
         prompt = Prompt(prompt.tokens[:, :width], prompt.length, encoder)
-        return Batch(prompt, rows.astype(np.int32), tokens, proposals, kept, np.where(real, some.lengths, 0))
+        lengths = np.where(real, some.lengths, 0)
+        return Batch(prompt, rows.astype(np.int32), tokens, proposals, kept, max_q, drawn, lengths)
 
 
 def _to_width(array: np.ndarray, width: int) -> np.ndarray:

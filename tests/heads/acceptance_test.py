@@ -14,7 +14,7 @@ from speccascade_jax import fingerprints
 from speccascade_jax.checkpoints.errors import CheckpointError
 from speccascade_jax.heads import acceptance as heads
 from speccascade_jax.models.base import Prompt
-from tests import text_pair, tiny_pair
+from tests import tiny_pair
 
 CARD = heads.Card(
     depth=2, features=16, w_rej=6.0, rule="spec_decode", alpha=None, temperature=1.0, top_p=1.0, top_k=0,
@@ -137,9 +137,10 @@ def test_a_head_belongs_to_one_draft(pair):
         heads.Head({}, dataclasses.replace(own, features=32)).check(pair)
 
 
-def test_a_draft_without_hidden_states_has_no_head(tmp_path):
+def test_a_draft_without_hidden_states_has_no_head():
+    fake = sc.FakeLM(5)
     with pytest.raises(ValueError, match="the draft gives no hidden states: train one"):
-        heads.Head({}, CARD).check(text_pair.make(tmp_path))
+        heads.Head({}, CARD).check(sc.Pair(target=fake, draft=fake))
 
 
 def test_states_are_those_of_single_steps(pair):

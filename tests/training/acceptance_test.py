@@ -136,7 +136,7 @@ def test_the_loss_does_not_see_the_targets_tokens(finished):
     run, _ = finished
     batch = run.batches.epoch(run.train_rows, 0, 0)[0]
     hidden, kept, counted = run.states(batch, 0)
-    assert hidden.shape == (96, 16) and 0 < counted.sum() < counted.size
+    assert hidden.shape == (96, 18) and 0 < counted.sum() < counted.size
 
     def loss(hidden, kept):
         return acceptance.total_loss(run.state.params, hidden, kept, counted, W_REJS)[0]
@@ -152,7 +152,10 @@ def test_states_are_the_drafts_over_the_mix(finished):
     z, _ = mixing.mix(mixing.mix_key(0, 5), batch, 0.15)
     draft = run.pair.draft
     expected = heads.states(draft.model, draft.params, batch.prompt, z).reshape(-1, 16)
-    np.testing.assert_allclose(run.states(batch, 5)[0][: z.size], expected, rtol=1e-4, atol=1e-5)
+    inputs = run.states(batch, 5)[0][: z.size]
+    np.testing.assert_allclose(inputs[:, :16], expected, rtol=1e-4, atol=1e-5)
+    law = np.stack([batch.max_q.ravel(), batch.drawn.ravel()], axis=-1)
+    np.testing.assert_allclose(inputs[:, 16:], np.log(np.maximum(law, 1e-6)), rtol=1e-5)
 
 
 def test_heads_learn_which_tokens_are_kept(folder, tmp_path):
@@ -214,6 +217,10 @@ def test_every_head_of_the_grid_is_written_with_its_card(finished, folder):
     assert (head.card.rule, head.card.temperature, head.card.prompts) == ("spec_decode", 1.0, 54)
     assert head.card.positions == run.data.examples.lengths[run.train_rows].sum() and head.card.steps == run.total
     jax.tree.map(np.testing.assert_array_equal, head.params, run.state.params["depth2_wrej6"])
+    with_law = heads.load(run.directory / "heads" / "depth2_wrej6_law.msgpack")
+    with_law.check(load_pair(folder / "pair"))
+    assert with_law.card.law and not head.card.law
+    assert [h.params["out"]["kernel"].shape for h in (head, with_law)] == [(16,), (18,)]
 
 
 def test_runs_of_other_settings_or_drafts_are_refused(finished, folder):
