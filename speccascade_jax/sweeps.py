@@ -111,7 +111,8 @@ def _check_names(templates: Sequence[Method], alphas: Mapping[str, Any]) -> None
 
 def _in_thresholds(templates: Sequence[Method], thresholds: Mapping[str, Sequence[float]]) -> Iterator[Method]:
     """Every template with every stop threshold that it is given, where it lacks one."""
-    lacking = {each.name for each in templates if each.recipe.stops and each.stop_threshold is None}
+    lacks = [each.recipe.stops and each.stop_threshold is None for each in templates]
+    lacking = {each.name for each, lack in zip(templates, lacks, strict=True) if lack}
     if stray := [name for name in thresholds if name not in lacking]:
         raise ValueError(
             f"stop_thresholds names {', '.join(stray)}, which is not among the methods that lack one: "
@@ -119,8 +120,8 @@ def _in_thresholds(templates: Sequence[Method], thresholds: Mapping[str, Sequenc
         )
     for name, values in thresholds.items():
         several(f"stop_thresholds[{name!r}]", values, 1)
-    for each in templates:
-        for threshold in thresholds.get(each.name, (None,)) if each.name in lacking else (each.stop_threshold,):
+    for each, lack in zip(templates, lacks, strict=True):
+        for threshold in thresholds.get(each.name, (None,)) if lack else (each.stop_threshold,):
             yield replace(each, stop_threshold=threshold)
 
 

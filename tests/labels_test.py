@@ -15,6 +15,8 @@ from speccascade_jax.labels import label, ordered
         ("oracle_cascade[opt]", "Oracle [OPT]"),
         ("bild@0.3 (γ = 5)", "BiLD α_f 0.3 (γ = 5)"),
         ("bild[fuzzy_tv]@0.3", "BiLD [tv] α_f 0.3"),
+        ("specdecpp@0.7", "SpecDec++ h 0.7"),
+        ("specdecpp[opt]:depth3_wrej6@0.7 (γ = 20)", "SpecDec++ [OPT] depth3_wrej6 h 0.7 (γ = 20)"),
         ("a_rule_of_mine", "a_rule_of_mine"),
         ("mine[chow] (γ = 3)", "mine[chow] (γ = 3)"),
     ],

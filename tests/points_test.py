@@ -38,6 +38,30 @@ def test_both_ends_come_first_for_every_sampling_and_seed():
     assert settings == {(0.0, 0), (0.0, 1), (1.0, 0), (1.0, 1)}
 
 
+def test_stop_thresholds_and_heads_are_swept_like_alphas():
+    groups = _points(
+        rule_names=("spec_decode", "specdecpp", "stop_entropy"),
+        methods=(Method(name="specdecpp", rule="opt", alpha=0.1, stop_threshold=0.9),),
+        alphas={"specdecpp[opt]:b@0.9": (0.1,), "specdecpp[opt]:a@0.9": (0.2,)},
+        stop_thresholds={"specdecpp": (0.3, 0.5), "stop_entropy": (2.0,)},
+        heads=("x/a.msgpack", "x/b.msgpack"),
+        block_sizes=(2, 4),
+    )
+    curves = [(p.method.curve(), p.method.block_size, p.method.alpha) for group in groups for p in group]
+    assert curves[2:] == [
+        ("spec_decode", 2, None),
+        ("specdecpp:a@0.3", 20, None),
+        ("specdecpp:b@0.3", 20, None),
+        ("specdecpp:a@0.5", 20, None),
+        ("specdecpp:b@0.5", 20, None),
+        ("stop_entropy@2", 20, None),
+        ("specdecpp[opt]:a@0.9", 20, 0.2),
+        ("specdecpp[opt]:b@0.9", 20, 0.1),
+        ("spec_decode", 4, None),
+    ]
+    assert groups[3][0].coordinates()["family"] == "specdecpp:a"
+
+
 def test_rules_without_named_alphas_get_their_range():
     (*_, chow, token) = _points(rule_names=("chow", "token_v3"))
     assert (chow[0].method.alpha, chow[-1].method.alpha) == (0.0, 1.0)
@@ -81,6 +105,23 @@ def test_whole_numbers_and_floats_are_one_point():
         ({"samplings": [Sampling(top_k=-2)]}, "top_k=-2"),
         ({"samplings": [Sampling(draft_temperature=-0.5)]}, "temperature=-0.5"),
         ({"block_sizes": (0,)}, "block_size=0 is not a whole number >= 1"),
+        ({"rule_names": ("specdecpp",)}, "'specdecpp' needs stop_threshold: it drafts until the predicted chance"),
+        (
+            {"stop_thresholds": {"specdecpp": (0.5,)}},
+            "names specdecpp, which is not among the methods that lack one: none",
+        ),
+        (
+            {"rule_names": ("specdecpp",), "stop_thresholds": {"specdecpp": ()}},
+            r"stop_thresholds\['specdecpp'\]=\(\) is",
+        ),
+        (
+            {"methods": (Method(name="chow", alpha=0.1, head="a"),)},
+            "'chow' asks no acceptance head: leave head='a' out",
+        ),
+        (
+            {"rule_names": ("stop_oracle",), "samplings": [Sampling(temperature=1.0)]},
+            "oracle of greedy decoding, got",
+        ),
         ({"bonus": "maybe"}, "bonus='maybe' is not one of rule, target, none"),
         ({"seeds": (-1,)}, "seed=-1"),
         ({"evaluation": Evaluation(task="tiny")}, "unknown task 'tiny'"),

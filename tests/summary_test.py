@@ -171,3 +171,12 @@ def test_methods_without_a_choice_of_block_size_stand_beside_every_block_size():
         assert panel.asides() == ["TokenCascade [Chow]: γ = 10, bonus target."]
     (alone,) = panels([*_ENDS, *cascade, _record("token_cascade", 0.1, block_size=5, **own)])
     assert list(alone.curves) == ["token_cascade (γ = 10)", "token_cascade (γ = 5)"] and "γ" not in alone.title()
+
+
+def test_stop_thresholds_are_one_curve_where_the_rule_has_no_alpha():
+    own = {"family": "specdecpp", "block_size": 20, "swept_block": False}
+    stopped = [_record(f"specdecpp@{h:g}", stop_threshold=h, **own) for h in (0.7, 0.3)]
+    with_alpha = _record("bild@0.5", 2.0, stop_threshold=0.5, family="bild", block_size=10, swept_block=False)
+    (panel,) = panels([*_ENDS, *stopped, with_alpha])
+    assert [(spot.alpha, spot.axis) for spot in panel.curves["specdecpp"]] == [(0.3, "h"), (0.7, "h")]
+    assert [(spot.alpha, spot.axis) for spot in panel.curves["bild@0.5"]] == [(2.0, "α")]
