@@ -25,7 +25,7 @@ def programs_are_given_back():
 
 @pytest.fixture(scope="module")
 def optimised():
-    """Compiles a file's programs as users do: where running costs more than compiling, or last bits are compared."""
+    """Compiles a file's programs as users do: where running costs more than compiling."""
     jax.config.update(QUICKLY, False)
     yield
     jax.config.update(QUICKLY, True)

@@ -21,9 +21,6 @@ from speccascade_jax.generation import generate
 from speccascade_jax.models.base import bucket
 from speccascade_jax.models.t5 import T5, T5Config, T5Module, teacher_forced_logits
 
-# 500 sentences, in last bits
-pytestmark = pytest.mark.usefixtures("optimised")
-
 GAP, EQUAL_SHARE, BATCH, BLOCK = 1e-4, 0.95, 16, 5
 SHIPPED = "tatoeba_en_de"
 PROMPTS = 500
