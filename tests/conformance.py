@@ -26,7 +26,6 @@ REPRESENTATIVE = {name: rule for name, rule in sc.RULES.items() if not name.star
 REPRESENTATIVE |= {rule.name: rule for rule in _FORMS}
 
 SAMPLINGS = [(0.5, 1.0), (0.5, 0.8), (1.0, 1.0), (1.0, 0.8)]
-_APART = 64.0
 
 
 def alphas(rule, vocab_size):
@@ -242,38 +241,6 @@ def check_sequence_law(rule, block, *, rows=10_000, length=7, seed=5, **engine):
         for t, s in zip(tokens, SAMPLINGS, strict=True)
     ]
     assert holm(found) > 1e-3, dict(zip(SAMPLINGS, found, strict=True))
-
-
-def mixed(rules):
-    """Deferral rules as one: of index `i`, with its own α, where the control reads `_APART · i + α`.
-
-    What is traced is the same for every deferral rule but the decision itself; so one program runs them all.
-    """
-
-    def deferral(pair, alpha):
-        index = jnp.round(alpha / _APART)
-        own = alpha - _APART * index
-        decisions = [jnp.broadcast_to(rule.deferral(pair, own), pair.q.shape) for rule in rules]
-        return jnp.select([index == i for i in range(len(rules))], decisions)
-
-    return sc.rules.Rule(name="mixed", deferral=deferral)
-
-
-def check_sequence_laws(rules, block, *, rows=10_000, length=7, seed=5):
-    """`check_sequence_law` of several deferral rules in one program, `rows` each per sampling setting."""
-    q_table, p_table = tables(3, seed=seed)
-    shift = _APART * np.arange(len(rules), dtype=np.float32)
-    coded = shift + np.float32([telling_alpha(rule, q_table, p_table) for rule in rules])
-    built, params = assemble(tabular_pair(q_table, p_table), rule=mixed(rules), block_size=block)
-    alpha = np.tile(np.repeat(coded, rows), len(SAMPLINGS))
-    tokens = run_rows(built, params, rows * len(rules), alpha, SAMPLINGS, length=length, seed=seed, conclusive=True)
-    tokens = tokens.reshape(len(SAMPLINGS), len(rules), rows, length)
-    found = {
-        (rule.name, *s): sequence_p_value(tokens[n, i], law_by_rule(rule, q_table, p_table, float(own), *s))
-        for i, (rule, own) in enumerate(zip(rules, coded - shift, strict=True))
-        for n, s in enumerate(SAMPLINGS)
-    }
-    assert holm(list(found.values())) > 1e-3, sorted(found.items(), key=lambda each: each[1])[:5]
 
 
 def check_transition_law(rule, *, block=5, rows=8_000, length=16, vocab_size=4, seed=16, **engine):

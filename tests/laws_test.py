@@ -4,7 +4,7 @@ import pytest
 
 from speccascade_jax.api import assemble
 from speccascade_jax.rules import RULES
-from tests import conformance, mutants, reference
+from tests import conformance, mixed_rules, mutants, reference
 
 # thousands of rows: running costs more here than compiling
 pytestmark = pytest.mark.usefixtures("optimised")
@@ -13,13 +13,14 @@ ALL = conformance.REPRESENTATIVE
 SAMPLED = [rule for rule in ALL.values() if not rule.greedy_only]
 
 
-@pytest.mark.parametrize("name", [rule.name for rule in SAMPLED if rule.deferral is None])
+# `opt`: a deferral rule that decides for a whole position is traced as such when it is alone
+@pytest.mark.parametrize("name", [*(rule.name for rule in SAMPLED if rule.deferral is None), "opt"])
 def test_whole_sequences(name):
     conformance.check_sequence_law(ALL[name], 3)
 
 
 def test_whole_sequences_of_deferral_rules():
-    conformance.check_sequence_laws([rule for rule in SAMPLED if rule.deferral is not None], 3)
+    mixed_rules.check_sequence_laws([rule for rule in SAMPLED if rule.deferral is not None], 3)
 
 
 @pytest.mark.parametrize("name", ["token_v3"])
