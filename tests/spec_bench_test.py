@@ -7,7 +7,7 @@ import json
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax import conversing, evaluation, spec_bench
+from speccascade_jax import conversing, evaluation, prompts, spec_bench
 from speccascade_jax.data import directory
 from speccascade_jax.data.spec_bench import Conversation, Question, get_conversation
 from speccascade_jax.points import Method, ModelPair, Sampling
@@ -33,6 +33,7 @@ def pair(tmp_path_factory) -> sc.Pair:
 def run(pair, tmp_path, monkeypatch):
     monkeypatch.setenv(directory.VARIABLE, str(tmp_path))
     monkeypatch.setattr(evaluation, "load_source", lambda source: pair)
+    monkeypatch.setattr(prompts, "bucket", lambda length: 128)  # all turns in one program
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
 
     def run(**changes):

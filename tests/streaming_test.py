@@ -44,8 +44,7 @@ def recorded(pair, method, rule, alpha, temperature, seed, bonus):
 
 WAYS = {
     "token_v3": ("speculative", "token_v3", 0.3, "rule"),
-    "spec_decode": ("speculative", "spec_decode", None, "target"),
-    "opt": ("speculative", "opt", 0.1, "none"),
+    "spec_decode": ("speculative", "spec_decode", None, "none"),
     "autoregressive": ("autoregressive", "spec_decode", None, "rule"),
 }
 

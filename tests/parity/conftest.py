@@ -1,0 +1,8 @@
+"""Other implementations are compared with programs as users compile them."""
+
+import pytest
+
+
+@pytest.fixture(autouse=True, scope="module")
+def as_users_compile(optimised):
+    """See `optimised`."""
