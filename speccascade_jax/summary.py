@@ -54,7 +54,8 @@ class Spot:
     @property
     def axis(self) -> str:
         """What `alpha` is: the rule's, or the stop threshold of a method whose rule has none."""
-        return "α" if self.records[0]["point"]["alpha"] is not None else "h"
+        point = self.records[0]["point"]
+        return "h" if point["alpha"] is None and point.get("stop_threshold") is not None else "α"
 
 
 @dataclass(frozen=True, kw_only=True)
