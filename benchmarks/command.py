@@ -37,6 +37,7 @@ from benchmarks import (
     scoring,
     speedup,
     steps,
+    stopping,
     verification,
     vocabulary,
 )
@@ -70,6 +71,7 @@ SECTIONS = {
     "scoring": Section(scoring, 20),
     "rounds": Section(rounds, 60),
     "verification": Section(verification, 60),
+    "stopping": Section(stopping, 40),
     "speedup": Section(speedup, 60),
     "batches": Section(batches, 20),
     "compilation": Section(compilation, 30),

@@ -130,6 +130,28 @@ _AGAINST_FLOOR = (
 )
 
 LAYOUTS = {
+    "capacity": Layout(
+        "Short blocks under a large capacity, T = 1",
+        (
+            Column("engine", "engine"),
+            Column("target calls", "target_calls", number(1)),
+            Column("draft steps", "draft_steps", number(1)),
+            Column("ms per example", "ms_per_example", spread(2)),
+            Column("ratio", "ratio", spread(3)),
+        ),
+        ("The same tokens from all three; what differs is the room for longer blocks.",),
+    ),
+    "heads": Layout(
+        "An acceptance head beside a pass of the draft, batch 1",
+        (
+            Column("depth", "depth"),
+            Column("reads", "reads"),
+            Column("head, µs", "microseconds", spread(2)),
+            Column("draft step, µs", "draft_step_microseconds", spread(1)),
+            Column("share, %", "share", spread(2)),
+        ),
+        ("With the law: the search for its largest probability included.",),
+    ),
     "bandwidth": Layout(
         "Bandwidth of a float32 matrix-vector product",
         (

@@ -50,6 +50,7 @@ class Settings:
         examples: prompts timed one at a time; repeats: turns of every comparison, more where they are short;
             loop_seconds: length of a timed loop.
         block_size: γ where it is not swept; block_sizes: where it is; lossy_block_sizes: γ's of rules that are lossy.
+        capacity: of short blocks in `stopping`.
         temperatures: of draft and target; methods: rules with their α's.
         widths: tokens per call in `scoring`; vocab_sizes, rules: in `verification`; batches: rows in `batches`.
         large_vocab, large_rules, large_batches, large_blocks: in `vocabulary`; rules that read the same laws alike need
@@ -66,6 +67,7 @@ class Settings:
     repeats: int = 5
     loop_seconds: float = 0.02
     block_size: int = 5
+    capacity: int = 20
     block_sizes: tuple[int, ...] = (3, 5, 7)
     lossy_block_sizes: tuple[int, ...] = (5,)
     temperatures: tuple[float, ...] = (0.0, 1.0)
@@ -97,6 +99,7 @@ def quick(settings: Settings) -> Settings:
         repeats=2,
         loop_seconds=1e-3,
         block_size=2,
+        capacity=6,
         block_sizes=(2,),
         lossy_block_sizes=(2,),
         methods=(SPEC_DECODE, Method(name="token_v3", alpha=0.5)),

@@ -162,18 +162,18 @@ class Engine:
         return Drafted(draft, drafter, cache, keys, self._unverified(state, draft))
 
     def score(
-        self, params: Params, state: DecodeState, drafted: Drafted, controls: Controls, width: int
+        self, params: Params, state: DecodeState, drafted: Drafted, controls: Controls, width: int, cache: Cache
     ) -> tuple[LawPair, Array, Cache]:
         """The laws `[B, width, V]` at a block's first positions, where its logits are unusable, the target's cache."""
-        draft, unverified = cut(drafted.draft, width), drafted.unverified
+        draft = cut(drafted.draft, width)
         pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
         with jax.named_scope("score"):
-            needed = None if self.verify_final else jnp.any(~unverified & ~state.done)
             tokens = jnp.concatenate([pending, draft.tokens], axis=1)
-            logits, cache = self._logits(params, drafted.target_cache, tokens, needed)
+            out, cache = self.target.extend(params["target"], cache, tokens)
+            logits = out.logits[..., : self.target.vocab_size]
         with jax.named_scope("sampling"):
             pair = make_law_pair(draft.q, draft.q_tilde, draft.greedy, logits, controls.target)
-        return pair, ~jnp.isfinite(logits.max(-1)) & ~unverified[:, None], cache
+        return pair, ~jnp.isfinite(logits.max(-1)) & ~drafted.unverified[:, None], cache
 
     def _unverified(self, state: DecodeState, draft: Draft) -> Array:
         """bool `[B]`: rows whose block ends them and is therefore not verified."""
@@ -183,18 +183,6 @@ class Engine:
         ends = is_stop(last, self.stop_ids) | (draft.length >= state.limit - state.length)
         return ends & (draft.length > 0) & ~state.done
 
-    def _logits(self, params: Params, cache: Cache, tokens: Array, needed: Array | None) -> tuple[Array, Cache]:
-        """The target's logits `[B, W, V]` of a block in one call; no call, and zeros, where none is `needed`."""
-
-        def call(cache: Cache) -> tuple[Array, Cache]:
-            out, cache = self.target.extend(params["target"], cache, tokens)
-            return out.logits[..., : self.target.vocab_size], cache
-
-        if needed is None:
-            return call(cache)
-        shape = jax.eval_shape(call, cache)[0]
-        return jax.lax.cond(needed, call, lambda cache: (jnp.zeros(shape.shape, shape.dtype), cache), cache)
-
     def round_keys(self, state: DecodeState) -> rngs.RoundKeys:
         """This round's bits."""
         return rngs.RoundKeys(state.keys, state.rounds, state.length)
@@ -202,26 +190,29 @@ class Engine:
     def step(self, params: Params, state: DecodeState, controls: Controls) -> tuple[DecodeState, Round]:
         """One round of speculation (METHODS section 2; paper 1, Algorithm 4). Jittable alone."""
         drafted = self.draft(params, state, controls, state.limit - state.length, self.complete)
-        choices = widths(self.block) if self.adaptive else (self.block + 1,)
-        judged = by_width(
-            choices, drafted.draft.length.max(), lambda width: self._judge(params, state, drafted, controls, width)
-        )
+        judged = self._judged(params, state, drafted, controls)
         with jax.named_scope("commit"):
             turn = self._cut(state, drafted, judged)
             failed_at = self._failures(state, drafted, judged, turn.num_new)
             turn = _without(turn, (failed_at >= 0).any(-1))
             return self._commit(state, drafted, judged, turn, failed_at), turn
 
-    def _judge(self, params: Params, state: DecodeState, drafted: Drafted, controls: Controls, width: int) -> Judged:
-        """Score and decide a block of at most `width − 1` tokens."""
-        pair, bad, cache = self.score(params, state, drafted, controls, width)
-        draft = cut(drafted.draft, width)
-        with jax.named_scope("verify"):
-            verdict = verify(self.accept, pair, controls.alpha, draft, drafted.keys, self.bonus)
-            verdict = _kept_whole(verdict, draft, drafted.unverified)
-        with jax.named_scope("commit"):
-            eta, deferred = deferrals(self.accept.rule, pair, controls.alpha, draft.tokens)
-        return Judged(cache, pair, verdict, bad, eta, deferred)
+    def _judged(self, params: Params, state: DecodeState, drafted: Drafted, controls: Controls) -> Judged:
+        """Score and decide the block, as wide as it is; no call of the target where all active rows go unverified."""
+
+        def judge(width: int, cache: Cache) -> Judged:
+            draft = cut(drafted.draft, width)
+            pair, bad, cache = self.score(params, state, drafted, controls, width, cache)
+            with jax.named_scope("verify"):
+                verdict = verify(self.accept, pair, controls.alpha, draft, drafted.keys, self.bonus)
+            with jax.named_scope("commit"):
+                eta, deferred = deferrals(self.accept.rule, pair, controls.alpha, draft.tokens)
+            return Judged(cache, pair, verdict, bad, eta, deferred)
+
+        choices = widths(self.block) if self.adaptive else (self.block + 1,)
+        needed = None if self.verify_final else jnp.any(~drafted.unverified & ~state.done)
+        judged = by_width(choices, drafted.draft.length.max(), judge, drafted.target_cache, needed)
+        return judged._replace(verdict=_kept_whole(judged.verdict, drafted.draft, drafted.unverified))
 
     def _cut(self, state: DecodeState, drafted: Drafted, judged: Judged) -> Round:
         """Which of the kept tokens and the final one are committed: up to a stop id and the row's limit."""

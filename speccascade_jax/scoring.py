@@ -1,6 +1,6 @@
 """Scoring a block no wider than it is: the positions that the target is called on follow the batch's longest draft.
 
-Adaptive methods draft short blocks under a large capacity `G`. One program per width, chosen on the device, spares
+Adaptive methods draft short blocks under a large capacity `G`. A program per width, chosen on the device, spares
 them the capacity's `G + 1` positions in the target's call and in everything over the vocabulary behind it.
 """
 
@@ -42,20 +42,44 @@ def widths(block: int) -> tuple[int, ...]:
     return (*(width for width in WIDTHS if width <= block), block + 1)
 
 
-def by_width(choices: Sequence[int], longest: Array, judge: Callable[[int], Judged]) -> Judged:
-    """`judge` at the narrowest of the rising `choices` that holds `longest` drafts (int32 scalar) and the bonus."""
+def by_width(
+    choices: Sequence[int],
+    longest: Array,
+    judge: Callable[[int, Cache], Judged],
+    cache: Cache,
+    needed: Array | None = None,
+) -> Judged:
+    """`judge` at the narrowest of the rising `choices` that holds `longest` drafts (int32 scalar) and the bonus.
+
+    Where it is not `needed` (bool scalar) nothing is called and everything but the cache is zero. Each width is a loop
+    of at most one turn: XLA passes a cache through a loop in place, but into and out of a conditional by copies.
+    """
     full = choices[-1]
-    if len(choices) == 1:
-        return judge(full)
+    if len(choices) == 1 and needed is None:
+        return judge(full, cache)
+    shapes = jax.eval_shape(lambda cache: judge(full, cache), cache)
+    blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes._replace(target_cache=()))
+    chosen = (jnp.asarray(choices) < longest + 1).sum(dtype=jnp.int32)
+    carry = (chosen if needed is None else jnp.where(needed, chosen, -1), blank._replace(target_cache=cache))
+    for place, width in enumerate(choices):
+        carry = _if_chosen(carry, place, partial(_judge_padded, judge, width, full))
+    return carry[1]
 
-    def padded(width: int) -> Judged:
-        found = judge(width)
-        verdict = found.verdict._replace(law=_pad(found.verdict.law, full))
-        over_block = {name: jax.tree.map(partial(_pad, width=full), getattr(found, name)) for name in _OVER_BLOCK}
-        return found._replace(verdict=verdict, deferred=_pad(found.deferred, full - 1), **over_block)
 
-    index = (jnp.asarray(choices) < longest + 1).sum()
-    return jax.lax.switch(index, [lambda width=width: padded(width) for width in choices])
+def _if_chosen(carry: tuple[Array, Judged], place: int, judge: Callable[[Cache], Judged]) -> tuple[Array, Judged]:
+    """One turn of `judge` where `place` is the chosen one, none where it is not."""
+
+    def body(carry: tuple[Array, Judged]) -> tuple[Array, Judged]:
+        return jnp.full_like(carry[0], -1), judge(carry[1].target_cache)
+
+    return jax.lax.while_loop(lambda carry: carry[0] == place, body, carry)
+
+
+def _judge_padded(judge: Callable[[int, Cache], Judged], width: int, full: int, cache: Cache) -> Judged:
+    found = judge(width, cache)
+    verdict = found.verdict._replace(law=_pad(found.verdict.law, full))
+    over_block = {name: jax.tree.map(partial(_pad, width=full), getattr(found, name)) for name in _OVER_BLOCK}
+    return found._replace(verdict=verdict, deferred=_pad(found.deferred, full - 1), **over_block)
 
 
 _OVER_BLOCK = ("pair", "bad", "eta")

@@ -27,14 +27,14 @@ def test_widths_rise_to_the_whole_block(block):
 
 @pytest.mark.parametrize("longest", [0, 2, 3, 4, 5, 8, 9, 20])
 def test_the_narrowest_width_that_holds_the_longest_draft_is_used(longest):
-    def judge(width):
+    def judge(width, cache):
         laws = jnp.ones((1, width, 3))
         pair = LawPair(laws, laws, laws, laws, jnp.ones((1, width, 1), bool))
         verdict = Verdict(jnp.zeros(1, int), jnp.zeros(1, bool), jnp.zeros(1, int), laws)
-        return Judged(jnp.int32(width), pair, verdict, *(jnp.ones((1, width - cut)) for cut in (0, 0, 1)))
+        return Judged(cache + width, pair, verdict, *(jnp.ones((1, width - cut)) for cut in (0, 0, 1)))
 
     choices = widths(20)
-    found = by_width(choices, jnp.int32(longest), judge)
+    found = by_width(choices, jnp.int32(longest), judge, jnp.int32(0))
     assert int(found.target_cache) == min(width for width in choices if width >= longest + 1)
     scored = np.arange(21) < int(found.target_cache)
     for laws in (found.pair.q, found.verdict.law, found.eta[..., None]):

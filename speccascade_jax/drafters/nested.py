@@ -121,7 +121,7 @@ class NestedDrafter:
         no_room = jnp.zeros_like(length)
         reads_q = self.engine.accept.rule.reads_q
         drafted = self.engine.draft(params, state, inner, no_room, complete=reads_q)
-        pair, bad, cache = self.engine.score(params, state, drafted, inner, width=1)
+        pair, bad, cache = self.engine.score(params, state, drafted, inner, 1, drafted.target_cache)
         law = self.engine.accept.law(pair, inner.alpha[:, None, None])
         raw = pair.p if self.engine.accept.rule.lossless else law
         collected = (write_slots(collected[0], raw, length, axis=1), write_slots(collected[1], law, length, axis=1))
