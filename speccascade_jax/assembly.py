@@ -53,7 +53,8 @@ def assemble(
     """
     recipe = methods.get(method)
     if recipe.score is not None or recipe.oracle:
-        raise ValueError(f"method {method!r} needs whole outputs and is no engine: call decode")
+        does = "knows its output beforehand" if recipe.oracle else "decides about whole outputs"
+        raise ValueError(f"method {method!r} {does} and is no engine: call decode")
     return _engine(pair, recipe, rule, block_size, bonus, stop_ids, accept, stop_policy, head)
 
 
@@ -100,8 +101,8 @@ def _head_params(pair: Pair, head: Head | None) -> Params:
         return head.params
     if pair.head is None:
         raise ValueError(
-            f"the pair {pair.name!r} has no acceptance head, which tells the draft when to stop: train one "
-            f"(experiments/train_acceptance_head.py), or choose a policy without: stop_confidence, stop_entropy"
+            f"the pair {pair.name!r} has no acceptance head, which tells the draft when to stop (a head is of one "
+            f"dtype): train one (experiments/train_acceptance_head.py), or choose a policy without: stop_confidence, stop_entropy"
         )
     return pair.head.params
 

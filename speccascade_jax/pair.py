@@ -170,8 +170,8 @@ def load_pair(name: str | Path, *, dtype: str = "float32") -> Pair:
     """A shipped pair by name, one of `DATA_PAIRS`, or one from a directory with a vocabulary, `target/` and `draft/`.
 
     The vocabulary lies in the directory (`vocabulary.model` or what else `load_vocabulary` finds in a folder), or
-    beside the models; an acceptance head, where there is one, in the directory too (`acceptance_head.msgpack`).
-    `dtype` as in `Pair.load`.
+    beside the models; an acceptance head, where there is one, in the directory too (`acceptance_head.msgpack`). A head
+    belongs to the draft's weights as it was trained on them: in another `dtype` (as in `Pair.load`) the pair has none.
 
     Raises:
         ValueError: no such pair; names those there are. Otherwise as `Pair.load`.
@@ -195,5 +195,8 @@ def load_pair(name: str | Path, *, dtype: str = "float32") -> Pair:
         if not there:
             raise ValueError(f"the pair in {directory} lacks {part!r}; it needs {_PARTS}")
     pair = Pair.load(target, draft, directory if own else None, dtype=dtype, name=directory.name)
-    head = directory / acceptance.FILE
-    return dataclasses.replace(pair, head=acceptance.load(head)) if head.is_file() else pair
+    file = directory / acceptance.FILE
+    head = acceptance.load(file) if file.is_file() else None
+    if head is None or (dtype != "float32" and not head.knows(pair.draft)):
+        return pair
+    return dataclasses.replace(pair, head=head)

@@ -58,6 +58,9 @@ def test_a_pair_is_loaded_in_the_dtype_asked_for():
     pair = sc.load_pair("tatoeba_en_de", dtype="bfloat16")
     kinds = {leaf.dtype.name for bound in (pair.target, pair.draft) for leaf in jax.tree.leaves(bound.params)}
     assert kinds == {"bfloat16"} and pair.target.model.config.dtype == "bfloat16"
+    assert pair.head is None  # the shipped head is of the float32 draft
+    with pytest.raises(ValueError, match="'tatoeba_en_de' has no acceptance head, .* of one dtype"):
+        sc.decode(pair, ["Hello."], method="specdecpp", stop_threshold=0.5)
 
 
 def test_a_vocabulary_that_leaves_much_of_a_model_unused_is_another_models(models, tmp_path):
