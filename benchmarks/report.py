@@ -142,15 +142,15 @@ LAYOUTS = {
         ("The same tokens from all three; what differs is the room for longer blocks.",),
     ),
     "heads": Layout(
-        "An acceptance head beside a pass of the draft, batch 1",
+        "What an acceptance head adds to a drafted token, batch 1, T = 1",
         (
             Column("depth", "depth"),
             Column("reads", "reads"),
-            Column("head, µs", "microseconds", spread(2)),
-            Column("draft step, µs", "draft_step_microseconds", spread(1)),
+            Column("added, µs", "microseconds", spread(2)),
+            Column("without, µs", "draft_step_microseconds", spread(1)),
             Column("share, %", "share", spread(2)),
         ),
-        ("With the law: the search for its largest probability included.",),
+        ("In place: the engine's own draft of full blocks, with and without a head that is asked and not heard.",),
     ),
     "bandwidth": Layout(
         "Bandwidth of a float32 matrix-vector product",

@@ -11,13 +11,15 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks import measure
-from benchmarks.loops import extend_loop
 from benchmarks.rounds import one_by_one
 from benchmarks.setting import Bench, Rows
+from speccascade_jax.api import make_controls
 from speccascade_jax.assembly import assemble
+from speccascade_jax.drafters.model import ModelDrafter
+from speccascade_jax.engine import DecodeState
 from speccascade_jax.heads import acceptance
 from speccascade_jax.models.base import Params
-from speccascade_jax.stopping import Decision, DraftStep, Fixed, StopPolicy
+from speccascade_jax.stopping import AcceptanceHead, Decision, DraftStep, Fixed, StopPolicy
 from speccascade_jax.types import Array, Controls, PyTree
 
 LENGTH = 4
@@ -76,43 +78,51 @@ def _capacity(bench: Bench) -> list[dict[str, Any]]:
 
 
 def _heads(bench: Bench) -> list[dict[str, Any]]:
-    """µs of a head on one row, and its share of a pass of the draft, both as loops."""
+    """What a head adds to a drafted token, in place: the engine's own draft of full blocks at T = 1, with and without.
+
+    `share` is the added time over that of a token drafted without a head; both within one turn.
+    """
     features = acceptance.features(bench.pair.draft)
     if features is None:
         return []
-    step = extend_loop(bench.pair.draft, bench.prompt([0]), 1, bench.slots(LENGTH))
-    rows = []
+    capacity, rows = bench.settings.capacity, []
+    without = _blocks(bench, Fixed(capacity), {})
+    # with as many tokens at least as at most, a head is asked every time and never heard
+    asked = AcceptanceHead(block=capacity, least=capacity)
     for depth, law in bench.track([(depth, law) for law in (False, True) for depth in range(5)]):
         head = acceptance.initial(jax.random.key(0), features, depth, law)
-        laws = jnp.full((1, bench.pair.draft.model.vocab_size), 0.1)
         loops = {
-            "head": measure.long_enough(_head_loop(head, laws, features), bench.settings.loop_seconds),
-            "draft": measure.long_enough(step, bench.settings.loop_seconds),
+            name: measure.long_enough(run, bench.settings.loop_seconds)
+            for name, run in (("with", _blocks(bench, asked, {"stop": head})), ("without", without))
         }
         seconds = measure.interleave(loops, 4 * bench.settings.repeats)
-        of_head, of_step = (seconds[name] / loops[name].count for name in ("head", "draft"))
+        step = {name: seconds[name] / loops[name].count / capacity for name in loops}
         rows.append({
             "depth": depth,
             "reads": "state and law" if law else "state",
-            "microseconds": measure.spread(of_head * 1e6),
-            "draft_step_microseconds": measure.spread(of_step * 1e6),
-            "share": measure.spread(100 * of_head / of_step),
+            "microseconds": measure.spread((step["with"] - step["without"]) * 1e6),
+            "draft_step_microseconds": measure.spread(step["without"] * 1e6),
+            "share": measure.spread(100 * (step["with"] / step["without"] - 1)),
         })  # fmt: skip
     return rows
 
 
-def _head_loop(params: Params, law: Array, features: int) -> Callable[[int], Any]:
-    """`count -> result`: each turn's input hangs on the turn before, so that none is left out."""
-    return lambda count: _looped(params, law, jnp.ones((1, features)), jnp.int32(count))
+def _blocks(bench: Bench, policy: StopPolicy, more: Params) -> Callable[[int], Any]:
+    """`count -> result`: that many blocks for the first prompt, each taken back at once."""
+    engine, params = assemble(bench.pair, stop_policy=Fixed(policy.block), stop_ids=())
+    engine = replace(engine, drafter=ModelDrafter(bench.pair.draft.model, policy))
+    params = {**params, "drafter": {**params["drafter"], **more}}
+    state = bench.prefill(engine, params, [0])()
+    controls = make_controls(1, temperature=1.0, stop_threshold=0.5)
+    return lambda count: _looped(engine, params, state, controls, jnp.int32(count))
 
 
-@jax.jit
-def _looped(params: Params, law: Array, hidden: Array, count: Array) -> Array:
-    def body(_: Any, hidden: Array) -> Array:
-        inputs = hidden
-        if acceptance.reads_law(params, hidden.shape[-1]):
-            # the largest probability is looked for anew in every step
-            inputs = acceptance.with_law(hidden, (law + hidden[:, :1]).max(-1), jnp.full(1, 0.5))
-        return hidden * 0.5 + 1e-3 * acceptance.logits(params, inputs)[:, None]
+@partial(jax.jit, static_argnames="engine")
+def _looped(engine: Any, params: Params, state: DecodeState, controls: Controls, count: Array) -> Array:
+    def body(_: Any, state: DecodeState) -> DecodeState:
+        room = jnp.full_like(state.length, engine.block)
+        drafted = engine.draft(params, state, controls, room, False)
+        drafter = engine.drafter.commit(drafted.drafter, drafted.draft, jnp.zeros_like(room), state.length)
+        return replace(state, drafter=drafter, rounds=state.rounds + 1)
 
-    return jax.lax.fori_loop(0, count, body, hidden)
+    return jax.lax.fori_loop(0, count, body, state).drafter.q_tilde.sum()

@@ -170,7 +170,7 @@ def label(q_logits: Array, p_logits: Array, controls: Controls, uniforms: Array,
     Returns:
         `proposals` int32, `kept`, `max_q`, `entropy_q` and `q_of_proposal` float32, each `[B, L]`.
     """
-    q, q_tilde = raw_and_scaled(q_logits, controls.draft)
+    q, q_tilde, _ = raw_and_scaled(q_logits, controls.draft)
     pair = make_law_pair(q, q_tilde, controls.draft.temperature <= 0, p_logits, controls.target)
     proposals = sample(q_tilde, uniforms)
     return {"proposals": proposals} | judged(pair, proposals, controls.alpha, rules.get(rule))

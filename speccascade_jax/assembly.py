@@ -102,7 +102,8 @@ def _head_params(pair: Pair, head: Head | None) -> Params:
     if pair.head is None:
         raise ValueError(
             f"the pair {pair.name!r} has no acceptance head, which tells the draft when to stop (a head is of one "
-            f"dtype): train one (experiments/train_acceptance_head.py), or choose a policy without: stop_confidence, stop_entropy"
+            f"dtype): train one (experiments/train_acceptance_head.py), or choose a policy without: stop_confidence, "
+            f"stop_entropy"
         )
     return pair.head.params
 

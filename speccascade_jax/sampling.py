@@ -6,6 +6,8 @@ the bit patterns of float32 (exact: non-negative floats order as integers), and 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -44,11 +46,19 @@ def transform(logits: Array, sampling: Sampling) -> Array:
     Returns:
         float32 `[B, ..., V]`. Temperature 0 gives the one-hot of the argmax (ties: lowest index).
     """
-    return raw_and_scaled(logits, sampling)[1]
+    return raw_and_scaled(logits, sampling).scaled
 
 
-def raw_and_scaled(logits: Array, sampling: Sampling) -> tuple[Array, Array]:
-    """`(softmax(logits), transform(logits, sampling))`, without what the batch does not need.
+class Laws(NamedTuple):
+    """`raw` `[..., V]`, the softmax; `scaled` `[..., V]`, `transform` of the logits; `max_raw` `[...]`, of `raw`."""
+
+    raw: Array
+    scaled: Array
+    max_raw: Array
+
+
+def raw_and_scaled(logits: Array, sampling: Sampling) -> Laws:
+    """Both laws of logits `[..., V]` in float32, without what the batch does not need.
 
     Where every row is greedy no exponential is taken; where `S` is the identity in every row, the two are one. What
     nothing reads is left out by the compiler.
@@ -56,9 +66,23 @@ def raw_and_scaled(logits: Array, sampling: Sampling) -> tuple[Array, Array]:
     logits = logits.astype(jnp.float32)
     identity, greedy = jnp.all(_is_identity(sampling)), jnp.all(sampling.temperature <= 0.0)
     case = jnp.where(greedy, 1, jnp.where(identity, 0, 2))
-    scaled = jax.lax.switch(case, (softmax, one_hot_argmax, lambda x: _scale(x, sampling)), logits)
-    raw = jax.lax.cond(identity, lambda x, law: law, lambda x, law: softmax(x), logits, scaled)
-    return raw, scaled
+    without = jnp.zeros(logits.shape[:-1], jnp.float32)
+    scaled, top = jax.lax.switch(
+        case,
+        (_softmax_and_max, lambda x: (one_hot_argmax(x), without), lambda x: (_scale(x, sampling), without)),
+        logits,
+    )
+    raw, max_raw = jax.lax.cond(
+        identity, lambda x, *found: found, lambda x, *_: _softmax_and_max(x), logits, scaled, top
+    )
+    return Laws(raw, scaled, max_raw)
+
+
+def _softmax_and_max(logits: Array) -> tuple[Array, Array]:
+    """`softmax` and its maximum, `1 / Σ exp(x − max x)`: to search the vocabulary for it costs half of a small head."""
+    weights = jnp.exp(logits - logits.max(-1, keepdims=True))
+    total = weights.sum(-1, keepdims=True)
+    return weights / total, 1.0 / total[..., 0]
 
 
 def _is_identity(sampling: Sampling) -> Array:
@@ -90,7 +114,7 @@ def make_law_pair(q: Array, q_tilde: Array, greedy: Array, p_logits: Array, samp
         greedy: bool `[B]`, whether the draft is greedy.
         p_logits: `[B, ..., V]`, the target's; sampling: its transform.
     """
-    p, p_tilde = raw_and_scaled(p_logits, sampling)
+    p, p_tilde, _ = raw_and_scaled(p_logits, sampling)
     return LawPair(
         q=q,
         p=p,

@@ -18,7 +18,7 @@ from speccascade_jax.accept import Verdict
 from speccascade_jax.models.base import Cache
 from speccascade_jax.types import Array, Draft, LawPair, PyTree
 
-WIDTHS = (3, 5, 9)
+WIDTHS = (3, 5, 9, 13)
 """Positions worth a program of their own; the full block's `G + 1` is the last."""
 
 

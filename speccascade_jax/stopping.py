@@ -21,12 +21,14 @@ from speccascade_jax.types import Array, Controls, PyTree
 class DraftStep(NamedTuple):
     """What a policy sees before a token is drawn.
 
-    `q` float32 `[B, V]` (raw); `hidden` `[B, D]` or `None`, the features of the token before it, which at slot 0 is the
-    last committed one; `slot` int32 scalar; `position` int32 `[B]`, where in the row the drawn token would stand;
-    `drawn` float32 `[B]`, the probability `q̃` that the token before it was drawn with (means nothing at slot 0).
+    `q` float32 `[B, V]` (raw), `max_q` `[B]` its maximum; `hidden` `[B, D]` or `None`, the features of the token before
+    it, which at slot 0 is the last committed one; `slot` int32 scalar; `position` int32 `[B]`, where in the row the
+    drawn token would stand; `drawn` float32 `[B]`, the probability `q̃` that the token before it was drawn with (means
+    nothing at slot 0).
     """
 
     q: Array
+    max_q: Array
     hidden: Array | None
     slot: Array
     position: Array
@@ -104,7 +106,7 @@ class Confidence(_Capped):
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
         """Draw only where the draft is sure."""
-        sure = step.q.max(-1) >= 1.0 - controls.stop_threshold
+        sure = step.max_q >= 1.0 - controls.stop_threshold
         return Decision(draw=sure, proceed=sure & self._below_cap(step)), state
 
 
@@ -132,7 +134,7 @@ class CumulativeConfidence(_Capped):
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
         """Draw only while the draft has been sure of all of it."""
-        product = jnp.where(step.slot == 0, 1.0, state) * step.q.max(-1)
+        product = jnp.where(step.slot == 0, 1.0, state) * step.max_q
         sure = product >= 1.0 - controls.stop_threshold
         return Decision(draw=sure, proceed=sure & self._below_cap(step)), product
 
@@ -171,7 +173,7 @@ class AcceptanceHead(_Capped):
         assert step.hidden is not None, "the draft model gives no hidden states"
         (product, max_q), inputs = state, step.hidden
         if acceptance.reads_law(params, step.hidden.shape[-1]):
-            inputs, max_q = acceptance.with_law(step.hidden, max_q, step.drawn), step.q.max(-1)
+            inputs, max_q = acceptance.with_law(step.hidden, max_q, step.drawn), step.max_q
         kept = jax.nn.sigmoid(acceptance.logits(params, inputs))
         product = jnp.where(step.slot == 0, 1.0, product * kept)  # at slot 0 the token behind is committed
         sure = 1.0 - product <= controls.stop_threshold

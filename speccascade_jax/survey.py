@@ -171,7 +171,7 @@ def _along(model, params, prompt: Prompt, tokens: Array) -> Array:  # type: igno
 
 @jax.jit
 def _laws(q_logits: Array, p_logits: Array, controls: Controls) -> LawPair:
-    q, q_tilde = raw_and_scaled(q_logits, controls.draft)
+    q, q_tilde, _ = raw_and_scaled(q_logits, controls.draft)
     return make_law_pair(q, q_tilde, controls.draft.temperature <= 0, p_logits, controls.target)
 
 

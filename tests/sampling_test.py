@@ -92,6 +92,14 @@ def test_switched_off_is_bitwise_the_softmax():
     np.testing.assert_array_equal(beside[0], plain[0])
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_the_raw_law_and_its_maximum(temperature):
+    logits = random_logits(3, rows=4, vocab_size=5000)
+    found = jax.jit(sampling.raw_and_scaled)(logits, make_sampling(4, temperature, 1.0, 0))
+    np.testing.assert_array_equal(found.raw, jax.jit(sampling.softmax)(logits))
+    np.testing.assert_array_equal(found.max_raw, np.asarray(found.raw).max(-1))
+
+
 def test_top_p_of_one_keeps_every_tail_token():
     """A float32 cumulative sum over a large vocabulary falls short of 1 and would cut the tail."""
     logits = np.zeros((1, 32_128), np.float32)

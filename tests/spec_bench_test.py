@@ -106,6 +106,24 @@ def test_compilation_is_not_timed(pair, monkeypatch):
     assert len(calls) == 4
 
 
+def test_a_long_prompt_reaches_the_models_whole(pair, monkeypatch):
+    class ReachedError(Exception):
+        pass
+
+    def generate(engine, params, prompt, *arguments, **more):
+        raise ReachedError(prompt)
+
+    monkeypatch.setattr(conversing, "generate", generate)
+    speaker = conversing.Speaker(pair, Method(name="autoregressive"), Sampling(), PLAIN, max_new_tokens=LONGEST)
+    text = speaker.prompt(Question(81, "writing", ("The dog sleeps, and the cat is not at home. " * 15,)))
+    ids = text_ids(pair, text)
+    with pytest.raises(ReachedError) as reached:
+        speaker.answer(text)
+    (prompt,) = reached.value.args
+    assert 300 < len(ids) == prompt.length[0]
+    assert prompt.tokens[0, : len(ids)].tolist() == ids
+
+
 def test_generation_stops_at_a_turns_end_that_is_one_token(pair):
     token = next(t for t in range(40, text_pair.PIECES) if pair.vocabulary.encode(pair.vocabulary.piece(t))[-1] == t)
     ends = Conversation(user="{text}", answer="{text}", stop=(pair.vocabulary.piece(token), "zzqq zzqq"))

@@ -32,7 +32,7 @@ def ask(policy, laws, slot, threshold=0.0, state=None, params=None, hidden=None,
     laws = jnp.asarray(laws, jnp.float32)
     controls = make_controls(len(laws), stop_threshold=threshold)
     position = jnp.full(len(laws), slot + 1) if position is None else jnp.asarray(position)
-    step = DraftStep(laws, hidden, jnp.int32(slot), position, jnp.full(len(laws), drawn))
+    step = DraftStep(laws, laws.max(-1), hidden, jnp.int32(slot), position, jnp.full(len(laws), drawn))
     decision, state = policy(params, policy.init(len(laws)) if state is None else state, step, controls)
     return np.asarray(decision.draw).tolist(), np.asarray(decision.proceed).tolist(), state
 

@@ -148,8 +148,8 @@ class ModelDrafter:
         """One forward pass and, where the policy says so, one drawn token."""
         logits, hidden, cache = self._forward(params, carry)
         with jax.named_scope("sampling"):
-            q, q_tilde = raw_and_scaled(logits, controls.draft)
-        seen = DraftStep(q=q, hidden=hidden, slot=carry.slot, position=request.length + carry.slot, drawn=carry.drawn)
+            q, q_tilde, max_q = raw_and_scaled(logits, controls.draft)
+        seen = DraftStep(q, max_q, hidden, carry.slot, position=request.length + carry.slot, drawn=carry.drawn)
         decision, policy = self.stop(params.get("stop"), carry.state.policy, seen, controls)
         policy = jax.tree.map(lambda new, old: _where_rows(carry.drawing, new, old), policy, carry.state.policy)
         draws = carry.drawing & decision.draw & (carry.slot < self.block)
