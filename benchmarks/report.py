@@ -142,15 +142,15 @@ LAYOUTS = {
         ("The same tokens from all three; what differs is the room for longer blocks.",),
     ),
     "heads": Layout(
-        "What an acceptance head adds to a drafted token, batch 1, T = 1",
+        "An acceptance head beside the drafting of a token, batch 1, T = 1",
         (
             Column("depth", "depth"),
             Column("reads", "reads"),
-            Column("added, µs", "microseconds", spread(2)),
-            Column("without, µs", "draft_step_microseconds", spread(1)),
+            Column("head, µs", "microseconds", spread(2)),
+            Column("token, µs", "draft_step_microseconds", spread(1)),
             Column("share, %", "share", spread(2)),
         ),
-        ("In place: the engine's own draft of full blocks, with and without a head that is asked and not heard.",),
+        ("Token: the draft's pass, its law and the draw, in the engine's own blocks.",),
     ),
     "bandwidth": Layout(
         "Bandwidth of a float32 matrix-vector product",

@@ -102,10 +102,10 @@ class Head:
                 f"the acceptance head reads {self.card.features} features, the draft gives {size}: {_TRAIN}"
             )
         if not self.knows(pair.draft):
-            found = fingerprints.of_model(pair.draft)
+            draft = fingerprints.of_model(pair.draft)
             raise ValueError(
                 f"the acceptance head belongs to the draft {self.card.draft_fingerprint} of pair {self.card.pair!r}, "
-                f"but the draft of {pair.name!r} is {found} (the same weights in another dtype are another draft): "
+                f"but the draft of {pair.name!r} is {draft} (the same weights in another dtype are another draft): "
                 f"{_TRAIN}"
             )
 
