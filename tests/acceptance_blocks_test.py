@@ -71,6 +71,8 @@ def test_a_report_of_heads_and_baselines(blocks, tmp_path):
         f"depth{d}_wrej{w}": heads.Head(random_params(d), dataclasses.replace(CARD, depth=d, w_rej=float(w)))
         for d, w in ((0, 1), (2, 6))
     }
+    card = dataclasses.replace(CARD, depth=1, w_rej=1.0, law=True)
+    trained["depth1_wrej1_law"] = heads.Head(random_params(1, features=CARD.features + 2), card)
     found = acceptance_report.judge(blocks, examples(), trained)
     kept = blocks.kept[blocks.counted]
     assert found["tokens"] == len(kept) and found["blocks"] == len(blocks.rows)
@@ -84,6 +86,12 @@ def test_a_report_of_heads_and_baselines(blocks, tmp_path):
     of_head = found["overall"]["depth2_wrej6"]
     assert of_head["brier"] == pytest.approx(calibration.brier(undone, kept), rel=1e-4)
     assert of_head["ece_as_it_is"] == pytest.approx(calibration.reliability(as_it_is, kept).ece, rel=1e-3)
+    known = np.stack([blocks.max_q, blocks.q_of_proposal], axis=-1)
+    inputs = np.concatenate([blocks.hidden, np.log(np.maximum(known, 1e-6))], axis=-1)[blocks.counted]
+    logits = np.asarray(heads.logits(trained["depth1_wrej1_law"].params, inputs), np.float64)
+    assert found["overall"]["depth1_wrej1_law"]["brier"] == pytest.approx(
+        calibration.brier(1 / (1 + np.exp(-logits)), kept), rel=1e-4
+    )
     label = found["overall"][acceptance_report.LABEL]
     assert label["ece"] == pytest.approx(0, abs=1e-6)
     assert label["brier"] <= min(one["brier"] for one in found["overall"].values())

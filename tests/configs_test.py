@@ -1,6 +1,7 @@
 """Every gin file resolves: each method with each pair and task, and each result's recipe, up to loading weights."""
 
 import dataclasses
+import itertools
 import re
 from pathlib import Path
 
@@ -166,6 +167,15 @@ def test_each_recipe_is_a_sweep_of_the_shipped_pair_and_of_published_sizes(confi
         large = _resolve(experiment.sweep, [config, *parts])
         assert large.pair.name == "some/pair" and large.evaluation.quality_examples == 500
         assert large.evaluation.latency_examples in (0, 500)
+
+
+def test_the_ablations_heads_are_those_that_training_writes():
+    gin_flags.parse_gin([str(ROOT / f"gin/{name}.gin") for name in ("train_acceptance_head", "models/tatoeba_en_de")])
+    grid = {name: gin.query_parameter(f"HeadTrainer.{name}") for name in ("run_dir", "depths", "w_rejs", "laws")}
+    written = [acceptance.head_name(*head) for head in itertools.product(grid["depths"], grid["w_rejs"], grid["laws"])]
+    gin.clear_config()
+    gin_flags.parse_gin([str(ROOT / name) for name in _tiny("configs/paper3_ablation.gin")])
+    assert list(gin.query_parameter("%HEADS")) == [f"{grid['run_dir']}/heads/{name}.msgpack" for name in written]
 
 
 @pytest.mark.parametrize("config", CONFIGS)

@@ -15,7 +15,7 @@ from speccascade_jax.generation import generate
 from speccascade_jax.models.base import Prompt
 from speccascade_jax.models.fake import Fake
 from speccascade_jax.rules import RULES
-from speccascade_jax.stopping import Fixed
+from speccascade_jax.stopping import CumulativeConfidence, Fixed
 from tests import conformance, reference
 
 ROWS = 30_000
@@ -27,15 +27,21 @@ def three_tables():
     return q, middle, conformance.tables(3, seed=22)[1]
 
 
-def nested(inner_rule, outer_rule, budget, block):
-    """Engine and parameters: smallest drafts `block` for middle, which collects `budget` for the largest."""
+def nested(inner_rule, outer_rule, budget, policy):
+    """Engine and parameters: smallest drafts under `policy` for middle, which collects `budget` for the largest."""
     small, middle, large = (sc.TableLM(t) for t in three_tables())
     inner = Engine(
         target=middle.model,
-        drafter=ModelDrafter(small.model, Fixed(block)),
+        drafter=ModelDrafter(small.model, policy),
         accept=Speculative(RULES[inner_rule]),
+        adaptive=policy.adaptive,
     )
-    engine = Engine(target=large.model, drafter=NestedDrafter(inner, budget), accept=Speculative(RULES[outer_rule]))
+    engine = Engine(
+        target=large.model,
+        drafter=NestedDrafter(inner, budget),
+        accept=Speculative(RULES[outer_rule]),
+        adaptive=policy.adaptive,
+    )
     inner_params = {"target": middle.params, "drafter": {"model": small.params}}
     return engine, {"target": large.params, "drafter": inner_params}
 
@@ -46,14 +52,19 @@ def logs(laws):
 
 
 @pytest.mark.parametrize(
-    ("inner_rule", "outer_rule", "budget", "block"),
-    [("spec_decode", "spec_decode", 3, 2), ("spec_decode", "token_v3", 2, 1), ("opt", "chow", 2, 2)],
+    ("inner_rule", "outer_rule", "budget", "policy"),
+    [
+        ("spec_decode", "spec_decode", 3, Fixed(2)),
+        ("spec_decode", "token_v3", 2, Fixed(1)),
+        ("opt", "chow", 2, Fixed(2)),
+        ("opt", "token_v3", 4, CumulativeConfidence(5)),  # scored in widths at both levels
+    ],
 )
-def test_law_of_two_levels(inner_rule, outer_rule, budget, block):
-    engine, params = nested(inner_rule, outer_rule, budget, block)
+def test_law_of_two_levels(inner_rule, outer_rule, budget, policy):
+    engine, params = nested(inner_rule, outer_rule, budget, policy)
     small, middle, large = three_tables()
     inner_alpha, outer_alpha, inner_t, outer_t = 0.2, 0.4, 0.6, 1.0
-    inner = make_controls(ROWS, alpha=inner_alpha, temperature=inner_t)
+    inner = make_controls(ROWS, alpha=inner_alpha, temperature=inner_t, stop_threshold=0.7)
     tokens = conformance.run_rows(engine, params, ROWS, outer_alpha, [(outer_t, 1.0)], length=6, inner=inner)
     # what the inner engine hands up: its own law; a lossless one lets the level above read its target's raw law
     handed = reference.transitions(inner_rule, small, middle, inner_alpha, inner_t)

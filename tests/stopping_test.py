@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -68,15 +69,23 @@ def test_cumulative_confidence_multiplies_over_the_block_and_starts_anew_with_th
 
 
 def _walk(policy, kept, threshold):
-    """The block's length when the head predicts `kept[i]` for the token drawn at slot `i`, and the passes made."""
+    """The block's length when the head predicts `kept[i]` for the token drawn at slot `i`, and the passes made.
+
+    The same again in a next round, which carries the policy's state on.
+    """
+    first, state = _round(policy, kept, threshold, policy.init(1))
+    assert _round(policy, kept, threshold, state)[0] == first
+    return first
+
+
+def _round(policy, kept, threshold, state):
     params = {"out": {"kernel": jnp.ones(1), "bias": jnp.zeros(())}}
     logits = [100.0, *(np.log(p / (1 - p)) for p in kept)]  # behind slot 0 stands a committed token: not to be counted
-    state = policy.init(1)
     for slot, logit in enumerate(logits):
         hidden = jnp.full((1, 1), -100.0 if slot == 0 else logit)
         (draw,), (proceed,), state = ask(policy, [[0.5, 0.5]], slot, threshold, state, params, hidden)
         if not (draw and proceed):
-            return slot + draw, slot + 1
+            return (slot + draw, slot + 1), state
     raise AssertionError("the policy never stopped")
 
 
@@ -111,6 +120,51 @@ def test_a_head_may_read_the_law_that_the_token_before_was_drawn_from():
     odds = 0.8 * 0.9**10
     np.testing.assert_allclose(product, odds / (1 + odds), rtol=1e-5)
     np.testing.assert_allclose(max_q, 0.6, rtol=1e-6)
+
+
+def test_at_the_threshold_itself_drafting_goes_on():
+    """Paper 3, Algorithm 2: stop where it is *exceeded*; h = 0 does not stop a draft that is sure of everything."""
+    assert ask(CumulativeConfidence(9), [[0.75, 0.25]], 0, threshold=0.25)[0] == [True]
+    assert ask(Entropy(9), [[1.0, 0.0]], 0, threshold=0.0)[0] == [True]
+    params = {"out": {"kernel": jnp.ones(1), "bias": jnp.zeros(())}}
+    sure = jnp.full((1, 1), 100.0)  # its sigmoid is 1 in float32
+    for lag in (0, 1):
+        policy = AcceptanceHead(9, least=0, lag=lag)
+        assert ask(policy, [[0.5, 0.5]], 1, 0.0, None, params, sure)[:2] == ([True], [True])
+
+
+@dataclass(frozen=True)
+class Noting:
+    """Draws whole blocks; its state is the `drawn` and `max_q` that it saw at each slot."""
+
+    block: int = 3
+    adaptive: ClassVar[bool] = True
+    threshold: ClassVar[str] = ""
+
+    def init(self, batch_size):
+        return jnp.zeros((batch_size, self.block, 2))
+
+    def __call__(self, params, state, step, controls):
+        seen = jnp.stack([step.drawn, step.max_q], axis=-1)
+        yes = jnp.ones(len(seen), bool)
+        return Decision(draw=yes, proceed=yes & (step.slot + 1 < self.block)), state.at[:, step.slot].set(seen)
+
+
+def test_a_policy_is_told_what_the_token_before_was_drawn_with():
+    """In the engine, at a temperature, in a second round."""
+    engine, params, q_table, _ = _adaptive(Noting(), 36, vocab_size=12)
+    prompt = Prompt(jnp.arange(8, dtype=jnp.int32)[:, None], jnp.ones((8,), jnp.int32))
+    controls = make_controls(8, temperature=0.6)
+    state = engine.init(params, prompt, jax.random.key(0), jnp.arange(8), 12)
+    for _ in range(2):
+        before, (state, turn) = state, jax.jit(engine.step)(params, state, controls)
+    pending = np.take_along_axis(np.asarray(before.tokens), np.asarray(before.length)[:, None] - 1, axis=1)
+    context = np.concatenate([pending, turn.draft.tokens], axis=1)[:, :3]
+    raw, scaled = (np.stack([reference.scale(row, t) for row in q_table]) for t in (1.0, 0.6))
+    seen = np.asarray(state.drafter.policy)
+    np.testing.assert_allclose(seen[..., 1], raw[context].max(-1), rtol=1e-5)
+    drawn = scaled[context[:, :2], context[:, 1:]]
+    np.testing.assert_allclose(seen[:, 1:, 0], drawn, rtol=1e-5)
 
 
 def test_a_lag_of_two_has_no_meaning():

@@ -67,12 +67,16 @@ def test_tokens_rounds_and_sources_are_those_of_the_loop_on_the_device(pair, nam
     assert ("bonus" in seen) == (method == "speculative" and bonus != "none")
 
 
-@pytest.mark.parametrize("method", ["speculative", "autoregressive", "autoregressive_draft"])
+@pytest.mark.parametrize(
+    "method", ["speculative", "autoregressive", "autoregressive_draft", "stop_cumulative_confidence"]
+)
 def test_the_output_is_decodes_with_the_same_seed_and_id(pair, method):
-    ends = set()
+    ends, more = set(), {"method": method, "temperature": 1.0}
+    if method.startswith("stop"):
+        more["stop_threshold"] = 0.7
     for seed in range(12):
-        out = sc.decode(pair, [2, 3], **SETTINGS, method=method, temperature=1.0, seed=seed, example_ids=[7])
-        tokens = streamed(pair, method=method, temperature=1.0, seed=seed, example_id=7)
+        out = sc.decode(pair, [2, 3], **SETTINGS, **more, seed=seed, example_ids=[7])
+        tokens = streamed(pair, **more, seed=seed, example_id=7)
         assert [t.id for t in tokens] == out.tokens[0, : out.lengths[0]].tolist()
         ends.add(tokens[-1].id == STOP)
         assert all(t.id != STOP for t in tokens[:-1]) and (tokens[-1].id == STOP or len(tokens) == LENGTH)

@@ -29,7 +29,7 @@ def examples(seed=0, prompts=PROMPTS, shortest=9):
     encoder = np.where(
         np.arange(12)[None] < draws.integers(shortest, 13, (prompts, 1)), draws.integers(3, 300, (prompts, 12)), 0
     )
-    some = np.where(inside, 0.5, 0).astype(np.float32)
+    certainty, drawn = (np.where(inside, draws.uniform(low, 1, shape), 0).astype(np.float32) for low in (0.5, 0.1))
     return acceptance_shards.Examples(
         ids=np.arange(prompts, dtype=np.int32),
         prompt_tokens=np.zeros((prompts, 1), np.int32),
@@ -39,9 +39,9 @@ def examples(seed=0, prompts=PROMPTS, shortest=9):
         lengths=lengths,
         proposals=proposals,
         kept=np.where(inside, np.where(proposals % 2, 1.0, 0.1), 0).astype(np.float32),
-        max_q=some,
-        entropy_q=some,
-        q_of_proposal=some,
+        max_q=certainty,
+        entropy_q=1 - certainty,
+        q_of_proposal=drawn,
     )
 
 
