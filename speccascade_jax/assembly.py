@@ -20,7 +20,7 @@ from speccascade_jax.oracle import OracleStopping
 from speccascade_jax.pair import Pair
 from speccascade_jax.rules import Rule
 from speccascade_jax.sequence import Program, SequenceCascade
-from speccascade_jax.stopping import AcceptanceHead, StopPolicy
+from speccascade_jax.stopping import AcceptanceHead, Oracle, StopPolicy
 from speccascade_jax.types import Controls
 
 if TYPE_CHECKING:
@@ -52,8 +52,9 @@ def assemble(
             acceptance head that is missing, or of another draft.
     """
     recipe = methods.get(method)
-    if recipe.score is not None or recipe.oracle:
-        does = "knows its output beforehand" if recipe.oracle else "decides about whole outputs"
+    oracle = recipe.oracle or isinstance(stop_policy, Oracle)
+    if recipe.score is not None or oracle:
+        does = "knows its output beforehand" if oracle else "decides about whole outputs"
         raise ValueError(f"method {method!r} {does} and is no engine: call decode")
     return _engine(pair, recipe, rule, block_size, bonus, stop_ids, accept, stop_policy, head)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,7 +172,8 @@ def load_pair(name: str | Path, *, dtype: str = "float32") -> Pair:
 
     The vocabulary lies in the directory (`vocabulary.model` or what else `load_vocabulary` finds in a folder), or
     beside the models; an acceptance head, where there is one, in the directory too (`acceptance_head.msgpack`). A head
-    belongs to the draft's weights as it was trained on them: in another `dtype` (as in `Pair.load`) the pair has none.
+    belongs to the draft's weights as it was trained on them: in another `dtype` (as in `Pair.load`) the pair has none,
+    and one of other weights is left out with a warning.
 
     Raises:
         ValueError: no such pair; names those there are. Otherwise as `Pair.load`.
@@ -195,8 +197,18 @@ def load_pair(name: str | Path, *, dtype: str = "float32") -> Pair:
         if not there:
             raise ValueError(f"the pair in {directory} lacks {part!r}; it needs {_PARTS}")
     pair = Pair.load(target, draft, directory if own else None, dtype=dtype, name=directory.name)
-    file = directory / acceptance.FILE
-    head = acceptance.load(file) if file.is_file() else None
-    if head is None or (dtype != "float32" and not head.knows(pair.draft)):
-        return pair
-    return dataclasses.replace(pair, head=head)
+    return _with_head(pair, directory / acceptance.FILE, dtype) if (directory / acceptance.FILE).is_file() else pair
+
+
+def _with_head(pair: Pair, file: Path, dtype: str) -> Pair:
+    """The pair with the head in `file`, unless that is another draft's: what needs no head can still be done."""
+    head = acceptance.load(file)
+    if head.knows(pair.draft):
+        return dataclasses.replace(pair, head=head)
+    if dtype == "float32":  # in another dtype there need not be one
+        warnings.warn(
+            f"{file} was trained for the draft {head.card.draft_fingerprint}, not for the one beside it: left out; "
+            f"train a head for this draft (experiments/train_acceptance_head.py) and put it there",
+            stacklevel=3,
+        )
+    return pair

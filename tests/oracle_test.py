@@ -6,7 +6,7 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.api import assemble
 from speccascade_jax.oracle import OracleStopping
-from speccascade_jax.stopping import Fixed
+from speccascade_jax.stopping import Fixed, Oracle
 from tests import conformance
 
 
@@ -59,3 +59,5 @@ def test_only_a_policy_that_asks_can_be_told():
     engine, _ = assemble(conformance.tabular_pair(*conformance.tables(5, seed=5)), stop_policy=Fixed(3))
     with pytest.raises(ValueError, match="the oracle tells a model's drafts when to stop"):
         OracleStopping(engine)
+    with pytest.raises(ValueError, match="'speculative' knows its output beforehand and is no engine"):
+        assemble(conformance.tabular_pair(*conformance.tables(5, seed=5)), stop_policy=Oracle(3))

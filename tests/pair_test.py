@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -14,8 +15,10 @@ import speccascade_jax as sc
 from speccascade_jax import checkpoints
 from speccascade_jax.checkpoints.infer import expected_shapes
 from speccascade_jax.data import directory, vocabularies
+from speccascade_jax.heads import acceptance
 from speccascade_jax.models.t5 import T5, T5Config
-from tests import tokenizer_files
+from tests import tiny_pair, tokenizer_files
+from tests.acceptance_heads import head_for
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +64,19 @@ def test_a_pair_is_loaded_in_the_dtype_asked_for():
     assert pair.head is None  # the shipped head is of the float32 draft
     with pytest.raises(ValueError, match="'tatoeba_en_de' has no acceptance head, .* of one dtype"):
         sc.decode(pair, ["Hello."], method="specdecpp", stop_threshold=0.5)
+
+
+def test_a_pair_s_head_is_found_in_its_folder_and_that_of_another_draft_left_out(tmp_path):
+    pair = sc.load_pair(tiny_pair.write(tmp_path))
+    acceptance.save(tmp_path / "acceptance_head.msgpack", head_for(pair))
+    assert sc.load_pair(tmp_path).head.card.pair == tmp_path.name
+    stale = head_for(pair)
+    stale = dataclasses.replace(stale, card=dataclasses.replace(stale.card, draft_fingerprint="f00"))
+    acceptance.save(tmp_path / "acceptance_head.msgpack", stale)
+    with pytest.warns(
+        UserWarning, match="acceptance_head.msgpack was trained for the draft f00, not for the one beside"
+    ):
+        assert sc.load_pair(tmp_path).head is None
 
 
 def test_a_vocabulary_that_leaves_much_of_a_model_unused_is_another_models(models, tmp_path):
