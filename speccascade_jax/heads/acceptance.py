@@ -5,8 +5,8 @@ The head reads the draft's final hidden state `e_i` of token `y_i`; `sigmoid` of
 dict, named as flax names them: `{"block_0": {"kernel" [D, D], "bias" [D]}, …, "out": {"kernel" [D], "bias" []}}`.
 
 A head may read two numbers more than the paper's: `log max q` of the law that `y_i` was drawn from, and `log q̃(y_i)`
-(`with_law`). They cost next to nothing, for the drafter has them, and a shallow decoder's `e_i`, which is computed from the
-tokens up to `y_i`, need not know what was thought likely in `y_i`'s place.
+(`with_law`). They cost next to nothing, for the drafter has them, and a shallow decoder's `e_i`, which is computed from
+the tokens up to `y_i`, need not know what was thought likely in `y_i`'s place.
 """
 
 from __future__ import annotations
