@@ -253,7 +253,7 @@ class Evaluator:
             "format": FORMAT,
             "point": point.coordinates(),
             "configuration": point.configuration(),
-            "fingerprints": self.fingerprints,
+            "fingerprints": self._fingerprints(point.method),
             "versions": versions(),
             "device": device(),
         }

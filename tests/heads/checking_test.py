@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax import evaluation, experiment
+from speccascade_jax import evaluation, experiment, results
 from speccascade_jax.heads import acceptance
 from speccascade_jax.heads.checking import Heads
-from speccascade_jax.points import Evaluation, Method, ModelPair, Sampling
+from speccascade_jax.points import Evaluation, Method, ModelPair, Point, Sampling
 from tests import conformance, text_pair
 from tests.acceptance_heads import head_for
 
@@ -107,3 +107,22 @@ def test_a_sweep_that_is_planned_refuses_before_the_survey(texts, tmp_path, monk
     monkeypatch.setattr("speccascade_jax.surveying.plan", lambda *_: pytest.fail("surveyed"))
     with pytest.raises(FileNotFoundError, match="no acceptance head at gone.msgpack"):
         experiment.sweep(pair=SOURCE, evaluation=SMALL, rules=["opt"], methods=[gone], plan=3)
+
+
+def test_a_record_names_the_head_that_was_used_and_its_key_is_that_of_before(texts, tmp_path, monkeypatch):
+    evaluator = evaluation.Evaluator(SOURCE, SMALL, texts)
+    monkeypatch.setattr(evaluator, "judge", lambda points: [{} for _ in points])
+    chosen = saved(tmp_path / "a.msgpack", texts, seed=1)
+    file = acceptance.load(chosen.head)
+    heads = {chosen: file, dataclasses.replace(chosen, head=None): texts.head, Method(name="spec_decode"): None}
+    for method, head in heads.items():
+        point = Point(pair=SOURCE, evaluation=SMALL.resolved(), method=method, sampling=TRAINED_ON)
+        (record,) = evaluator.evaluate([point])
+        named = {} if head is None else {"head": head.fingerprint}
+        assert record["fingerprints"] == evaluator.fingerprints | named
+        assert record["key"] == results.point_key(
+            configuration=point.configuration(), device=evaluation.hardware(), format=1, **record["fingerprints"]
+        )
+    saved(tmp_path / "a.msgpack", texts, seed=2)  # trained again while the sweep goes on, which has read it already
+    assert evaluator.heads.of(chosen).fingerprint == evaluator.heads.fingerprint(chosen)["head"] == file.fingerprint
+    assert evaluation.Evaluator(SOURCE, SMALL, texts).heads.fingerprint(chosen)["head"] != file.fingerprint
