@@ -254,6 +254,7 @@ class Evaluator:
             "point": point.coordinates(),
             "configuration": point.configuration(),
             "fingerprints": self._fingerprints(point.method),
+            **self.heads.described(point.method),
             "versions": versions(),
             "device": device(),
         }

@@ -25,7 +25,10 @@ Law = tuple[str, float | None, bool]
 """Rule, α, and whether a kept block is followed by the target's law instead of the rule's."""
 
 REJECTION = ("specdecpp", "specdecpp_lag0", "stop_cumulative_confidence")
-"""Methods that compare h with an estimate of P(some token of the block is rejected), as theorem 3.1 does."""
+"""Methods that compare h with an estimate of P(some token of the block is rejected), as theorem 3.1 does.
+
+Those with a head do so where its loss weighed rejections once (`w_rej`); records from before they said count as such.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,7 @@ class Family:
         law: what says the outputs' law; only families of one law are rivals.
         spots: γ or h -> what was measured there, rising.
         on_rejection: whether h is compared with an estimate of P(some token of the block is rejected).
+        w_rej: weight of rejections in its head's loss; `None` where there is no head, or the records do not say.
     """
 
     name: str
@@ -44,6 +48,7 @@ class Family:
     law: Law
     spots: dict[float, Spot]
     on_rejection: bool = False
+    w_rej: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,15 +119,17 @@ def of_panel(panel: Panel) -> Families:
         sorted_, key=lambda kind: (order.index(kind.name), kind.law[1] or 0.0, kind.block or 0, str(kind[4:]))
     )
     records = [next(iter(sorted_[kind].values())).records[0] for kind in kinds]
+    weights = [record.get("head", {}).get("w_rej") for record in records]
     families = [
         Family(
             name=name,
             symbol=kind.symbol,
             law=kind.law,
             spots=dict(sorted(sorted_[kind].items())),
-            on_rejection=re.split(r"[\[:]", kind.name)[0] in REJECTION,
+            on_rejection=re.split(r"[\[:]", kind.name)[0] in REJECTION and weight in (None, 1.0),
+            w_rej=weight,
         )
-        for kind, name in zip(kinds, _names(kinds, records), strict=True)
+        for kind, name, weight in zip(kinds, _names(kinds, records), weights, strict=True)
     ]
     fixed, adaptive, oracles = (
         [each for each in families if each.symbol == symbol] for symbol in (GAMMA, THRESHOLD, NO_NUMBER)

@@ -52,6 +52,11 @@ class Heads:
         """What a record's key and its `fingerprints` hold of the head: nothing where none is asked; errors as `of`."""
         return {"head": self._found(method.head)[1]} if method.recipe.needs_head else {}
 
+    def described(self, method: Method) -> dict[str, Any]:
+        """What else a record says of the head, under "head": the weight of rejections, which says what h means."""
+        head = self.of(method)
+        return {} if head is None else {"head": {"w_rej": head.card.w_rej}}
+
     def _found(self, file: str | None) -> tuple[Head, str]:
         if file not in self._read:
             head = own(self._pair) if file is None else acceptance.load(file)

@@ -112,7 +112,7 @@ def test_a_sweep_that_is_planned_refuses_before_the_survey(texts, tmp_path, monk
 def test_a_record_names_the_head_that_was_used_and_its_key_is_that_of_before(texts, tmp_path, monkeypatch):
     evaluator = evaluation.Evaluator(SOURCE, SMALL, texts)
     monkeypatch.setattr(evaluator, "judge", lambda points: [{} for _ in points])
-    chosen = saved(tmp_path / "a.msgpack", texts, seed=1)
+    chosen = saved(tmp_path / "a.msgpack", texts, seed=1, w_rej=3.0)
     file = acceptance.load(chosen.head)
     heads = {chosen: file, dataclasses.replace(chosen, head=None): texts.head, Method(name="spec_decode"): None}
     for method, head in heads.items():
@@ -120,6 +120,7 @@ def test_a_record_names_the_head_that_was_used_and_its_key_is_that_of_before(tex
         (record,) = evaluator.evaluate([point])
         named = {} if head is None else {"head": head.fingerprint}
         assert record["fingerprints"] == evaluator.fingerprints | named
+        assert record.get("head") == (None if head is None else {"w_rej": 3.0 if method is chosen else 1.0})
         assert record["key"] == results.point_key(
             configuration=point.configuration(), device=evaluation.hardware(), format=1, **record["fingerprints"]
         )
