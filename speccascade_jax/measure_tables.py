@@ -208,8 +208,8 @@ def dominance_grids(families: Families) -> list[Grid]:
     compared = list(pareto.compare(families, Bootstrap()))
     if not compared:
         raise ValueError(
-            f"{families.panel.title()}: no stop thresholds and fixed blocks of the same law to compare; sweep both, "
-            "the blocks by their rule (spec_decode) over several block_sizes"
+            "no stop thresholds and fixed blocks of the same law to compare; sweep both, the blocks by their rule "
+            "(spec_decode) over several block_sizes"
         )
     bold = {(n, 6) for n, each in enumerate(compared) if each.verdict == pareto.DOMINATES}
     header = ["Front of", "against", "discard rate", "verification rate", "front's there", "difference", "verdict"]
