@@ -79,6 +79,22 @@ def test_a_figure_per_task(script, sweep, capsys):
     assert capsys.readouterr().out.count("plot: ") == 2
 
 
+def test_a_task_of_older_records_does_not_hide_the_others(script, sweep, capsys):
+    older = list(map(made.older, made.sweep()))
+    store = sweep([*older, *of_task("xsum", made.sweep())])
+    assert script("plots").main([str(store), "--pareto", "--format", "svg"]) == 0
+    (path,) = store.parent.glob("*.svg")
+    said = capsys.readouterr()
+    assert path.name.startswith("sweep-pareto-xsum") and said.out == f"plot: {path}\n"
+    (line,) = said.err.splitlines()
+    assert line.startswith("left out: tiny_translation, ") and "holds no counts of single examples" in line
+    assert not plt.get_fignums()
+    assert script("plots").main([str(sweep([*older, *of_task("xsum", older)])), "--pareto"]) == 1
+    assert [line.split(",")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "error: tiny_translation", "error: xsum",
+    ]  # fmt: skip
+
+
 def figure(script, store, monkeypatch):
     kept = []
     monkeypatch.setattr(plt, "close", kept.append)
