@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax import evaluation, experiment, results
+from speccascade_jax import evaluation, experiment, profiling, results
+from speccascade_jax.conversing import Speaker
+from speccascade_jax.data import spec_bench
 from speccascade_jax.heads import acceptance
 from speccascade_jax.heads.checking import Heads
 from speccascade_jax.points import Evaluation, Method, ModelPair, Point, Sampling
@@ -99,6 +101,17 @@ def test_a_sweep_refuses_before_it_measures_and_a_run_too(texts, tmp_path, monke
         experiment.sweep(rules=["spec_decode"], methods=[bad], temperatures=(1.0,), **shared)
     with pytest.raises(ValueError, match=r"bad\.msgpack: the acceptance head belongs to"):
         experiment.run(method=bad, sampling=TRAINED_ON, **shared)
+
+
+def test_conversations_and_profiles_check_too(texts, tmp_path, monkeypatch):
+    given = {"method": saved(tmp_path / "a.msgpack", texts, top_k=3), "sampling": TRAINED_ON}
+    with pytest.warns(UserWarning, match="was trained for top_k 3 and is asked under 0"):
+        Speaker(texts, **given, conversation=spec_bench.get_conversation("plain"))
+    monkeypatch.setattr(evaluation, "load_pair", lambda name, dtype: texts)
+    monkeypatch.setattr(profiling, "measure", lambda *_: {})
+    monkeypatch.setattr(profiling.profile_report, "show", lambda *_: None)
+    with pytest.warns(UserWarning, match="was trained for top_k 3 and is asked under 0"):
+        profiling.profile(pair=SOURCE, evaluation=SMALL, **given)
 
 
 def test_a_sweep_that_is_planned_refuses_before_the_survey(texts, tmp_path, monkeypatch):
