@@ -31,7 +31,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             histograms.draw(histograms.read(args.records), paths[0])
         elif args.pareto:
             found = families.of_records(results.read_records(*args.records))
-            paths = pareto_figure.draw_all(found, folder, stem, args.format)
+            paths, missing = pareto_figure.draw_all(found, folder, stem, args.format)
+            if not paths:
+                raise ValueError("\nerror: ".join(missing))
+            for reason in missing:
+                print(f"left out: {reason}", file=sys.stderr)
         else:
             panels = summary.panels(results.read_records(*args.records), args.together)
             paths = figures.draw_all(panels, folder, stem, args.format, args.share)

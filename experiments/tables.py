@@ -22,12 +22,14 @@ from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import sys
 from collections.abc import Sequence
 
 from rich.console import Console
 
 from speccascade_jax import families, labels, measure_tables, report, results, summary, tables
+from speccascade_jax.grid import Grid
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,8 +57,7 @@ def _text(records: Sequence[results.Record], panels: Sequence[summary.Panel], ar
     if args.format == "csv" and not args.measures:
         return results.to_csv(records) if args.points else tables.table2_csv(panels, args.tolerance, args.margin)
     if args.measures:
-        found = families.of_records(records)
-        grids = [grid for each in found for what in args.measures for grid in measure_tables.GRIDS[what](each)]
+        grids = _measured(records, args.measures)
     elif args.beside:
         grids = [tables.beside_grid(panel, args.beside, args.share) for panel in panels if panel.curves]
     else:
@@ -67,6 +68,25 @@ def _text(records: Sequence[results.Record], panels: Sequence[summary.Panel], ar
     for grid in grids:
         Console(width=160, file=text).print(grid.rich())
     return text.getvalue()
+
+
+def _measured(records: Sequence[results.Record], measures: Sequence[str]) -> list[Grid]:
+    """Paper 3's tables of every panel; what a panel's records do not give is named on stderr and left out.
+
+    Raises:
+        ValueError: nothing is left.
+    """
+    grids, missing = list[Grid](), list[str]()
+    for found, what in itertools.product(families.of_records(records), measures):
+        try:
+            grids += measure_tables.GRIDS[what](found)
+        except ValueError as error:
+            missing.append(f"{what}, {found.panel.title()}: {error}")
+    if not grids:
+        raise ValueError("\nerror: ".join(missing))
+    for reason in missing:
+        print(f"left out: {reason}", file=sys.stderr)
+    return grids
 
 
 def _parser() -> argparse.ArgumentParser:

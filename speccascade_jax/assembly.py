@@ -13,8 +13,9 @@ from speccascade_jax.controls import make_controls, own_temperature, per_row
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.none import NoDrafter
 from speccascade_jax.engine import Engine
-from speccascade_jax.heads import acceptance
+from speccascade_jax.heads import checking
 from speccascade_jax.heads.acceptance import Head
+from speccascade_jax.heads.checking import Heads
 from speccascade_jax.models.base import Params
 from speccascade_jax.oracle import OracleStopping
 from speccascade_jax.pair import Pair
@@ -97,16 +98,11 @@ def _engine(
 
 
 def _head_params(pair: Pair, head: Head | None) -> Params:
-    if head is not None:
+    if head is None:
+        return checking.own(pair).params
+    if head is not pair.head:
         head.check(pair)
-        return head.params
-    if pair.head is None:
-        raise ValueError(
-            f"the pair {pair.name!r} has no acceptance head, which tells the draft when to stop (a head is of one "
-            f"dtype): train one (experiments/train_acceptance_head.py), or choose a policy without: stop_confidence, "
-            f"stop_entropy"
-        )
-    return pair.head.params
+    return head.params
 
 
 def build(
@@ -126,14 +122,18 @@ def build(
     return cascade, {"draft": of_draft, "target": of_target}
 
 
-def point_parts(method: Method) -> dict[str, Any]:
-    """What `assemble` and `build` are told of a point's method, beside pair and stop ids."""
+def point_parts(method: Method, heads: Heads) -> dict[str, Any]:
+    """What `assemble` and `build` are told of a point's method, beside the pair, whose heads are given, and stop ids.
+
+    Raises:
+        FileNotFoundError, CheckpointError, ValueError: as `Heads.of`.
+    """
     return {
         "method": method.recipe.name,
         "rule": None if method.autoregressive else method.decides,
         "block_size": method.block_size,
         "bonus": method.bonus,
-        "head": None if method.head is None else acceptance.load(method.head),
+        "head": heads.of(method),
     }
 
 

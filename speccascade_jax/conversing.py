@@ -15,6 +15,7 @@ from speccascade_jax.assembly import assemble, point_controls, point_parts
 from speccascade_jax.controls import check_seed, whole
 from speccascade_jax.data.spec_bench import Conversation, Question
 from speccascade_jax.generation import generate
+from speccascade_jax.heads.checking import Heads
 from speccascade_jax.pair import Pair
 from speccascade_jax.points import Method, Sampling
 from speccascade_jax.prompts import excess, stop_ids, text_ids
@@ -69,7 +70,9 @@ class Speaker:
         if pair.vocabulary is None:
             raise ValueError(f"pair {pair.name!r} has no vocabulary, but Spec-Bench is text; give one to Pair.load")
         ends = stop_ids(pair.vocabulary, conversation.stop)
-        self.engine, self.params = assemble(pair, stop_ids=ends, **point_parts(method))
+        heads = Heads(pair)
+        heads.check([(method, sampling)])
+        self.engine, self.params = assemble(pair, stop_ids=ends, **point_parts(method, heads))
         self.controls = point_controls(method, sampling, [method.alpha])
         self._compiled: set[tuple[int, ...]] = set()
 

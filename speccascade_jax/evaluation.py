@@ -25,7 +25,7 @@ from speccascade_jax.assembly import build, point_controls, point_parts
 from speccascade_jax.data.tasks import Example, get_task
 from speccascade_jax.data.text_vocabulary import TextVocabulary
 from speccascade_jax.generation import Generation, raise_on_failure
-from speccascade_jax.heads import acceptance
+from speccascade_jax.heads.checking import Heads
 from speccascade_jax.labels import DRAFT, TARGET
 from speccascade_jax.metrics import quality
 from speccascade_jax.metrics.efficiency import per_example, summarise
@@ -69,6 +69,7 @@ class Evaluator:
             make_prompt(self.pair, prompts, max_new_tokens=self.evaluation.max_new_tokens or 0)
         )
         self._ids = np.asarray([example.id for example in self.examples], np.int32)
+        self.heads = Heads(self.pair)
         self._engines: dict[Method, tuple[sequence.Program, Params]] = {}
         self.fingerprints = {
             "weights": fingerprints.of_pair(self.pair),
@@ -116,8 +117,12 @@ class Evaluator:
 
     def key(self, point: Point) -> str:
         """The key of the point's record: hash of its configuration, the weights, the examples and the device."""
-        shared = self.fingerprints | self._head_fingerprint(point.method)
-        return point_key(configuration=point.configuration(), device=hardware(), format=FORMAT, **shared)
+        return point_key(
+            configuration=point.configuration(), device=hardware(), format=FORMAT, **self._fingerprints(point.method)
+        )
+
+    def _fingerprints(self, method: Method) -> dict[str, str]:
+        return self.fingerprints | self.heads.fingerprint(method)
 
     def evaluate(self, points: Sequence[Point]) -> Iterator[Record]:
         """Measure points that differ in α only; yields one record each, as soon as it is there."""
@@ -239,12 +244,8 @@ class Evaluator:
     def _engine(self, method: Method) -> tuple[sequence.Program, Params]:
         method = replace(method, alpha=None, stop_threshold=None)
         if method not in self._engines:
-            self._engines[method] = build(self.pair, stop_ids=self._stop_ids, **point_parts(method))
+            self._engines[method] = build(self.pair, stop_ids=self._stop_ids, **point_parts(method, self.heads))
         return self._engines[method]
-
-    def _head_fingerprint(self, method: Method) -> dict[str, str]:
-        head = self.pair.head if method.head is None else acceptance.load(method.head)
-        return {"head": head.fingerprint} if head is not None and method.recipe.needs_head else {}
 
     def _describe(self, point: Point) -> Record:
         return {
@@ -252,7 +253,8 @@ class Evaluator:
             "format": FORMAT,
             "point": point.coordinates(),
             "configuration": point.configuration(),
-            "fingerprints": self.fingerprints,
+            "fingerprints": self._fingerprints(point.method),
+            **self.heads.described(point.method),
             "versions": versions(),
             "device": device(),
         }

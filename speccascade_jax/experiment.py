@@ -37,12 +37,13 @@ def run(
         output: the store.
 
     Raises:
-        ValueError: a value without meaning, before anything is loaded.
+        ValueError: a value without meaning, before anything is loaded; as `Heads.check`, before anything is compiled.
     """
     point = Point(pair=pair, evaluation=evaluation.resolved(), method=method, sampling=sampling, seed=seed)
     validate(point)
     with ResultStore(output) as store:
         evaluator = _evaluator(point)
+        evaluator.heads.check([(method, sampling)])
         fill(store, [[point]], evaluator.key, evaluator.evaluate)
         record = next(record for record in store.records if record["key"] == evaluator.key(point))
     report.print_record(record)
@@ -98,6 +99,9 @@ def sweep(
 
     Returns:
         The store's path; `None` after a dry run.
+
+    Raises:
+        ValueError: as `enumerate_points`, before anything is loaded; as `Heads.check`, before anything is measured.
     """
     needed: dict[str, Any] = {"temperatures": temperatures, "top_ps": top_ps, "draft_temperatures": draft_temperatures}
     free: dict[str, Any] = {"methods": methods, "together": together, "reuse": reuse}
@@ -123,12 +127,12 @@ def sweep(
     )
     groups = enumerate_all(alphas=alphas)
     if plan:
-        groups = enumerate_all(alphas=_planned(groups[0][0], rules, dict(alphas or {}), plan))
+        groups = enumerate_all(alphas=_planned(groups, rules, dict(alphas or {}), plan))
     if dry_run:
         report.print_points([point.label() for group in groups for point in group])
         return None
     with ResultStore(output) as store:
-        evaluator = _evaluator(groups[0][0])
+        evaluator = _of_all(groups)
         store.take_over((evaluator.key(point) for group in groups for point in group), reuse)
         measure(groups, store, evaluator)
         present(store, together, share)
@@ -136,12 +140,12 @@ def sweep(
 
 
 def _planned(
-    point: Point, names: Sequence[str], alphas: dict[str, Sequence[float]], count: int
+    groups: Sequence[Sequence[Point]], names: Sequence[str], alphas: dict[str, Sequence[float]], count: int
 ) -> dict[str, Sequence[float]]:
     from speccascade_jax import surveying
 
     free = [name for name in names if name not in alphas and name in RULES]
-    return alphas | surveying.plan(_evaluator(point), point, free, whole("plan", count, 2))
+    return alphas | surveying.plan(_of_all(groups), groups[0][0], free, whole("plan", count, 2))
 
 
 def measure(groups: Sequence[Sequence[Point]], store: ResultStore, evaluator: Evaluator) -> int:
@@ -174,6 +178,13 @@ def check_presentation(together: Sequence[str], share: str) -> None:
     for name, values, known in (("together", together, summary.MIXABLE), ("share", (share,), SHARES)):
         if unknown := [value for value in values if value not in known]:
             raise ValueError(f"{name}: {hint(unknown[0], known)}{unknown[0]!r} is not one of {', '.join(known)}")
+
+
+def _of_all(groups: Sequence[Sequence[Point]]) -> Evaluator:
+    """The evaluator of points that share pair and evaluation; no head that one of them asks shows late to be wrong."""
+    evaluator = _evaluator(groups[0][0])
+    evaluator.heads.check((point.method, point.sampling) for group in groups for point in group)
+    return evaluator
 
 
 def _evaluator(point: Point) -> Evaluator:

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
-from speccascade_jax import summary
+from speccascade_jax import apart, summary
+from speccascade_jax.apart import HEAD
 from speccascade_jax.labels import TARGET, label, ordered
 from speccascade_jax.results import Record
 from speccascade_jax.summary import Panel, Spot
 
-GAMMA, THRESHOLD = "γ", "h"
+GAMMA, THRESHOLD, NO_NUMBER = "γ", "h", ""
 
 ORACLES = ("stop_oracle",)
 
+LOSSLESS = ("spec_decode",)
+"""Rules whose law is the target's, so that it is one law whatever follows a kept block."""
+
+Law = tuple[str, float | None, bool]
+"""Rule, α, and whether a kept block is followed by the target's law instead of the rule's."""
+
 REJECTION = ("specdecpp", "specdecpp_lag0", "stop_cumulative_confidence")
-"""Methods that compare h with an estimate of P(some token of the block is rejected), as theorem 3.1 does."""
+"""Methods that compare h with an estimate of P(some token of the block is rejected), as theorem 3.1 does.
+
+Those with a head do so where its loss weighed rejections once (`w_rej`); records from before they said count as such.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,16 +37,18 @@ class Family:
 
     Attributes:
         name: for readers; symbol: `GAMMA` or `THRESHOLD`.
-        law: rule and α, which say what the outputs' law is; only families of one law are rivals.
+        law: what says the outputs' law; only families of one law are rivals.
         spots: γ or h -> what was measured there, rising.
         on_rejection: whether h is compared with an estimate of P(some token of the block is rejected).
+        w_rej: weight of rejections in its head's loss; `None` where there is no head, or the records do not say.
     """
 
     name: str
     symbol: str
-    law: tuple[str, float | None]
+    law: Law
     spots: dict[float, Spot]
     on_rejection: bool = False
+    w_rej: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,36 +96,67 @@ def of_records(records: Iterable[Record]) -> list[Families]:
     return found
 
 
+class _Kind(NamedTuple):
+    """What the points of a family share; `block` only where it is a cap and not the number in which they differ."""
+
+    name: str
+    symbol: str
+    law: Law
+    block: int | None
+    bonus: str | None
+    head: str | None
+
+
 def of_panel(panel: Panel) -> Families:
     """The families of a panel whose block sizes stand together; methods with neither number are left out."""
-    sorted_ = defaultdict[tuple, dict[float, Spot]](dict)
-    oracles = {}
+    sorted_ = defaultdict[_Kind, dict[float, Spot]](dict)
     for spot in (spot for curve in panel.curves.values() for spot in curve):
-        point = spot.records[0]["point"]
-        name = point.get("family", point["method"])  # older records have none
-        law = (point.get("law", name), point["alpha"])
-        if point.get("stop_threshold") is not None:
-            sorted_[name, THRESHOLD, law][point["stop_threshold"]] = spot
-        elif summary.is_swept(spot.records[0]):
-            sorted_[name, GAMMA, law][point["block_size"]] = spot
-        elif name in ORACLES:
-            oracles[_named(name, point)] = spot
-    order = ordered({name for name, _, _ in sorted_})
+        if placed := _place(spot.records[0]):
+            kind, at = placed
+            sorted_[kind][at] = spot
+    order = ordered({kind.name for kind in sorted_})
+    kinds = sorted(
+        sorted_, key=lambda kind: (order.index(kind.name), kind.law[1] or 0.0, kind.block or 0, str(kind[4:]))
+    )
+    records = [next(iter(sorted_[kind].values())).records[0] for kind in kinds]
+    weights = [record.get("head", {}).get("w_rej") for record in records]
     families = [
         Family(
-            name=_named(name, {"alpha": law[1]}),
-            symbol=symbol,
-            law=law,
-            spots=dict(sorted(spots.items())),
-            on_rejection=re.split(r"[\[:]", name)[0] in REJECTION,
+            name=name,
+            symbol=kind.symbol,
+            law=kind.law,
+            spots=dict(sorted(sorted_[kind].items())),
+            on_rejection=re.split(r"[\[:]", kind.name)[0] in REJECTION and weight in (None, 1.0),
+            w_rej=weight,
         )
-        for (name, symbol, law), spots in sorted(
-            sorted_.items(), key=lambda item: (order.index(item[0][0]), item[0][2][1] or 0.0)
-        )
+        for kind, name, weight in zip(kinds, _names(kinds, records), weights, strict=True)
     ]
-    fixed, adaptive = ([each for each in families if each.symbol == symbol] for symbol in (GAMMA, THRESHOLD))
-    return Families(panel=panel, fixed=fixed, adaptive=adaptive, oracles=oracles)
+    fixed, adaptive, oracles = (
+        [each for each in families if each.symbol == symbol] for symbol in (GAMMA, THRESHOLD, NO_NUMBER)
+    )
+    known = {each.name: spot for each in oracles for spot in each.spots.values()}
+    return Families(panel=panel, fixed=fixed, adaptive=adaptive, oracles=known)
 
 
-def _named(name: str, point: dict[str, Any]) -> str:
-    return label(name) + ("" if point["alpha"] is None else f" α {point['alpha']:g}")
+def _place(record: Record) -> tuple[_Kind, float] | None:
+    """A record's family, and γ or h; `None` where it has neither and is no oracle."""
+    point = record["point"]
+    name = point.get("family", point["method"])  # older records have none
+    rule, bonus = point.get("law", name), point["bonus"]
+    law = rule, point["alpha"], bonus == "target" and rule not in LOSSLESS
+    if (stop := point.get("stop_threshold")) is not None:
+        return _Kind(name, THRESHOLD, law, point["block_size"], bonus, apart.setting(record, HEAD)), stop
+    if summary.is_swept(record):
+        return _Kind(name, GAMMA, law, None, bonus, None), point["block_size"]
+    if name in ORACLES:
+        return _Kind(name, NO_NUMBER, law, point["block_size"], bonus, None), 0.0
+    return None
+
+
+def _names(kinds: Sequence[_Kind], records: Sequence[Record]) -> list[str]:
+    """What families are called: by more than method and α only where a panel has several of one."""
+    same = [(kind.name, kind.symbol, kind.law[1]) for kind in kinds]
+    fixed, others = (apart.suffixes(records, same, names) for names in (("bonus",), ("block_size", "bonus", HEAD)))
+    told = [one if kind.symbol == GAMMA else other for kind, one, other in zip(kinds, fixed, others, strict=True)]
+    alphas = ["" if kind.law[1] is None else f" α {kind.law[1]:g}" for kind in kinds]
+    return [label(kind.name) + alpha + words for kind, alpha, words in zip(kinds, alphas, told, strict=True)]

@@ -87,7 +87,8 @@ def throughput_grids(families: Families) -> list[Grid]:
     """
     found = Throughputs(families, Bootstrap())
     grids = [_best_grid(found), _prediction_grid(found)]
-    return [*grids, _threshold_grid(found)] if any(family.on_rejection for family in families.adaptive) else grids
+    heads = any(family.on_rejection or family.w_rej is not None for family in families.adaptive)
+    return [*grids, _threshold_grid(found)] if heads else grids
 
 
 def _best_grid(found: Throughputs) -> Grid:
@@ -182,12 +183,20 @@ def _threshold_grid(found: Throughputs) -> Grid:
     notes += [
         "Theorem 3.1 with Δ = 0: h = 1 − t_draft / t_target, of P(some token is rejected): methods that compare h with "
         "anything else (max q, entropy) are left out.",
+        *_weighted(found.families),
         "Tokens/s are predicted; between two measured thresholds they are taken as linear in h.",
         _resting(found),
         _RESAMPLES,
     ]
     title = f"Theorem 3.1's threshold: {found.families.panel.title()}"
     return Grid(title=title, header=header, rows=rows, notes=notes)
+
+
+def _weighted(families: Families) -> list[str]:
+    """Which heads are left out of theorem 3.1's table, if any are."""
+    named = [f"{each.name} ({each.w_rej:g})" for each in families.adaptive if each.w_rej not in (None, 1.0)]
+    why = "Left out, for the loss of their heads weighed rejections other than once (w_rej), which moves all that h is"
+    return [f"{why} compared with away from that probability: {', '.join(named)}."] if named else []
 
 
 def dominance_grids(families: Families) -> list[Grid]:
@@ -199,8 +208,8 @@ def dominance_grids(families: Families) -> list[Grid]:
     compared = list(pareto.compare(families, Bootstrap()))
     if not compared:
         raise ValueError(
-            f"{families.panel.title()}: no stop thresholds and fixed blocks of the same law to compare; sweep both, "
-            "the blocks by their rule (spec_decode) over several block_sizes"
+            "no stop thresholds and fixed blocks of the same law to compare; sweep both, the blocks by their rule "
+            "(spec_decode) over several block_sizes"
         )
     bold = {(n, 6) for n, each in enumerate(compared) if each.verdict == pareto.DOMINATES}
     header = ["Front of", "against", "discard rate", "verification rate", "front's there", "difference", "verdict"]

@@ -23,28 +23,39 @@ STYLES = (("#0072B2", "o"), ("#D55E00", "^"), ("#009E73", "s"), ("#CC79A7", "v")
 LINES = 7
 
 
-def draw_all(every: Sequence[Families], folder: Path, stem: str, form: str = "png") -> list[Path]:
-    """One file per panel, `<stem>-pareto.png` or `<stem>-pareto-<setting>.png`; returns the paths.
+def draw_all(every: Sequence[Families], folder: Path, stem: str, form: str = "png") -> tuple[list[Path], list[str]]:
+    """One file per panel, `<stem>-pareto.png` or `<stem>-pareto-<setting>.png`.
 
-    Raises:
-        ValueError: records without counts of single examples.
+    Returns:
+        The paths, and why panels have none: records without counts of single examples, or of too few.
     """
-    bootstrap, paths = Bootstrap(), list[Path]()
+    bootstrap, paths, missing = Bootstrap(), list[Path](), list[str]()
     for families in every:
         name = f"{stem}-pareto" + ("" if len(every) == 1 else f"-{figures.slug(families.panel.title())}")
         name += f"-{len(paths) + 1}" if folder / f"{name}.{form}" in paths else ""
-        paths.append(folder / f"{name}.{form}")
-        draw(families, paths[-1], bootstrap)
-    return paths
+        try:
+            draw(families, folder / f"{name}.{form}", bootstrap)
+        except ValueError as error:
+            missing.append(f"{families.panel.title()}: {error}")
+        else:
+            paths.append(folder / f"{name}.{form}")
+    return paths, missing
 
 
 def draw(families: Families, path: Path, bootstrap: Bootstrap) -> None:
-    """Write one panel's figure, replacing an old one in a single step."""
+    """Write one panel's figure, replacing an old one in a single step.
+
+    Raises:
+        ValueError: records without counts of single examples, or of too few.
+    """
     from matplotlib import pyplot as plt
 
+    every = (*families.fixed, *families.adaptive)
+    # refused before a figure is begun; the bootstrap keeps what it has computed
+    _values([*families.oracles.values(), *(spot for family in every for spot in family.spots.values())], bootstrap)
     figure, axes = plt.subplots(figsize=(7.5, 5.6), layout="constrained")
     spare, fixed = itertools.cycle(STYLES), itertools.cycle(("-", "--", ":"))
-    for family in (*families.fixed, *families.adaptive):
+    for family in every:
         colour, marker = FIXED if family.symbol == GAMMA else next(spare)
         _curve(axes, family, bootstrap, colour, marker, next(fixed) if family.symbol == GAMMA else "-")
     for name, spot in families.oracles.items():

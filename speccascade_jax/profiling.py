@@ -67,7 +67,9 @@ def profile(
     from speccascade_jax.evaluation import Evaluator  # loads JAX's models: not before the point is known to be good
 
     with nullcontext(keep) if keep else tempfile.TemporaryDirectory() as folder:
-        measured = measure(Evaluator(pair, evaluation), point, batch, generations, trials, Path(str(folder)))
+        evaluator = Evaluator(pair, evaluation)
+        evaluator.heads.check([(method, sampling)])
+        measured = measure(evaluator, point, batch, generations, trials, Path(str(folder)))
     profile_report.show(measured, top)
     if output:
         write_atomically(output, json.dumps(measured, indent=1) + "\n")

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from speccascade_jax.apart import HEAD, MIXABLE, suffixes
 from speccascade_jax.labels import DRAFT, TARGET, label, ordered
 from speccascade_jax.results import Record
 
@@ -16,9 +17,6 @@ _SHARED = (
     "pair", "task", "split", "max_new_tokens", "quality_examples", "latency_examples", "latency_trials",
     "temperature", "top_p", "top_k", "draft_temperature",
 )  # fmt: skip
-
-MIXABLE = {"block_size": "γ = {}", "bonus": "bonus {}", "draft_temperature": "draft T = {}"}
-"""What keeps panels apart unless a table is asked to put it side by side -> how it is then told in a curve's name."""
 
 TOGETHER = "what does not keep panels apart: curves that differ in it stand side by side and say so in their names"
 
@@ -194,17 +192,9 @@ def _panel(setting: dict[str, Any], records: Sequence[Record]) -> Panel:
 
 def _curve_names(records: Sequence[Record]) -> list[str]:
     """Each record's method, with what tells it from other records of the same method that are in the panel too."""
-    values: dict[tuple[str, str], set[Any]] = defaultdict(set)
-    for record in records:
-        for name in MIXABLE:
-            values[_along(record)[0], name].add(record["point"][name])
-    names = []
-    for record in records:
-        method = _along(record)[0]
-        apart = [name for name in MIXABLE if len(values[method, name]) > 1 and method != TARGET]
-        words = [MIXABLE[name].format(_told(name, record["point"])) for name in apart]
-        names.append(method + (f" ({', '.join(words)})" if words else ""))
-    return names
+    methods = [_along(record)[0] for record in records]
+    apart = suffixes(records, methods, (*MIXABLE, HEAD))
+    return [method + (words if method != TARGET else "") for method, words in zip(methods, apart, strict=True)]
 
 
 def _along(record: Record) -> tuple[str, float | None]:
@@ -213,12 +203,6 @@ def _along(record: Record) -> tuple[str, float | None]:
     if point["alpha"] is None and point.get("stop_threshold") is not None:
         return point["family"], point["stop_threshold"]
     return point["method"], point["alpha"]
-
-
-def _told(name: str, point: dict[str, Any]) -> str:
-    """A value for a curve's name; a draft temperature that is not named is the method's own or the target's."""
-    value = point[name]
-    return f"{value:g}" if isinstance(value, int | float) else "own" if value is None else str(value)
 
 
 def _spot(curve: str, alpha: float | None, records: Sequence[Record]) -> Spot:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,13 +67,14 @@ def enumerate_points(
 
     Raises:
         ValueError: an unknown rule, an α outside a rule's domain, any other value without a meaning, a point named
-            twice; `alphas` for a rule that is not swept.
+            twice, two heads whose files are called alike; `alphas` for a rule that is not swept.
     """
     _check_shapes(rule_names, alphas or {}, block_sizes, seeds)
     templates, alphas = [*(Method(name=name) for name in rule_names), *methods], dict(alphas or {})
     for template in templates:
         check_name(template)
     templates = list(_in_heads(_in_thresholds(templates, dict(stop_thresholds or {})), heads))
+    _check_heads(templates)
     _check_names(templates, alphas)
     validate_evaluation(evaluation)
     evaluation = evaluation.resolved()
@@ -101,6 +103,16 @@ def _check_shapes(rule_names: Any, alphas: Mapping[str, Any], block_sizes: Seque
         several(name, values, 1)
     for name, values in {"rules": rule_names, **{f"alphas[{rule!r}]": grid for rule, grid in alphas.items()}}.items():
         several(name, values)
+
+
+def _check_heads(templates: Iterable[Method]) -> None:
+    """Refuse two files of one name: curves, and `alphas`, are called after it."""
+    files: dict[str, Path] = {}
+    for file in (Path(template.head) for template in templates if template.head is not None):
+        if (other := files.setdefault(file.stem, file)) != file:
+            raise ValueError(
+                f"the heads {other} and {file} would both be called {file.stem!r}: rename one of the files"
+            )
 
 
 def _check_names(templates: Sequence[Method], alphas: Mapping[str, Any]) -> None:

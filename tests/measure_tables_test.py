@@ -97,6 +97,23 @@ def test_thresholds_on_anything_but_a_rejection_get_no_suggestion():
     assert len(grids("throughput", [*made.sweep({}), entropy])) == 2
 
 
+def test_heads_that_weigh_rejections_get_no_suggestion_but_a_note():
+    heads = [
+        made.headed(made.record(f"specdecpp:w{weight}", 0.4, 0.3, stop=h), f"{weight}") | {"head": {"w_rej": weight}}
+        for weight in (1.0, 6.0)
+        for h in (0.3, 0.5)
+    ]
+    *_, grid = grids("throughput", [*made.sweep(), *heads])
+    assert [row[0] for row in grid.rows] == ["SpecDec++", "SpecDec++ w1.0"]
+    (note,) = [note for note in grid.notes if "w_rej" in note]
+    assert note.endswith("that probability: SpecDec++ w6.0 (6).")
+    *_, grid = grids("throughput", [*made.sweep({}), *heads[2:]])
+    assert "Theorem 3.1" in grid.title and not grid.rows and "w6.0 (6)" in " ".join(grid.notes)
+    assert grid.markdown() and grid.latex() and grid.csv() and grid.rich()
+    *_, grid = grids("throughput", made.sweep())
+    assert not any("w_rej" in note for note in grid.notes)
+
+
 def test_dominance_has_a_verdict_per_block_size():
     (grid,) = grids("dominance", made.sweep({0.3: (0.36, 0.5), 0.5: (0.31, 0.75), 0.7: (0.287, 1.2)}))
     assert [row[1] for row in grid.rows] == [f"SpecDecode, γ = {block}" for block in made.FIXED]

@@ -70,6 +70,11 @@ def sweep(adaptive: dict[float, tuple[float, float]] = ADAPTIVE, **more: Any) ->
     return [*ends, *fixed, *(record("specdecpp", *rates, stop=h, **more) for h, rates in adaptive.items())]
 
 
+def headed(given: dict[str, Any], head: str) -> dict[str, Any]:
+    """The record as one whose method asked a head of this fingerprint."""
+    return {**given, "key": given["key"] + head, "fingerprints": given["fingerprints"] | {"head": head}}
+
+
 def older(given: dict[str, Any]) -> dict[str, Any]:
     """The record as versions before counts of single examples wrote it."""
     stripped = copy.deepcopy(given)

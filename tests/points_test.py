@@ -62,6 +62,15 @@ def test_stop_thresholds_and_heads_are_swept_like_alphas():
     assert groups[3][0].coordinates()["family"] == "specdecpp:a"
 
 
+def test_heads_whose_files_are_called_alike_are_refused():
+    own = Method(name="specdecpp", stop_threshold=0.9, head="runs/a/x.msgpack")
+    given = {"rule_names": ("specdecpp",), "stop_thresholds": {"specdecpp": (0.3,)}}
+    for more in ({"heads": ("runs/a/x.msgpack", "runs/b/x.msgpack")}, {"heads": ("x.msgpack",), "methods": (own,)}):
+        with pytest.raises(ValueError, match=r"heads .*x\.msgpack and .*x\.msgpack would both be called 'x': rename"):
+            _points(**given, **more)
+    assert len(_points(**given, heads=("./runs/a/x.msgpack", "runs/a/y.msgpack"), methods=(own,))) == 5
+
+
 def test_rules_without_named_alphas_get_their_range():
     (*_, chow, token) = _points(rule_names=("chow", "token_v3"))
     assert (chow[0].method.alpha, chow[-1].method.alpha) == (0.0, 1.0)

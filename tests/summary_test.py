@@ -180,3 +180,30 @@ def test_stop_thresholds_are_one_curve_where_the_rule_has_no_alpha():
     (panel,) = panels([*_ENDS, *stopped, with_alpha])
     assert [(spot.alpha, spot.axis) for spot in panel.curves["specdecpp"]] == [(0.3, "h"), (0.7, "h")]
     assert [(spot.alpha, spot.axis) for spot in panel.curves["bild@0.5"]] == [(2.0, "α")]
+
+
+def _headed(stop, head, path=None, quality=20.0, rule=""):
+    named = {"family": f"specdecpp{rule}", "stop_threshold": stop, "swept_block": False, "head": path}
+    record = _record(f"specdecpp{rule}@{stop}", 0.1 if rule else None, quality=quality, **named)
+    record["fingerprints"] = record["fingerprints"] | ({"head": head} if head else {})
+    return record | {"key": f"{record['key']}{head}{path}"}
+
+
+def test_heads_of_other_weights_are_other_curves_whatever_their_files_are_called():
+    first, second = [_headed(h, "a" * 32) for h in (0.1, 0.3)], [_headed(h, "b" * 32) for h in (0.3, 0.5)]
+    (panel,) = panels([*_ENDS, *first])
+    assert list(panel.curves) == ["specdecpp"]
+    (panel,) = panels([*_ENDS, *first, *second, _headed(0.7, None), _headed(0.8, None, "x/a")])
+    places = {curve: [spot.alpha for spot in spots] for curve, spots in panel.curves.items()}
+    assert places == {
+        "specdecpp (head aaaaaa)": [0.1, 0.3], "specdecpp (head bbbbbb)": [0.3, 0.5],
+        "specdecpp (head not recorded)": [0.7], "specdecpp (head x/a)": [0.8],
+    }  # fmt: skip
+    assert tables.points_grid(panel).rows[-1][0].startswith("SpecDec++ (head")
+    (panel,) = panels([*_ENDS, _headed(0.3, "a" * 32, rule="[opt]"), _headed(0.3, "b" * 32, rule="[opt]")])
+    assert list(panel.curves) == ["specdecpp[opt]@0.3 (head aaaaaa)", "specdecpp[opt]@0.3 (head bbbbbb)"]
+
+
+def test_older_records_that_name_no_head_are_one_curve():
+    (panel,) = panels([*_ENDS, _headed(0.1, None), _headed(0.3, None)])
+    assert [spot.alpha for spot in panel.curves["specdecpp"]] == [0.1, 0.3]

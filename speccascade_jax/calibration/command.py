@@ -168,6 +168,7 @@ def _evaluator(pair: ModelPair, evaluation: Evaluation, split: Split) -> Evaluat
 def _halve(points: Sequence[Point], tolerance: Tolerance, split: Split, runners_up: int, bench: Bench) -> Found:
     """Search, then measure what was found on the held-out examples; on those of the test, if nothing will do."""
     target, *others = points
+    bench.evaluator.heads.check((point.method, point.sampling) for point in points)
     found = halving.search(bench, others, target, tolerance, halving.rungs(split.search), split.test, 1 + runners_up)
     best = [found.chosen, *found.others] if found.chosen else _safest_first(found.others)
     names = ["chosen" if found.chosen else "safest", *(f"runner-up {n}" for n in range(1, runners_up + 1))]

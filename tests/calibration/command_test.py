@@ -13,7 +13,7 @@ from speccascade_jax.calibration import command
 from speccascade_jax.calibration.thresholds import AppendixD
 from speccascade_jax.data.directory import repository_root
 from speccascade_jax.data.tasks import TASKS
-from speccascade_jax.points import Evaluation, Sampling
+from speccascade_jax.points import Evaluation, Method, Sampling
 from tests import text_pair
 from tests.calibration import fakes
 
@@ -93,6 +93,13 @@ def test_held_out_numbers_are_not_those_of_the_search(calibrate):
     optimist._record = record_of
     chosen = calibrate(optimist, max_loss=0.035)["settings"][0]
     assert chosen["kept"] is False and chosen["share"] == 0.0 and chosen["difference_percent"][0] < -9
+
+
+def test_a_missing_head_is_refused_before_anything_is_measured(calibrate):
+    gone = Method(name="specdecpp", stop_threshold=0.5, head="gone.msgpack")
+    with pytest.raises(FileNotFoundError, match="no acceptance head at gone.msgpack"):
+        calibrate(max_loss=0.035, methods=[gone])
+    assert calibrate.evaluator.asked == []
 
 
 def test_the_gin_file_is_a_run_with_the_files_of_a_run(calibrate, monkeypatch):

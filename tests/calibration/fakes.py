@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from speccascade_jax.heads.checking import Heads
 from speccascade_jax.points import Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.results import Record, plain, point_key
 
@@ -26,7 +27,7 @@ class FakeEvaluator:
     """
 
     def __init__(self, law: Law, noise: float = 2.0):
-        self.law, self.noise, self.asked = law, noise, list[Point]()
+        self.law, self.noise, self.asked, self.heads = law, noise, list[Point](), Heads(None)
 
     def key(self, point: Point) -> str:
         return point_key(configuration=point.configuration())

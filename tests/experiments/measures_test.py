@@ -42,13 +42,57 @@ def test_older_records_are_one_line_of_error(script, sweep, capsys):
         assert "holds no counts of single examples" in capsys.readouterr().err
 
 
+def of_task(task, records):
+    return [{**r, "point": r["point"] | {"task": task}, "key": r["key"] + task} for r in records]
+
+
+def untimed(records):
+    kept = ("latency", "target_latency", "relative_latency")
+    return [{name: part for name, part in record.items() if name not in kept} for record in records]
+
+
+def test_tables_that_cannot_be_made_do_not_hide_the_others(script, sweep, capsys):
+    tables, flags = script("tables"), ["--measures", "throughput", "dominance"]
+    store = str(sweep([*untimed(made.sweep()), *of_task("xsum", made.sweep()[:6])]))
+    assert tables.main([store, *flags]) == 0
+    said = capsys.readouterr()
+    titles = [line for line in said.out.splitlines() if "tatoeba_en_de, T = 1" in line]
+    assert [title.split(":")[0] for title in titles] == [
+        "Verification against discard rate", "Throughput", "Predicted and measured throughput",
+    ]  # fmt: skip
+    first, second = said.err.splitlines()
+    assert first.startswith("left out: throughput, tiny_translation, ") and "0 timed generations" in first
+    assert second.startswith("left out: dominance, xsum, ") and "no stop thresholds and fixed blocks of" in second
+    store = str(sweep(untimed(made.sweep()[:6])))
+    assert tables.main([store, *flags]) == 1
+    said = capsys.readouterr()
+    assert not said.out and [line.split(",")[0] for line in said.err.splitlines()] == [
+        "error: throughput", "error: dominance",
+    ]  # fmt: skip
+
+
 def test_a_figure_per_task(script, sweep, capsys):
-    other = [{**r, "point": r["point"] | {"task": "xsum"}, "key": r["key"] + "x"} for r in made.sweep()]
-    store = sweep([*made.sweep(), *other])
+    store = sweep([*made.sweep(), *of_task("xsum", made.sweep())])
     assert script("plots").main([str(store), "--pareto", "--format", "svg"]) == 0
     names = sorted(path.name for path in store.parent.glob("*.svg"))
     assert len(names) == 2 and all(name.startswith("sweep-pareto-") for name in names)
     assert capsys.readouterr().out.count("plot: ") == 2
+
+
+def test_a_task_of_older_records_does_not_hide_the_others(script, sweep, capsys):
+    older = list(map(made.older, made.sweep()))
+    store = sweep([*older, *of_task("xsum", made.sweep())])
+    assert script("plots").main([str(store), "--pareto", "--format", "svg"]) == 0
+    (path,) = store.parent.glob("*.svg")
+    said = capsys.readouterr()
+    assert path.name.startswith("sweep-pareto-xsum") and said.out == f"plot: {path}\n"
+    (line,) = said.err.splitlines()
+    assert line.startswith("left out: tiny_translation, ") and "holds no counts of single examples" in line
+    assert not plt.get_fignums()
+    assert script("plots").main([str(sweep([*older, *of_task("xsum", older)])), "--pareto"]) == 1
+    assert [line.split(",")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "error: tiny_translation", "error: xsum",
+    ]  # fmt: skip
 
 
 def figure(script, store, monkeypatch):
