@@ -77,6 +77,14 @@ class Examples:
         return Examples(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
 
+def prompt_keys(prompt: Prompt) -> list[bytes]:
+    """Of every row what tells its prompt from others, however they are padded: the ids of context and encoder."""
+    tokens, lengths = np.asarray(prompt.tokens), np.asarray(prompt.length)
+    encoder = np.zeros((len(lengths), 0)) if prompt.encoder_tokens is None else np.asarray(prompt.encoder_tokens)
+    parts = ((tokens[n, :length], [-1], np.trim_zeros(encoder[n], "b")) for n, length in enumerate(lengths))
+    return [np.concatenate(part).astype(np.int32).tobytes() for part in parts]
+
+
 @dataclass(frozen=True)
 class Data:
     """Examples, and the manifest that they share what a label means with."""

@@ -24,7 +24,7 @@ import optax
 from absl import logging
 
 from speccascade_jax import fingerprints
-from speccascade_jax.acceptance_shards import Data, read
+from speccascade_jax.acceptance_shards import Data, prompt_keys, read
 from speccascade_jax.controls import several, whole
 from speccascade_jax.evaluation import load_source
 from speccascade_jax.heads import acceptance as heads
@@ -162,7 +162,8 @@ class Run:
         self.data = read(trainer.data)
         self.pair = load_source(trainer.pair)
         check_draft(self.data, fingerprints.of_model(self.pair.draft), self.pair.name)
-        self.train_rows, self.held_out_rows = split(len(self.data.examples.ids), trainer.held_out, trainer.seed)
+        prompts = prompt_keys(self.data.examples.prompt())
+        self.train_rows, self.held_out_rows = split(prompts, trainer.held_out, trainer.seed)
         self.batches = Batches(self.data.examples, trainer.batch_positions)
         self.steps_per_epoch = len(self.batches.cut(self.train_rows))
         self.total = self.steps_per_epoch * trainer.epochs
