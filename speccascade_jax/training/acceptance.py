@@ -209,8 +209,8 @@ class Run:
                 yield epoch, index, batch
 
     def finish(self) -> dict[str, Any]:
-        """Train until the last epoch is done, judge, write the heads."""
-        began, saved_at = time.monotonic(), time.monotonic()
+        """Train until the last epoch is done, write the heads; returns what was found after that epoch."""
+        found, began, saved_at = None, time.monotonic(), time.monotonic()
         step = start = int(self.state.step)
         for epoch, index, batch in self._left():
             losses = self.step(epoch, batch)
@@ -221,14 +221,15 @@ class Run:
                 self.log.append({"step": step, "epoch": epoch, "losses": jax.tree.map(float, jax.device_get(losses))})
                 first = float(next(iter(losses.values())))
                 logging.info("step %d of %d, %s left, loss of the first head %.4f", step, self.total, left, first)
-            if time.monotonic() - saved_at > self.trainer.save_every_seconds:
-                self.save()
-                saved_at = time.monotonic()
             if index + 1 == self.steps_per_epoch:
-                self.evaluate(step)
+                found = self.evaluate()
+                self.log.append({"step": step, "held_out": found})
+            if time.monotonic() - saved_at > self.trainer.save_every_seconds:
+                self.save()  # when all is logged: a run that goes on from here logs nothing of this step
+                saved_at = time.monotonic()
         self.save()
         self.write_heads()
-        return self.evaluate(step)
+        return self.evaluate() if found is None else found
 
     def step(self, epoch: int, batch: Batch) -> dict[str, Array]:
         """One optimiser step of every head."""
@@ -236,7 +237,7 @@ class Run:
         self.state, losses = train_step(self.state, *self.states(batch, epoch), self.optimizer, w_rejs)
         return losses
 
-    def evaluate(self, step: int) -> dict[str, Any]:
+    def evaluate(self) -> dict[str, Any]:
         """AUC and log loss (the weight of rejections undone) of every head on the held-out prompts' `Y` tokens."""
         logits, kept = self.judge(self.held_out_rows)
         found = {}
@@ -246,9 +247,8 @@ class Run:
                 "auc": round(calibration.auc(logits[name], kept), 5),
                 "log_loss": round(calibration.log_loss(predicted, kept), 5),
             }
-        self.log.append({"step": step, "held_out": found})
         best = max(found, key=lambda name: found[name]["auc"])
-        logging.info("step %d, held out: best AUC %.4f (%s)", step, found[best]["auc"], best)
+        logging.info("step %d, held out: best AUC %.4f (%s)", int(self.state.step), found[best]["auc"], best)
         return found
 
     def judge(self, rows: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:

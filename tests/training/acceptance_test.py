@@ -244,8 +244,46 @@ def test_a_killed_run_resumes_bit_for_bit(finished, folder, tmp_path, monkeypatc
     jax.tree.map(np.testing.assert_array_equal, resumed.state, whole.state)
     for path in sorted((whole.directory / "heads").iterdir()):
         assert (resumed.directory / "heads" / path.name).read_bytes() == path.read_bytes()
-    steps = [json.loads(line)["step"] for line in (resumed.directory / storage.METRICS_FILE).read_text().splitlines()]
-    assert steps == sorted(steps) and steps[-1] == whole.total
+    assert metrics(resumed) == metrics(whole)
+
+
+def metrics(run):
+    """What is stored, after a look at it: every epoch ends with what was found on the held-out prompts."""
+    content = (run.directory / storage.METRICS_FILE).read_bytes()
+    records = [json.loads(line) for line in content.splitlines()]
+    judged = [record["step"] for record in records if "held_out" in record]
+    assert judged == [run.steps_per_epoch * (n + 1) for n in range(run.trainer.epochs)] and "held_out" in records[-1]
+    return content
+
+
+@pytest.mark.parametrize("killed", [(acceptance.Run, "judge"), (storage.MetricsLog, "append"), (storage, "save_state")])
+def test_a_run_killed_at_an_epochs_end_has_the_metrics_of_an_unbroken_one(
+    finished, folder, tmp_path, monkeypatch, killed
+):
+    whole, result = finished
+    where, name = killed
+    plain, broken = getattr(where, name), trainer(folder, tmp_path / "broken")
+
+    def at_the_end_of_the_first_epoch(*args):
+        if runs[0].state.step == whole.steps_per_epoch:
+            raise KilledError
+        return plain(*args)
+
+    runs = [acceptance.Run(broken)]
+    monkeypatch.setattr(where, name, at_the_end_of_the_first_epoch)
+    with pytest.raises(KilledError):
+        runs[0].finish()
+    monkeypatch.setattr(where, name, plain)
+    resumed = acceptance.Run(broken)
+    assert resumed.finish() == result and metrics(resumed) == metrics(whole)
+
+
+def test_a_finished_run_that_is_started_again_changes_nothing(finished):
+    run, result = finished
+    before = {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()}
+    assert acceptance.Run(run.trainer).finish() == result
+    assert {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()} == before
+    metrics(run)
 
 
 def test_every_head_of_the_grid_is_written_with_its_card(finished, folder):
