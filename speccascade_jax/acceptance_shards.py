@@ -173,6 +173,20 @@ def read(folders: str | Path | Sequence[str | Path]) -> Data:
     return Data(join(parts), shared | {"folders": [point_key(manifest=manifest) for manifest in manifests]})
 
 
+def check_draft(data: Data, draft: str, name: str) -> None:
+    """Refuse data that another draft proposed.
+
+    Raises:
+        ValueError: names both.
+    """
+    made = data.manifest["draft_fingerprint"]
+    if made != draft:
+        raise ValueError(
+            f"the data were made with the draft {made} of pair {data.manifest['pair']!r}, but the draft of {name!r} is "
+            f"{draft}: make data with this pair, or train a head for that one"
+        )
+
+
 def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.is_file():

@@ -24,8 +24,8 @@ import optax
 from absl import logging
 
 from speccascade_jax import fingerprints
-from speccascade_jax.acceptance_shards import Data, prompt_keys, read
-from speccascade_jax.controls import several, whole
+from speccascade_jax.acceptance_shards import check_draft, prompt_keys, read
+from speccascade_jax.controls import check_seed, per_row, several, whole
 from speccascade_jax.evaluation import load_source
 from speccascade_jax.heads import acceptance as heads
 from speccascade_jax.metrics import calibration
@@ -78,8 +78,15 @@ class HeadTrainer:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for depth in self.depths:
             whole("depths", depth, 0)
-        for name in ("batch_positions", "epochs"):
-            whole(name, getattr(self, name), 1)
+        for name, least in {"batch_positions": 1, "epochs": 1, "log_every": 1, "warmup_steps": 0}.items():
+            whole(name, getattr(self, name), least)
+        check_seed(self.seed)
+        for name in ("peak", "weight_decay", "w_rejs"):
+            per_row(name, getattr(self, name), len(self.w_rejs))
+        if not self.peak > 0 or self.weight_decay < 0:
+            raise ValueError(f"peak={self.peak} must be above 0 and weight_decay={self.weight_decay} not below it")
+        if not self.save_every_seconds >= 0:
+            raise ValueError(f"save_every_seconds={self.save_every_seconds} is no time; 0 saves after every step")
         if not all(w > 0 for w in self.w_rejs):
             raise ValueError(f"w_rejs={self.w_rejs} must be positive weights; 1 weighs both sides alike")
         if not 0 <= self.from_target < 1:
@@ -284,17 +291,3 @@ def probability(logits: np.ndarray, w_rej: float) -> np.ndarray:
     The weighted loss is least at `P̂ / (1 − P̂) = P / (w_rej (1 − P))`: the weight shifts the logit and nothing else.
     """
     return 1.0 / (1.0 + np.exp(-(np.asarray(logits, np.float64) + np.log(w_rej))))
-
-
-def check_draft(data: Data, draft: str, name: str) -> None:
-    """Refuse data that another draft proposed.
-
-    Raises:
-        ValueError: names both.
-    """
-    made = data.manifest["draft_fingerprint"]
-    if made != draft:
-        raise ValueError(
-            f"the data were made with the draft {made} of pair {data.manifest['pair']!r}, but the draft of {name!r} is "
-            f"{draft}: make data with this pair, or train a head for that one"
-        )

@@ -308,7 +308,7 @@ def test_runs_of_other_settings_or_drafts_are_refused(finished, folder):
         acceptance.Run(dataclasses.replace(run.trainer, epochs=5, from_target=0.3))
     data = dataclasses.replace(run.data, manifest=run.data.manifest | {"draft_fingerprint": "another"})
     with pytest.raises(ValueError, match="made with the draft another of pair 'tiny', but the draft of 'x' is mine"):
-        acceptance.check_draft(data, "mine", "x")
+        acceptance_shards.check_draft(data, "mine", "x")
 
 
 @pytest.mark.parametrize(
@@ -321,6 +321,17 @@ def test_runs_of_other_settings_or_drafts_are_refused(finished, folder):
         ({"from_target": 1.0}, "from_target=1.0 is outside"),
         ({"held_out": 0.0}, "held_out=0.0 is outside"),
         ({"epochs": 0}, "epochs=0 is not a whole number"),
+        ({"log_every": 0}, "log_every=0 is not a whole number >= 1"),
+        ({"warmup_steps": -1}, "warmup_steps=-1 is not a whole number >= 0"),
+        ({"warmup_steps": 2.5}, "warmup_steps=2.5 is not a whole number"),
+        ({"seed": -1}, "seed=-1 is not a whole number"),
+        ({"seed": 2**32}, "seed=4294967296 does not fit into 32 bits"),
+        ({"peak": 0.0}, "peak=0.0 must be above 0"),
+        ({"peak": float("nan")}, "peak=nan is not finite"),
+        ({"weight_decay": -0.1}, "weight_decay=-0.1 not below"),
+        ({"weight_decay": "a"}, "weight_decay='a' is not a number"),
+        ({"w_rejs": (1.0, float("inf"))}, "w_rejs=inf is not finite"),
+        ({"save_every_seconds": float("nan")}, "save_every_seconds=nan is no time"),
     ],
 )
 def test_what_has_no_meaning_is_refused(changes, message, tmp_path):
