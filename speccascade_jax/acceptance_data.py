@@ -19,7 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax import laws, rngs, rules, surveying
-from speccascade_jax.acceptance_shards import FORMAT, MEANING, Examples, begin, join, shard_path, write_shard
+from speccascade_jax.acceptance_shards import (
+    FORMAT,
+    MEANING,
+    Examples,
+    begin,
+    join,
+    read_shard,
+    shard_path,
+    write_shard,
+)
 from speccascade_jax.assembly import point_controls
 from speccascade_jax.controls import whole
 from speccascade_jax.models.base import bucket
@@ -60,7 +69,8 @@ def make(
         How many `prompts` and `positions` the folder holds.
 
     Raises:
-        ValueError: a value without meaning; a folder that was begun with other settings (says which).
+        ValueError: a value without meaning; a folder that was begun with other settings (says which), or whose shards
+            are damaged.
     """
     method = Method(name="speculative", rule=rule, alpha=alpha)
     point = Point(pair=pair, evaluation=evaluation.resolved(), method=method, sampling=sampling, seed=seed)
@@ -79,7 +89,8 @@ def write(evaluator: Evaluator, point: Point, shard_size: int, folder: Path) -> 
     starts = list(range(0, count, shard_size))
     missing = [n for n in range(len(starts)) if not shard_path(folder, n).exists()]
     print(f"{len(starts)} shards in {folder}, {len(missing)} of them to be made")
-    began, positions = time.monotonic(), 0
+    there = [read_shard(shard_path(folder, n), manifest) for n in range(len(starts)) if n not in missing]
+    began, positions = time.monotonic(), sum(int(each.lengths.sum()) for each in there)
     for done, number in enumerate(missing, 1):
         first = point.evaluation.first_example + starts[number]
         size = min(shard_size, count - starts[number])

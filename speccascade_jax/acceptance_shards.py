@@ -5,7 +5,8 @@ A folder holds `manifest.json` and shards `shard-00000.npz`, `shard-00001.npz`, 
 `manifest.json`: `format` (1); what a label means (`MEANING`): `pair_fingerprint`, `draft_fingerprint`, `rule`, `alpha`,
 `temperature`, `top_p`, `top_k`, `draft_temperature`; and which examples: `pair`, `dtype`, `task`, `split`,
 `first_example`, `prompts`, `max_new_tokens`, `batch`, `seed`, `shard_size`. A shard holds the arrays of `Examples`, the
-last shard of a folder fewer rows, and `key`, the hash of the manifest, so that no shard of another folder gets in.
+last shard of a folder fewer rows, and `key`, the hash of the manifest, so that no shard of another folder gets in; the
+checksums of its zip archive are all compared when it is read.
 """
 
 from __future__ import annotations
@@ -77,6 +78,14 @@ class Examples:
         return Examples(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
 
+def prompt_keys(prompt: Prompt) -> list[bytes]:
+    """Of every row what tells its prompt from others, however they are padded: the ids of context and encoder."""
+    tokens, lengths = np.asarray(prompt.tokens), np.asarray(prompt.length)
+    encoder = np.zeros((len(lengths), 0)) if prompt.encoder_tokens is None else np.asarray(prompt.encoder_tokens)
+    parts = ((tokens[n, :length], [-1], np.trim_zeros(encoder[n], "b")) for n, length in enumerate(lengths))
+    return [np.concatenate(part).astype(np.int32).tobytes() for part in parts]
+
+
 @dataclass(frozen=True)
 class Data:
     """Examples, and the manifest that they share what a label means with."""
@@ -130,11 +139,13 @@ def read_shard(path: Path, manifest: dict[str, Any]) -> Examples:
     Raises:
         ValueError: it is damaged, or belongs to another folder.
     """
+    content = io.BytesIO(path.read_bytes())
     try:
-        with np.load(path) as stored:
-            arrays = {name: stored[name] for name in stored.files}
+        with zipfile.ZipFile(content) as archive:  # whole members: `np.load` stops before their checksums are compared
+            members = {name: archive.read(name) for name in archive.namelist()}
+        arrays = {name.removesuffix(".npy"): np.load(io.BytesIO(member)) for name, member in members.items()}
         key, examples = str(arrays.pop("key")), Examples(**arrays)
-    except (zipfile.BadZipFile, ValueError, KeyError, TypeError, EOFError, OSError) as error:
+    except Exception as error:  # zlib and zipfile raise whatever the flipped bit makes them meet
         raise ValueError(f"{path} is damaged ({error!r}): remove it and make it again with {_MAKE}") from error
     if key != point_key(manifest=manifest):
         raise ValueError(f"{path} was made with other settings than its folder's {MANIFEST}: remove it, make it again")
@@ -160,6 +171,20 @@ def read(folders: str | Path | Sequence[str | Path]) -> Data:
     parts = [part for path, manifest in zip(paths, manifests, strict=True) for part in _parts(path, manifest)]
     shared = {name: manifests[0][name] for name in (*MEANING, "pair")}
     return Data(join(parts), shared | {"folders": [point_key(manifest=manifest) for manifest in manifests]})
+
+
+def check_draft(data: Data, draft: str, name: str) -> None:
+    """Refuse data that another draft proposed.
+
+    Raises:
+        ValueError: names both.
+    """
+    made = data.manifest["draft_fingerprint"]
+    if made != draft:
+        raise ValueError(
+            f"the data were made with the draft {made} of pair {data.manifest['pair']!r}, but the draft of {name!r} is "
+            f"{draft}: make data with this pair, or train a head for that one"
+        )
 
 
 def _manifest(folder: Path) -> dict[str, Any]:

@@ -153,7 +153,7 @@ def method_controls(
 
     Raises:
         ValueError: as `check_alpha` and `make_controls`; a rule that is greedy only at another temperature; a stop
-            threshold that the method needs and lacks, or has no use for.
+            threshold that the method needs and lacks, has no use for, or that means nothing to it.
     """
     recipe = methods.get(method)
     sampling = {"top_p": top_p, "top_k": top_k}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from speccascade_jax import laws, names, rules
-from speccascade_jax.controls import whole
+from speccascade_jax.controls import per_row, whole
 from speccascade_jax.rules import Rule
 from speccascade_jax.stopping import (
     AcceptanceHead,
@@ -41,6 +41,7 @@ class Recipe:
         bonus: the default.
         greedy_draft: whether the draft is greedy unless a draft temperature is named.
         alpha_stops: whether α is the stop policy's threshold too.
+        stop_range: the least and the largest stop threshold that means something; `None`: not checked.
         verify_final: see `Engine`.
         score: for sequence cascades (`sequence.SCORES`), where the draft's whole output is scored and no rule decides;
             threshold: stands in the rule's place and says what α may be.
@@ -57,6 +58,7 @@ class Recipe:
     bonus: str = "rule"
     greedy_draft: bool = False
     alpha_stops: bool = False
+    stop_range: tuple[float, float] | None = None
     verify_final: bool = True
     score: str | None = None
     threshold: Rule | None = None
@@ -134,13 +136,19 @@ def stop_threshold(recipe: Recipe, alpha: Any, given: Any) -> Any:
     """What the stop policy compares with: α, the caller's threshold, or 0 where the method has no use for one.
 
     Raises:
-        ValueError: a threshold that the method needs and lacks, or has no use for.
+        ValueError: a threshold that the method needs and lacks, has no use for, or outside `stop_range`.
     """
     if recipe.stops and given is None:
         raise ValueError(f"method {recipe.name!r} needs stop_threshold: {recipe.needs_threshold}")
     if not recipe.stops and given is not None:
         why = "its alpha is the threshold" if recipe.alpha_stops else "nothing compares with one"
         raise ValueError(f"method {recipe.name!r} has no stop_threshold ({given}): {why}; leave it out")
+    if recipe.stop_range is not None:
+        low, high = recipe.stop_range
+        values = per_row("stop_threshold", given, np.size(given))
+        if (bad := values[(values < low) | (values > high)]).size:
+            said = f"stop_threshold={bad[0]:.8g} is outside {low:g} … {high:g}"
+            raise ValueError(f"{said}; method {recipe.name!r}: {recipe.needs_threshold}")
     return alpha if recipe.alpha_stops else 0.0 if given is None else given
 
 
@@ -164,6 +172,7 @@ def _sequence(name: str, score: str, grid: tuple[float, float], closed: bool = F
 
 _CAP = 10  # draft tokens in a row before the target must write one (paper 1, section F.1)
 _LONGEST = 20  # draft tokens in a block that ends when its policy says so (paper 3, section 4.1)
+_CHANCE = (0.0, 1.0)  # where a stop threshold is compared with a probability
 
 _ROWS = (
     Recipe(name="speculative"),
@@ -198,11 +207,11 @@ _ROWS = (
     # paper 1, Algorithm 3: both models at every token
     Recipe(name="oracle_cascade", rule="diff", accept="deferral", block_size=1, fixed_block=True, bonus="none"),
     # paper 3: the draft stops when its tokens have become unlikely to be kept; whatever decides that, any rule fits
-    Recipe(name="specdecpp", policy=AcceptanceHead, block_size=_LONGEST),
-    Recipe(name="specdecpp_lag0", policy=partial(AcceptanceHead, lag=0), block_size=_LONGEST),
-    Recipe(name="stop_confidence", policy=Confidence, block_size=_LONGEST),
-    Recipe(name="stop_cumulative_confidence", policy=CumulativeConfidence, block_size=_LONGEST),
-    Recipe(name="stop_entropy", policy=Entropy, block_size=_LONGEST),
+    Recipe(name="specdecpp", policy=AcceptanceHead, block_size=_LONGEST, stop_range=_CHANCE),
+    Recipe(name="specdecpp_lag0", policy=partial(AcceptanceHead, lag=0), block_size=_LONGEST, stop_range=_CHANCE),
+    Recipe(name="stop_confidence", policy=Confidence, block_size=_LONGEST, stop_range=_CHANCE),
+    Recipe(name="stop_cumulative_confidence", policy=CumulativeConfidence, block_size=_LONGEST, stop_range=_CHANCE),
+    Recipe(name="stop_entropy", policy=Entropy, block_size=_LONGEST, stop_range=(0.0, np.inf)),
     Recipe(name="stop_oracle", rules=("spec_decode",), policy=Oracle, block_size=_LONGEST),
     # the draft writes the whole output, the target writes anew where its score is below α (paper 1, eq. 1)
     _sequence("seq_cascade", "sum", (-30.0, 0.0)),

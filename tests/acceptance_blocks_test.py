@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax import acceptance_blocks, evaluation, survey
+from speccascade_jax import acceptance_blocks, acceptance_shards, evaluation, survey
 from speccascade_jax.heads import acceptance as heads
 from speccascade_jax.metrics import calibration
 from speccascade_jax.models.base import Prompt
 from speccascade_jax.points import Evaluation, ModelPair, Point, Sampling
 from speccascade_jax.training import acceptance_report
+from speccascade_jax.training.acceptance import HeadTrainer
 from tests import reference, tiny_pair
 from tests.heads.acceptance_test import CARD, random_params
 from tests.training.acceptance_test import examples
@@ -103,6 +104,25 @@ def test_a_report_of_heads_and_baselines(blocks, tmp_path):
     acceptance_report.draw(predicted, kept, tmp_path / "new" / "reliability.png")
     assert (tmp_path / "new" / "reliability.png").stat().st_size > 10_000
     json.dumps(found)
+
+
+def test_a_report_on_prompts_of_the_training_data_is_refused(evaluator, tmp_path, monkeypatch):
+    """Two of the evaluation's three prompts, padded otherwise; nothing is generated before that is found out."""
+    prompts, data = evaluator._prompts, examples()
+    encoder = np.zeros((len(data.ids), prompts.encoder_tokens.shape[1] + 3), np.int32)
+    encoder[:, :12] = data.encoder_tokens
+    encoder[[8, 9], :-3] = prompts.encoder_tokens[1:]
+    data = dataclasses.replace(data, encoder_tokens=encoder)
+    given = dict.fromkeys(("temperature", "top_p"), 1.0) | {"rule": "spec_decode", "alpha": None, "top_k": 0}
+    found = acceptance_shards.Data(data, given | {"draft_temperature": None})
+    monkeypatch.setattr(acceptance_report, "read", lambda folders: found)
+    monkeypatch.setattr(acceptance_report, "load_heads", lambda *args: {})
+    monkeypatch.setattr(acceptance_report, "Evaluator", lambda *args: evaluator)
+    trainer = HeadTrainer(run_dir=str(tmp_path), pair=ModelPair(name="tiny"), data=("data",))
+    report = acceptance_report.HeadReport(trainer=trainer, evaluation=SMALL)
+    with pytest.raises(ValueError, match="2 of the report's 3 prompts are among the data .*split or .*first_example"):
+        report.run()
+    acceptance_report.check_unseen(examples(), prompts)
 
 
 def test_no_heads_and_unknown_heads_are_refused(tmp_path):

@@ -1,6 +1,7 @@
 """Acceptance data: labels against brute force, kills and resumption, what is refused."""
 
 import dataclasses
+import itertools
 import json
 
 import jax
@@ -105,7 +106,7 @@ class KilledError(Exception):
 
 @pytest.mark.parametrize("last", [0, 1])
 def test_a_killed_folder_ends_as_an_unbroken_one(evaluator, made, tmp_path, monkeypatch, last):
-    whole, *_ = made
+    whole, counts, _ = made
     written, plain = [], acceptance_data.write_shard
 
     def killed(folder, number, *rest):
@@ -121,7 +122,8 @@ def test_a_killed_folder_ends_as_an_unbroken_one(evaluator, made, tmp_path, monk
         acceptance_shards.read(tmp_path / "data")
     monkeypatch.setattr(acceptance_data, "write_shard", plain)
     before = files(tmp_path / "data")
-    acceptance_data.write(evaluator, point(), 4, tmp_path / "data")
+    for _ in range(2):  # the second time nothing is left to be made
+        assert acceptance_data.write(evaluator, point(), 4, tmp_path / "data") == counts
     assert files(tmp_path / "data") == files(whole)
     assert before.items() <= files(tmp_path / "data").items()
 
@@ -169,6 +171,25 @@ def test_foreign_and_damaged_shards_are_refused(evaluator, made, tmp_path):
         acceptance_shards.read([made[0], folder])
     with pytest.raises(FileNotFoundError, match="holds no acceptance data"):
         acceptance_shards.read(tmp_path / "nothing")
+
+
+def test_no_flipped_byte_of_a_shard_is_read_as_data(made, tmp_path):
+    """Every seventh byte; some say nothing that counts, such as a date in the archive's directory."""
+    folder, _, _ = made
+    manifest, path = json.loads((folder / acceptance_shards.MANIFEST).read_text()), tmp_path / "shard-00000.npz"
+    content = acceptance_shards.shard_path(folder, 0).read_bytes()
+    whole, found = acceptance_shards.read_shard(acceptance_shards.shard_path(folder, 0), manifest), 0
+    for at, mask in itertools.product(range(0, len(content), 7), (1, 0xFF)):
+        path.write_bytes(content[:at] + bytes([content[at] ^ mask]) + content[at + 1 :])
+        try:
+            read = acceptance_shards.read_shard(path, manifest)
+        except ValueError as error:
+            assert "shard-00000.npz is damaged" in str(error) and "remove it and make it again" in str(error)
+            found += 1
+        else:
+            for field in dataclasses.fields(whole):
+                np.testing.assert_array_equal(getattr(read, field.name), getattr(whole, field.name))
+    assert found > len(content) / 7  # half of the flips and more
 
 
 def test_the_manifest_says_whose_data_these_are(evaluator, made):

@@ -266,6 +266,9 @@ def test_nothing_is_called_for_a_block_that_nobody_verifies():
             r"alpha=1.5 is outside the domain \[0, 1\] of rule 'random_accept'",
         ),
         ({"method": "fuzzy"}, "'fuzzy_js' needs alpha"),
+        ({"method": "stop_confidence", "stop_threshold": -0.1}, "stop_threshold=-0.1 is outside 0 … 1"),
+        ({"method": "stop_confidence", "stop_threshold": [1.5]}, "stop_threshold=1.5 is outside 0 … 1"),
+        ({"method": "stop_confidence", "stop_threshold": "no"}, "stop_threshold='no' is not a number"),
         ({"accept": "soft_ratio"}, "'soft_ratio' belongs to rule 'sd_reference', got 'spec_decode'"),
     ],
 )
@@ -273,6 +276,21 @@ def test_what_has_no_meaning_is_refused_before_anything_is_compiled(arguments, m
     pair = conformance.tabular_pair(*conformance.tables(4, seed=1))
     with pytest.raises(ValueError, match=message):
         sc.decode(pair, [[0]], **arguments)
+
+
+@pytest.mark.parametrize("method", ["specdecpp", "specdecpp_lag0", "stop_confidence", "stop_cumulative_confidence"])
+def test_a_threshold_of_a_probability_is_one(method):
+    for value in (70, -0.01, [0.5, 1.01]):
+        with pytest.raises(ValueError, match=rf"stop_threshold=.* is outside 0 … 1; method '{method}': it drafts"):
+            method_controls(method, None, 2, stop_threshold=value)
+    edges = method_controls(method, None, 2, stop_threshold=[0, 1]).stop_threshold
+    assert edges.tolist() == [0, 1]
+
+
+def test_a_threshold_of_an_entropy_is_not_negative():
+    with pytest.raises(ValueError, match=r"stop_threshold=-1 is outside 0 … inf; .* the entropy of q .*\(nats\)"):
+        method_controls("stop_entropy", None, 1, stop_threshold=-1)
+    assert method_controls("stop_entropy", None, 1, stop_threshold=12.0).stop_threshold.tolist() == [12]
 
 
 def test_every_method_can_be_put_together():

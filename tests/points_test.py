@@ -124,6 +124,11 @@ def test_whole_numbers_and_floats_are_one_point():
             r"stop_thresholds\['specdecpp'\]=\(\) is",
         ),
         (
+            {"rule_names": ("specdecpp",), "stop_thresholds": {"specdecpp": (0.7, 70)}},
+            "stop_threshold=70 is outside 0 … 1; method 'specdecpp': it drafts until the predicted chance",
+        ),
+        ({"methods": (Method(name="stop_entropy", stop_threshold=-1),)}, "stop_threshold=-1 is outside 0 … inf"),
+        (
             {"methods": (Method(name="chow", alpha=0.1, head="a"),)},
             "'chow' asks no acceptance head: leave head='a' out",
         ),

@@ -60,16 +60,18 @@ def log_loss(predicted: np.ndarray, kept: np.ndarray) -> float:
 
 
 def reliability(predicted: np.ndarray, kept: np.ndarray, bins: int = BINS, equal_mass: bool = False) -> Bins:
-    """Predictions in bins of equal width over [0, 1], or of equally many positions.
+    """Predictions in bins of equal width over [0, 1], or of equally many positions as nearly as ties allow.
+
+    Equal predictions share a bin, the one that the middle of them belongs to.
 
     Args:
         predicted, kept: `[N]` in [0, 1].
     """
     predicted, kept = np.asarray(predicted, np.float64), np.asarray(kept, np.float64)
     if equal_mass:
-        rank = np.empty(len(predicted), np.int64)
-        rank[np.argsort(predicted, kind="stable")] = np.arange(len(predicted))
-        which = rank * bins // max(len(predicted), 1)
+        _, group, size = np.unique(predicted, return_inverse=True, return_counts=True)
+        middle = np.cumsum(size) - (size + 2) // 2  # rank, the lower one of two
+        which = middle[group] * bins // max(len(predicted), 1)
     else:
         which = np.minimum((predicted * bins).astype(np.int64), bins - 1)
     count = np.bincount(which, minlength=bins).astype(np.float64)

@@ -24,8 +24,8 @@ import optax
 from absl import logging
 
 from speccascade_jax import fingerprints
-from speccascade_jax.acceptance_shards import Data, read
-from speccascade_jax.controls import several, whole
+from speccascade_jax.acceptance_shards import check_draft, prompt_keys, read
+from speccascade_jax.controls import check_seed, per_row, several, whole
 from speccascade_jax.evaluation import load_source
 from speccascade_jax.heads import acceptance as heads
 from speccascade_jax.metrics import calibration
@@ -78,8 +78,15 @@ class HeadTrainer:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for depth in self.depths:
             whole("depths", depth, 0)
-        for name in ("batch_positions", "epochs"):
-            whole(name, getattr(self, name), 1)
+        for name, least in {"batch_positions": 1, "epochs": 1, "log_every": 1, "warmup_steps": 0}.items():
+            whole(name, getattr(self, name), least)
+        check_seed(self.seed)
+        for name in ("peak", "weight_decay", "w_rejs"):
+            per_row(name, getattr(self, name), len(self.w_rejs))
+        if not self.peak > 0 or self.weight_decay < 0:
+            raise ValueError(f"peak={self.peak} must be above 0 and weight_decay={self.weight_decay} not below it")
+        if not self.save_every_seconds >= 0:
+            raise ValueError(f"save_every_seconds={self.save_every_seconds} is no time; 0 saves after every step")
         if not all(w > 0 for w in self.w_rejs):
             raise ValueError(f"w_rejs={self.w_rejs} must be positive weights; 1 weighs both sides alike")
         if not 0 <= self.from_target < 1:
@@ -162,7 +169,8 @@ class Run:
         self.data = read(trainer.data)
         self.pair = load_source(trainer.pair)
         check_draft(self.data, fingerprints.of_model(self.pair.draft), self.pair.name)
-        self.train_rows, self.held_out_rows = split(len(self.data.examples.ids), trainer.held_out, trainer.seed)
+        prompts = prompt_keys(self.data.examples.prompt())
+        self.train_rows, self.held_out_rows = split(prompts, trainer.held_out, trainer.seed)
         self.batches = Batches(self.data.examples, trainer.batch_positions)
         self.steps_per_epoch = len(self.batches.cut(self.train_rows))
         self.total = self.steps_per_epoch * trainer.epochs
@@ -208,8 +216,8 @@ class Run:
                 yield epoch, index, batch
 
     def finish(self) -> dict[str, Any]:
-        """Train until the last epoch is done, judge, write the heads."""
-        began, saved_at = time.monotonic(), time.monotonic()
+        """Train until the last epoch is done, write the heads; returns what was found after that epoch."""
+        found, began, saved_at = None, time.monotonic(), time.monotonic()
         step = start = int(self.state.step)
         for epoch, index, batch in self._left():
             losses = self.step(epoch, batch)
@@ -220,14 +228,15 @@ class Run:
                 self.log.append({"step": step, "epoch": epoch, "losses": jax.tree.map(float, jax.device_get(losses))})
                 first = float(next(iter(losses.values())))
                 logging.info("step %d of %d, %s left, loss of the first head %.4f", step, self.total, left, first)
-            if time.monotonic() - saved_at > self.trainer.save_every_seconds:
-                self.save()
-                saved_at = time.monotonic()
             if index + 1 == self.steps_per_epoch:
-                self.evaluate(step)
+                found = self.evaluate()
+                self.log.append({"step": step, "held_out": found})
+            if time.monotonic() - saved_at > self.trainer.save_every_seconds:
+                self.save()  # when all is logged: a run that goes on from here logs nothing of this step
+                saved_at = time.monotonic()
         self.save()
         self.write_heads()
-        return self.evaluate(step)
+        return self.evaluate() if found is None else found
 
     def step(self, epoch: int, batch: Batch) -> dict[str, Array]:
         """One optimiser step of every head."""
@@ -235,7 +244,7 @@ class Run:
         self.state, losses = train_step(self.state, *self.states(batch, epoch), self.optimizer, w_rejs)
         return losses
 
-    def evaluate(self, step: int) -> dict[str, Any]:
+    def evaluate(self) -> dict[str, Any]:
         """AUC and log loss (the weight of rejections undone) of every head on the held-out prompts' `Y` tokens."""
         logits, kept = self.judge(self.held_out_rows)
         found = {}
@@ -245,9 +254,8 @@ class Run:
                 "auc": round(calibration.auc(logits[name], kept), 5),
                 "log_loss": round(calibration.log_loss(predicted, kept), 5),
             }
-        self.log.append({"step": step, "held_out": found})
         best = max(found, key=lambda name: found[name]["auc"])
-        logging.info("step %d, held out: best AUC %.4f (%s)", step, found[best]["auc"], best)
+        logging.info("step %d, held out: best AUC %.4f (%s)", int(self.state.step), found[best]["auc"], best)
         return found
 
     def judge(self, rows: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -283,17 +291,3 @@ def probability(logits: np.ndarray, w_rej: float) -> np.ndarray:
     The weighted loss is least at `P̂ / (1 − P̂) = P / (w_rej (1 − P))`: the weight shifts the logit and nothing else.
     """
     return 1.0 / (1.0 + np.exp(-(np.asarray(logits, np.float64) + np.log(w_rej))))
-
-
-def check_draft(data: Data, draft: str, name: str) -> None:
-    """Refuse data that another draft proposed.
-
-    Raises:
-        ValueError: names both.
-    """
-    made = data.manifest["draft_fingerprint"]
-    if made != draft:
-        raise ValueError(
-            f"the data were made with the draft {made} of pair {data.manifest['pair']!r}, but the draft of {name!r} is "
-            f"{draft}: make data with this pair, or train a head for that one"
-        )

@@ -19,11 +19,12 @@ import numpy as np
 from rich.console import Console
 
 from speccascade_jax.acceptance_blocks import Blocks, collect, fixed_blocks
-from speccascade_jax.acceptance_shards import Data, Examples, read
+from speccascade_jax.acceptance_shards import Data, Examples, prompt_keys, read
 from speccascade_jax.evaluation import Evaluator
 from speccascade_jax.grid import NONE, Grid
 from speccascade_jax.heads import acceptance as heads
 from speccascade_jax.metrics import calibration
+from speccascade_jax.models.base import Prompt
 from speccascade_jax.points import Evaluation, Point, Sampling, validate
 from speccascade_jax.results import plain, write_atomically
 from speccascade_jax.training.acceptance import HeadTrainer, probability
@@ -55,7 +56,8 @@ class HeadReport:
         """Measure, print the tables, write `report.json` and `reliability.png` into `<run_dir>/report`.
 
         Raises:
-            FileNotFoundError: no heads. ValueError: heads of another draft, or `shown` names none.
+            FileNotFoundError: no heads.
+            ValueError: heads of another draft, `shown` names none, or prompts that are among the data.
         """
         data = read(self.trainer.data)
         trained = load_heads(Path(self.trainer.run_dir) / "heads", self.shown)
@@ -64,6 +66,8 @@ class HeadReport:
         evaluator = Evaluator(self.trainer.pair, point.evaluation)
         for head in trained.values():
             head.check(evaluator.pair)
+        rows = evaluator.window(point.evaluation, point.evaluation.quality_examples)
+        check_unseen(data.examples, evaluator.arguments(point, rows, [point.method.alpha or 0.0] * len(rows))["prompt"])
         blocks = collect(evaluator, point)
         found = judge(blocks, data.examples, trained)
         best = min(trained, key=lambda name: found["overall"][name]["log_loss"])
@@ -95,6 +99,20 @@ class HeadReport:
         names = [*found["shown"], "max q", "q̃ of the token"]
         draw({name: predicted[name] for name in names}, blocks.kept[blocks.counted], folder / "reliability.png")
         print(f"report: {folder}")
+
+
+def check_unseen(trained_on: Examples, prompts: Prompt) -> None:
+    """Refuse to judge on prompts that are among the data, held out there or not: the baselines are fitted on them all.
+
+    Raises:
+        ValueError: says how many there are.
+    """
+    known, asked = set(prompt_keys(trained_on.prompt())), prompt_keys(prompts)
+    if seen := sum(key in known for key in asked):
+        raise ValueError(
+            f"{seen} of the report's {len(asked)} prompts are among the data that the heads were trained on: choose "
+            f"others, by Evaluation.split or Evaluation.first_example"
+        )
 
 
 def load_heads(folder: Path, needed: tuple[str, ...] = ()) -> dict[str, heads.Head]:

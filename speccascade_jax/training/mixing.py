@@ -7,6 +7,7 @@ whatever their width, so that what reads their hidden states is compiled once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -70,17 +71,29 @@ def mixed_states(
     return flat(inputs), flat(jnp.asarray(batch.kept)), flat(counted)
 
 
-def split(count: int, held_out: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of the prompts that are trained on, and of those that are not; at least one of each.
+def split(prompts: Sequence[bytes], held_out: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of the rows that are trained on, and of those that are held out; at least one of each.
+
+    A row is dealt to either side whatever its prompt is. A prompt of several rows then belongs where its last row is;
+    its rows on the other side are left out of both, so that nothing is judged on a prompt that is trained on.
+
+    Args:
+        prompts: of every row what tells its prompt from others (`acceptance_shards.prompt_keys`).
 
     Raises:
-        ValueError: fewer than two prompts.
+        ValueError: fewer than two prompts, or one side is left without any.
     """
-    if count < 2:
-        raise ValueError(f"{count} prompts are too few to hold some of them out: make more data")
+    count, last = len(prompts), {prompt: row for row, prompt in enumerate(prompts)}
+    if len(last) < 2:
+        raise ValueError(f"{len(last)} prompts are too few to hold some of them out: make more data")
     order = np.random.default_rng((seed, HELD_OUT)).permutation(count)
-    aside = min(max(1, round(held_out * count)), count - 1)
-    return np.sort(order[aside:]), np.sort(order[:aside])
+    side = np.zeros(count, bool)
+    side[order[: min(max(1, round(held_out * count)), count - 1)]] = True
+    stays = side == side[[last[prompt] for prompt in prompts]]
+    train, aside = np.flatnonzero(stays & ~side), np.flatnonzero(stays & side)
+    if not len(train) or not len(aside):
+        raise ValueError(f"held_out={held_out} leaves a side of the {len(last)} prompts empty: make more data")
+    return train, aside
 
 
 def widths(examples: Examples) -> np.ndarray:

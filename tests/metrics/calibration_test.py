@@ -58,6 +58,31 @@ def test_reliability_bins_by_hand():
     np.testing.assert_allclose(even.predicted, predicted)
 
 
+def test_equal_predictions_share_a_bin_of_equal_mass():
+    kept = np.sort(np.random.default_rng(0).uniform(size=1000))
+    assert calibration.reliability(np.full(1000, kept.mean()), kept, equal_mass=True).ece == pytest.approx(0, abs=1e-9)
+    found = calibration.reliability(np.repeat([0.1, 0.3, 0.5, 0.9], [3, 1, 3, 3]), np.zeros(10), 5, equal_mass=True)
+    np.testing.assert_allclose(found.share, [0.3, 0.1, 0.3, 0, 0.3])
+
+
+@given(st.integers(1, 40), st.integers(1, 20))
+def test_bins_of_equal_mass_differ_by_one_position_at_most_where_nothing_ties(count, bins):
+    share = calibration.reliability(np.arange(count) / count, np.ones(count), bins, equal_mass=True).share * count
+    assert np.ptp(np.round(share)) <= 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 8)), min_size=1, max_size=30), st.randoms())
+def test_no_measure_hangs_on_the_order_of_rows(rows, random):
+    """Labels whose sums are exact: what is compared is which rows are taken together."""
+    shuffled = random.sample(rows, len(rows))
+    both = [(np.array([r[0] for r in some]) / 8, np.array([r[1] for r in some]) / 8) for some in (rows, shuffled)]
+    one, other = (calibration.measures(*each) for each in both)
+    np.testing.assert_allclose(list(one.values()), list(other.values()), rtol=1e-9, atol=1e-12)
+    one, other = (calibration.isotonic(*each) for each in both)
+    np.testing.assert_array_equal(one.scores, other.scores)
+    np.testing.assert_array_equal(one.values, other.values)
+
+
 def test_a_prediction_that_means_what_it_says_is_calibrated():
     draws = np.random.default_rng(0)
     kept = draws.beta(2, 1, 200_000)

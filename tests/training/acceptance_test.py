@@ -7,10 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from speccascade_jax import acceptance_shards, fingerprints, load_pair
 from speccascade_jax.heads import acceptance as heads
 from speccascade_jax.metrics import calibration
+from speccascade_jax.models.base import Prompt
 from speccascade_jax.points import ModelPair
 from speccascade_jax.training import acceptance, mixing, storage
 from tests import tiny_pair
@@ -124,12 +127,50 @@ def test_an_epoch_is_every_prompt_once_and_a_function_of_seed_and_epoch():
 
 
 def test_the_split_holds_prompts_out():
-    train, held_out = mixing.split(100, 0.1, 0)
-    assert (len(train), len(held_out)) == (90, 10) and not set(train) & set(held_out)
-    assert mixing.split(100, 0.1, 1)[1].tolist() != held_out.tolist()
-    assert [len(x) for x in mixing.split(2, 0.01, 0)] == [1, 1]
-    with pytest.raises(ValueError, match="1 prompts are too few"):
-        mixing.split(1, 0.1, 0)
+    prompts = [b"%d" % n for n in range(100)]
+    train, held_out = mixing.split(prompts, 0.1, 0)
+    assert sorted([*train, *held_out]) == list(range(100))
+    # what the shipped head was trained on hangs on these numbers
+    assert held_out.tolist() == [5, 19, 24, 47, 55, 65, 67, 80, 90, 91]
+    assert mixing.split(prompts, 0.1, 1)[1].tolist() != held_out.tolist()
+    assert [len(x) for x in mixing.split(prompts[:2], 0.01, 0)] == [1, 1]
+    for few in (prompts[:1], prompts[:1] * 2):
+        with pytest.raises(ValueError, match="1 prompts are too few"):
+            mixing.split(few, 0.1, 0)
+
+
+@given(st.lists(st.sampled_from([b"a", b"b", b"c", b"d", b"e"]), min_size=2), st.floats(0.01, 0.99), st.integers(0, 9))
+def test_no_prompt_is_both_trained_on_and_held_out(prompts, held_out, seed):
+    try:
+        train, aside = mixing.split(prompts, held_out, seed)
+    except ValueError as error:
+        assert "too few" in str(error) or "empty" in str(error)
+        return
+    assert len(train) and len(aside)
+    sides = [{prompts[row] for row in rows} for rows in (train, aside)]
+    assert not sides[0] & sides[1] and sides[0] | sides[1] == set(prompts)
+
+
+def test_the_same_prompts_under_two_seeds_are_held_out_together(folder, tmp_path):
+    manifest = json.loads((folder / "data" / acceptance_shards.MANIFEST).read_text())
+    manifest |= {"seed": 1, "shard_size": PROMPTS}
+    acceptance_shards.begin(tmp_path / "data", manifest)
+    acceptance_shards.write_shard(tmp_path / "data", 0, manifest, examples())
+    both = (str(folder / "data"), str(tmp_path / "data"))
+    run = acceptance.Run(trainer(folder, tmp_path / "run", data=both, held_out=0.3))
+    assert len(run.data.examples.ids) == 2 * PROMPTS and len(run.held_out_rows)
+    assert not {row % PROMPTS for row in run.train_rows} & {row % PROMPTS for row in run.held_out_rows}
+
+
+def test_prompts_are_told_apart_by_context_and_encoder_not_by_padding():
+    def keys(tokens, lengths, encoder=None):
+        return acceptance_shards.prompt_keys(Prompt(np.array(tokens), np.array(lengths), encoder))
+
+    narrow, wide = keys([[5, 6], [5, 0]], [2, 1]), keys([[5, 6, 9], [5, 7, 9]], [2, 1])
+    assert narrow == wide and len(set(narrow)) == 2
+    one, other = keys([[0], [0]], [1, 1], np.array([[7, 8, 0], [7, 0, 8]]))
+    assert one != other and [one] == keys([[0]], [1], np.array([[7, 8]]))
+    assert keys([[5]], [1], np.array([[6]])) != keys([[5, 6]], [2])
 
 
 def test_the_loss_does_not_see_the_targets_tokens(finished):
@@ -203,8 +244,46 @@ def test_a_killed_run_resumes_bit_for_bit(finished, folder, tmp_path, monkeypatc
     jax.tree.map(np.testing.assert_array_equal, resumed.state, whole.state)
     for path in sorted((whole.directory / "heads").iterdir()):
         assert (resumed.directory / "heads" / path.name).read_bytes() == path.read_bytes()
-    steps = [json.loads(line)["step"] for line in (resumed.directory / storage.METRICS_FILE).read_text().splitlines()]
-    assert steps == sorted(steps) and steps[-1] == whole.total
+    assert metrics(resumed) == metrics(whole)
+
+
+def metrics(run):
+    """What is stored, after a look at it: every epoch ends with what was found on the held-out prompts."""
+    content = (run.directory / storage.METRICS_FILE).read_bytes()
+    records = [json.loads(line) for line in content.splitlines()]
+    judged = [record["step"] for record in records if "held_out" in record]
+    assert judged == [run.steps_per_epoch * (n + 1) for n in range(run.trainer.epochs)] and "held_out" in records[-1]
+    return content
+
+
+@pytest.mark.parametrize("killed", [(acceptance.Run, "judge"), (storage.MetricsLog, "append"), (storage, "save_state")])
+def test_a_run_killed_at_an_epochs_end_has_the_metrics_of_an_unbroken_one(
+    finished, folder, tmp_path, monkeypatch, killed
+):
+    whole, result = finished
+    where, name = killed
+    plain, broken = getattr(where, name), trainer(folder, tmp_path / "broken")
+
+    def at_the_end_of_the_first_epoch(*args):
+        if runs[0].state.step == whole.steps_per_epoch:
+            raise KilledError
+        return plain(*args)
+
+    runs = [acceptance.Run(broken)]
+    monkeypatch.setattr(where, name, at_the_end_of_the_first_epoch)
+    with pytest.raises(KilledError):
+        runs[0].finish()
+    monkeypatch.setattr(where, name, plain)
+    resumed = acceptance.Run(broken)
+    assert resumed.finish() == result and metrics(resumed) == metrics(whole)
+
+
+def test_a_finished_run_that_is_started_again_changes_nothing(finished):
+    run, result = finished
+    before = {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()}
+    assert acceptance.Run(run.trainer).finish() == result
+    assert {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()} == before
+    metrics(run)
 
 
 def test_every_head_of_the_grid_is_written_with_its_card(finished, folder):
@@ -229,7 +308,7 @@ def test_runs_of_other_settings_or_drafts_are_refused(finished, folder):
         acceptance.Run(dataclasses.replace(run.trainer, epochs=5, from_target=0.3))
     data = dataclasses.replace(run.data, manifest=run.data.manifest | {"draft_fingerprint": "another"})
     with pytest.raises(ValueError, match="made with the draft another of pair 'tiny', but the draft of 'x' is mine"):
-        acceptance.check_draft(data, "mine", "x")
+        acceptance_shards.check_draft(data, "mine", "x")
 
 
 @pytest.mark.parametrize(
@@ -242,6 +321,17 @@ def test_runs_of_other_settings_or_drafts_are_refused(finished, folder):
         ({"from_target": 1.0}, "from_target=1.0 is outside"),
         ({"held_out": 0.0}, "held_out=0.0 is outside"),
         ({"epochs": 0}, "epochs=0 is not a whole number"),
+        ({"log_every": 0}, "log_every=0 is not a whole number >= 1"),
+        ({"warmup_steps": -1}, "warmup_steps=-1 is not a whole number >= 0"),
+        ({"warmup_steps": 2.5}, "warmup_steps=2.5 is not a whole number"),
+        ({"seed": -1}, "seed=-1 is not a whole number"),
+        ({"seed": 2**32}, "seed=4294967296 does not fit into 32 bits"),
+        ({"peak": 0.0}, "peak=0.0 must be above 0"),
+        ({"peak": float("nan")}, "peak=nan is not finite"),
+        ({"weight_decay": -0.1}, "weight_decay=-0.1 not below"),
+        ({"weight_decay": "a"}, "weight_decay='a' is not a number"),
+        ({"w_rejs": (1.0, float("inf"))}, "w_rejs=inf is not finite"),
+        ({"save_every_seconds": float("nan")}, "save_every_seconds=nan is no time"),
     ],
 )
 def test_what_has_no_meaning_is_refused(changes, message, tmp_path):
