@@ -160,6 +160,7 @@ def run(
     # loads JAX's models: not before the values are known to be good
     from speccascade_jax import fingerprints
     from speccascade_jax.evaluation import hardware, load_source
+    from speccascade_jax.heads.checking import Heads
 
     loaded = replace(load_source(pair), max_prompt_length=max_prompt_length)
     speakers = [
@@ -174,6 +175,7 @@ def run(
             "seed": seed,
             "weights": fingerprints.of_pair(loaded),
             "device": hardware(),
+            **Heads(loaded).fingerprint(method),
         },
     }
     files = [_answer_file(output, pair, speaker.method) for speaker in speakers]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +16,7 @@ from speccascade_jax.points import Method, ModelPair, Sampling
 from speccascade_jax.prompts import text_ids
 from speccascade_jax.results import ResultStore
 from tests import text_pair
+from tests.acceptance_heads import head_for
 
 QUESTIONS = [
     {"question_id": 81, "category": "writing", "turns": ["The dog sleeps.", "And the cat?"]},
@@ -204,6 +207,17 @@ def test_answers_of_others_are_never_touched(run, tmp_path, name, content):
     with pytest.raises(ValueError, match=rf"tiny-{name}.jsonl holds answers of another run already .*; remove it"):
         run()
     assert file.read_text() == content and len(list(file.parent.iterdir())) == 1
+
+
+def test_answers_under_another_head_are_another_runs(run, pair, tmp_path, monkeypatch):
+    asked = {"categories": ("qa",), "sampling": Sampling(temperature=1.0)}
+    asked["method"] = Method(name="specdecpp", stop_threshold=0.5)
+    for seed, said in ((0, None), (1, "holds answers of another run already")):
+        monkeypatch.setattr(
+            evaluation, "load_source", lambda source, seed=seed: replace(pair, head=head_for(pair, seed=seed))
+        )
+        with pytest.raises(ValueError, match=said) if said else nullcontext():
+            assert run(**asked)
 
 
 def lines(tmp_path) -> dict[str, list[str]]:
