@@ -33,7 +33,7 @@ bench: $(BIN)/.ready  ## set up and measure speed against the machine's limits, 
 
 test: $(BIN)/.ready-test  ## set up, lint, and run the whole suite but the parity tests
 	$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -m "not parity" -n $(TEST_PROCESSES) --dist loadfile
+	$(BIN)/python -m pytest -m "not parity" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 parity: $(BIN)/.ready-parity  ## compare with transformers and seqio (3 GB of extras)
 	$(BIN)/python -m pytest -rs -m parity

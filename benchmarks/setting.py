@@ -68,6 +68,7 @@ class Settings:
     loop_seconds: float = 0.02
     block_size: int = 5
     capacity: int = 20
+    head_depths: tuple[int, ...] = (0, 1, 2, 3, 4)
     block_sizes: tuple[int, ...] = (3, 5, 7)
     lossy_block_sizes: tuple[int, ...] = (5,)
     temperatures: tuple[float, ...] = (0.0, 1.0)
@@ -99,7 +100,8 @@ def quick(settings: Settings) -> Settings:
         repeats=2,
         loop_seconds=1e-3,
         block_size=2,
-        capacity=6,
+        capacity=4,
+        head_depths=(1,),
         block_sizes=(2,),
         lossy_block_sizes=(2,),
         methods=(SPEC_DECODE, Method(name="token_v3", alpha=0.5)),

@@ -86,7 +86,7 @@ def _heads(bench: Bench) -> list[dict[str, Any]]:
         return []
     capacity, rows = bench.settings.capacity, []
     blocks = measure.long_enough(_blocks(bench, capacity), bench.settings.loop_seconds)
-    for depth, law in bench.track([(depth, law) for law in (False, True) for depth in range(5)]):
+    for depth, law in bench.track([(depth, law) for law in (False, True) for depth in bench.settings.head_depths]):
         head = acceptance.initial(jax.random.key(0), features, depth, law)
         loops = {"head": measure.long_enough(_head_loop(head, features), bench.settings.loop_seconds), "blocks": blocks}
         seconds = measure.interleave(loops, 4 * bench.settings.repeats)

@@ -243,7 +243,7 @@ def check_sequence_law(rule, block, *, rows=10_000, length=7, seed=5, **engine):
     assert holm(found) > 1e-3, dict(zip(SAMPLINGS, found, strict=True))
 
 
-def check_transition_law(rule, *, block=5, rows=8_000, length=16, vocab_size=4, seed=16, **engine):
+def check_transition_law(rule, *, block=5, rows=5_000, length=16, vocab_size=4, seed=16, **engine):
     """Transition counts at every one of 16 positions, every sampling setting in one call."""
     q_table, p_table = tables(vocab_size, seed=seed)
     alpha = telling_alpha(rule, q_table, p_table)

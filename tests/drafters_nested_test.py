@@ -57,7 +57,7 @@ def logs(laws):
         ("spec_decode", "spec_decode", 3, Fixed(2)),
         ("spec_decode", "token_v3", 2, Fixed(1)),
         ("opt", "chow", 2, Fixed(2)),
-        ("opt", "token_v3", 4, CumulativeConfidence(5)),  # scored in widths at both levels
+        ("opt", "token_v3", 3, CumulativeConfidence(3)),  # scored in widths at both levels
     ],
 )
 def test_law_of_two_levels(inner_rule, outer_rule, budget, policy):

@@ -156,8 +156,9 @@ def test_a_policy_is_told_what_the_token_before_was_drawn_with():
     prompt = Prompt(jnp.arange(8, dtype=jnp.int32)[:, None], jnp.ones((8,), jnp.int32))
     controls = make_controls(8, temperature=0.6)
     state = engine.init(params, prompt, jax.random.key(0), jnp.arange(8), 12)
+    step = jax.jit(engine.step)
     for _ in range(2):
-        before, (state, turn) = state, jax.jit(engine.step)(params, state, controls)
+        before, (state, turn) = state, step(params, state, controls)
     pending = np.take_along_axis(np.asarray(before.tokens), np.asarray(before.length)[:, None] - 1, axis=1)
     context = np.concatenate([pending, turn.draft.tokens], axis=1)[:, :3]
     raw, scaled = (np.stack([reference.scale(row, t) for row in q_table]) for t in (1.0, 0.6))
