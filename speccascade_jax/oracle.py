@@ -13,13 +13,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from speccascade_jax.accept import Speculative
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.none import NoDrafter
 from speccascade_jax.engine import Engine
-from speccascade_jax.generation import Generation, generate, on_device
+from speccascade_jax.generation import Generation, generate
 from speccascade_jax.models.base import BoundModel, Params, Prompt, write_slots
 from speccascade_jax.rules import RULES
 from speccascade_jax.sampling import argmax
@@ -40,15 +39,8 @@ class OracleStopping:
             raise ValueError(f"the oracle tells a model's drafts when to stop; {drafter} does not ask it")
 
 
-def run(oracle: OracleStopping, params: Params, prompt: Prompt, seed: int | Array = 0, **more: Any) -> Generation:
-    """`generate` under the oracle, arguments and result as there; greedy whatever the temperatures are."""
-    ids = more.pop("example_ids", None)
-    ids = np.arange(prompt.tokens.shape[0]) if ids is None else ids
-    return _run(oracle, params, prompt, on_device(seed, np.uint32), example_ids=on_device(ids, np.int32), **more)
-
-
 @partial(jax.jit, static_argnames=("oracle", "max_new_tokens"))
-def _run(
+def run(
     oracle: OracleStopping,
     params: Params,
     prompt: Prompt,
@@ -58,12 +50,12 @@ def _run(
     example_ids: Array,
     max_new_tokens: int,
 ) -> Generation:
+    """`generate` under the oracle, seed and ids on the device; greedy whatever the temperatures are."""
     engine: Any = oracle.engine
     alone = Engine(
         target=engine.target, drafter=NoDrafter(), accept=Speculative(RULES["spec_decode"]), stop_ids=engine.stop_ids
     )
-    greedy = jax.tree.map(jnp.zeros_like, controls.target.temperature)
-    sampling = replace(controls.target, temperature=greedy)
+    sampling = replace(controls.target, temperature=jnp.zeros_like(controls.target.temperature))
     given: dict[str, Any] = {
         "controls": replace(controls, draft=sampling, target=sampling),
         "max_new_tokens": max_new_tokens,

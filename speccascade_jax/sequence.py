@@ -83,12 +83,11 @@ def run(
     """`generate` of an engine, of a sequence cascade or under an oracle; arguments and result as there."""
     if isinstance(engine, Engine):
         return generate(engine, params, prompt, seed, **more)
-    if isinstance(engine, oracle.OracleStopping):
-        return oracle.run(engine, params, prompt, seed, **more)
     rows = prompt.tokens.shape[0]
     ids = more.pop("example_ids", None)
-    ids = on_device(np.arange(rows) if ids is None else ids, np.int32)
-    return _cascade(engine, params, prompt, on_device(seed, np.uint32), example_ids=ids, **more)
+    more["example_ids"] = on_device(np.arange(rows) if ids is None else ids, np.int32)
+    several = oracle.run if isinstance(engine, oracle.OracleStopping) else _cascade
+    return several(engine, params, prompt, on_device(seed, np.uint32), **more)
 
 
 @partial(jax.jit, static_argnames=("cascade", "max_new_tokens"))

@@ -74,9 +74,12 @@ def test_a_pair_s_head_is_found_in_its_folder_and_that_of_another_draft_left_out
     stale = dataclasses.replace(stale, card=dataclasses.replace(stale.card, draft_fingerprint="f00"))
     acceptance.save(tmp_path / "acceptance_head.msgpack", stale)
     with pytest.warns(
-        UserWarning, match="acceptance_head.msgpack was trained for the draft f00, not for the one beside"
+        UserWarning, match="acceptance_head.msgpack is left out: the acceptance head belongs to the draft f00"
     ):
         assert sc.load_pair(tmp_path).head is None
+    (tmp_path / "acceptance_head.msgpack").write_bytes(b"no head")
+    with pytest.raises(checkpoints.CheckpointError, match="acceptance_head.msgpack"):
+        sc.load_pair(tmp_path)
 
 
 def test_a_vocabulary_that_leaves_much_of_a_model_unused_is_another_models(models, tmp_path):

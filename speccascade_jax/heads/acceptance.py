@@ -85,10 +85,6 @@ class Head:
         parts = {name: digest(np.asarray(leaf)) for name, leaf in arrays.items()}
         return _text_digest(json.dumps({"card": asdict(self.card), **parts}, sort_keys=True))
 
-    def knows(self, draft: BoundModel) -> bool:
-        """Whether it was trained on these very weights, in their dtype."""
-        return fingerprints.of_model(draft) == self.card.draft_fingerprint
-
     def check(self, pair: Pair) -> None:
         """Refuse a head of another draft; compiles nothing.
 
@@ -101,8 +97,8 @@ class Head:
             raise ValueError(
                 f"the acceptance head reads {self.card.features} features, the draft gives {size}: {_TRAIN}"
             )
-        if not self.knows(pair.draft):
-            draft = fingerprints.of_model(pair.draft)
+        draft = fingerprints.of_model(pair.draft)
+        if draft != self.card.draft_fingerprint:
             raise ValueError(
                 f"the acceptance head belongs to the draft {self.card.draft_fingerprint} of pair {self.card.pair!r}, "
                 f"but the draft of {pair.name!r} is {draft} (the same weights in another dtype are another draft): "
