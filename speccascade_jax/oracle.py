@@ -7,7 +7,7 @@ no stop policy does better. It is an upper bound, not a method: its time would c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -50,17 +50,12 @@ def run(
     example_ids: Array,
     max_new_tokens: int,
 ) -> Generation:
-    """`generate` under the oracle, seed and ids on the device; greedy whatever the temperatures are."""
+    """`generate` under the oracle, seed and ids on the device; `controls` are greedy (`method_controls` sees to it)."""
     engine: Any = oracle.engine
     alone = Engine(
         target=engine.target, drafter=NoDrafter(), accept=Speculative(RULES["spec_decode"]), stop_ids=engine.stop_ids
     )
-    sampling = replace(controls.target, temperature=jnp.zeros_like(controls.target.temperature))
-    given: dict[str, Any] = {
-        "controls": replace(controls, draft=sampling, target=sampling),
-        "max_new_tokens": max_new_tokens,
-        "example_ids": example_ids,
-    }
+    given: dict[str, Any] = {"controls": controls, "max_new_tokens": max_new_tokens, "example_ids": example_ids}
     first = generate(alone, {"target": params["target"], "drafter": {}}, prompt, seed, **given)
     draft = BoundModel(params=params["drafter"]["model"], model=engine.drafter.model)
     stops = stop_positions(draft, prompt, first.tokens, first.lengths)
