@@ -13,14 +13,13 @@ import numpy as np
 
 from benchmarks.setting import Bench, Rows
 from speccascade_jax.api import make_controls, make_prompt
-from speccascade_jax.data.tasks import Task, get_task
-from speccascade_jax.generation import generate, raise_on_failure
+from speccascade_jax.core.sampling import argmax, softmax
+from speccascade_jax.core.types import Array, BoundModel, Prompt
+from speccascade_jax.data.tasks.table import Task, get_task
+from speccascade_jax.engine.generate import generate, raise_on_failure
+from speccascade_jax.engine.measures import summarise
+from speccascade_jax.evaluation.points import DRAFT, TARGET, Method
 from speccascade_jax.metrics import quality
-from speccascade_jax.metrics.efficiency import summarise
-from speccascade_jax.models.base import BoundModel, Prompt
-from speccascade_jax.points import DRAFT, TARGET, Method
-from speccascade_jax.sampling import argmax, softmax
-from speccascade_jax.types import Array
 
 BATCH = 32
 _MEASURES = ("acceptance_rate", "block_efficiency", "draft_utilisation")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks import measure, traffic
 from benchmarks.loops import prefill
 from benchmarks.setting import Bench, Rows
-from speccascade_jax.models.base import BoundModel
+from speccascade_jax.core.types import BoundModel
 
 
 def run(bench: Bench) -> Rows:

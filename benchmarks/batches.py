@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks import measure
 from benchmarks.rounds import one_by_one
 from benchmarks.setting import Bench, Rows
-from speccascade_jax.points import TARGET, Method
+from speccascade_jax.evaluation.points import TARGET, Method
 
 
 def run(bench: Bench) -> Rows:

@@ -42,12 +42,13 @@ from benchmarks import (
     vocabulary,
 )
 from benchmarks.setting import Bench, Settings, quick
-from speccascade_jax import compilation_cache
-from speccascade_jax.controls import whole
-from speccascade_jax.evaluation import device, versions
-from speccascade_jax.pair import load_pair
-from speccascade_jax.report import clock_time
-from speccascade_jax.results import Record, plain, write_atomically
+from speccascade_jax.core.checks import whole
+from speccascade_jax.core.files import plain, write_atomically
+from speccascade_jax.evaluation.environment import device, versions
+from speccascade_jax.pairs.pair import load_pair
+from speccascade_jax.results.printing import clock_time
+from speccascade_jax.results.store import Record
+from speccascade_jax.runtime import compilation_cache
 
 FORMAT = 1
 

@@ -17,9 +17,9 @@ from typing import Any
 import jax
 
 from benchmarks.setting import Bench, Rows, Settings
-from speccascade_jax.data.directory import repository_root
-from speccascade_jax.pair import load_pair
-from speccascade_jax.points import TARGET, Method
+from speccascade_jax.evaluation.points import TARGET, Method
+from speccascade_jax.pairs.pair import load_pair
+from speccascade_jax.runtime.paths import repository_root
 
 STEPS = ("trace", "lower", "compile", "first_run")
 

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from speccascade_jax.models.base import BoundModel, Cache, LanguageModel, Params, Prompt
+from speccascade_jax.core.protocols import LanguageModel
+from speccascade_jax.core.types import BoundModel, Cache, Params, Prompt
 
 
 @partial(jax.jit, static_argnames=("model", "slots"))

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks import measure
 from benchmarks.setting import Bench, Rows
-from speccascade_jax.points import TARGET, Method
+from speccascade_jax.evaluation.points import TARGET, Method
 
 PARTS = {"arguments": "argument", "temporaries": "temp", "outputs": "output"}
 """What we call a part of a program's memory -> what the compiler calls it."""

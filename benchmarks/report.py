@@ -8,8 +8,8 @@ from typing import Any
 
 from benchmarks.compilation import STEPS
 from benchmarks.memory import PARTS
-from speccascade_jax.grid import NONE, Grid
-from speccascade_jax.results import Record
+from speccascade_jax.results.store import Record
+from speccascade_jax.results.tables.grid import NONE, Grid
 
 Row = dict[str, Any]
 

@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks import measure
 from benchmarks.loops import extend_loop
 from benchmarks.setting import Bench, Rows
-from speccascade_jax.points import Method
+from speccascade_jax.evaluation.points import Method
 
 
 def run(bench: Bench) -> Rows:

@@ -12,16 +12,15 @@ import numpy as np
 
 from benchmarks import measure
 from benchmarks.loops import ORDERS, stream_loop
-from speccascade_jax.accept import Speculative
 from speccascade_jax.api import assemble, make_controls, make_prompt
-from speccascade_jax.data.tasks import get_task
-from speccascade_jax.engine import DecodeState, Engine
-from speccascade_jax.generation import Generation, generate
-from speccascade_jax.models.base import Params, Prompt
-from speccascade_jax.pair import Pair
-from speccascade_jax.points import Method
-from speccascade_jax.rules import RULES
-from speccascade_jax.types import Controls
+from speccascade_jax.core.types import Controls, Params, Prompt
+from speccascade_jax.data.tasks.table import get_task
+from speccascade_jax.engine.generate import Generation, generate
+from speccascade_jax.engine.loop import DecodeState, Engine
+from speccascade_jax.evaluation.points import Method
+from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.rules.acceptance import Speculative
+from speccascade_jax.rules.deferral import RULES
 
 Rows = dict[str, list[dict[str, Any]]]
 Run = Callable[[int], Generation]

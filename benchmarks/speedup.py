@@ -14,11 +14,11 @@ from benchmarks.loops import extend_loop
 from benchmarks.prediction import Costs, expected_tokens, speed_up
 from benchmarks.rounds import call_loops, one_by_one
 from benchmarks.setting import Bench, Rows, Run
-from speccascade_jax import timing
-from speccascade_jax.generation import Generation
-from speccascade_jax.metrics.efficiency import summarise
-from speccascade_jax.points import TARGET, Method
-from speccascade_jax.rules import RULES
+from speccascade_jax.engine.generate import Generation
+from speccascade_jax.engine.measures import summarise
+from speccascade_jax.evaluation import latency
+from speccascade_jax.evaluation.points import TARGET, Method
+from speccascade_jax.rules.deferral import RULES
 
 
 class Recorded:
@@ -68,8 +68,8 @@ class Timed:
     method: Method
     temperature: float
     measures: dict[str, Any]
-    timings: timing.Timings
-    alone: timing.Timings
+    timings: latency.Timings
+    alone: latency.Timings
     same: float
     """The share of outputs equal to the target's."""
 
@@ -83,7 +83,7 @@ def _timed(bench: Bench, methods: Sequence[Method], temperature: float) -> list[
     )
     for recorded in (baseline, *others):
         jax.block_until_ready(recorded(0, 0))  # compiles
-    alone, timings = timing.interleave(baseline, others, examples=examples, trials=trials)
+    alone, timings = latency.interleave(baseline, others, examples=examples, trials=trials)
     out = []
     for method, recorded, timed in zip(methods, others, timings, strict=True):
         same = [bool((a == b).all()) for a, b in zip(recorded.tokens(), baseline.tokens(), strict=True)]
@@ -106,7 +106,7 @@ def _row(one: Timed, costs: Costs) -> dict[str, Any]:
     assert method.block_size is not None
     tokens, tokens_alone = float(timed.tokens.mean()), float(alone.tokens.mean())
     rounds, steps = (seen[name] / timed.tokens.size for name in ("target_calls", "draft_steps"))
-    measured = 1 / timing.relative_latency(timed, alone)["per_token"]
+    measured = 1 / latency.relative_latency(timed, alone)["per_token"]
     trials = (alone.seconds.sum(1) / alone.tokens.sum(1)) / (timed.seconds.sum(1) / timed.tokens.sum(1))
     predicted = speed_up(costs, rounds, steps, tokens, tokens_alone)
     must = RULES[method.name].lossless and one.temperature == 0

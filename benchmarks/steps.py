@@ -9,7 +9,7 @@ import jax
 from benchmarks import measure
 from benchmarks.bandwidth import step_bytes
 from benchmarks.setting import Bench, Rows
-from speccascade_jax.points import DRAFT, TARGET, Method
+from speccascade_jax.evaluation.points import DRAFT, TARGET, Method
 
 
 def run(bench: Bench) -> Rows:

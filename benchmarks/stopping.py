@@ -14,12 +14,13 @@ from benchmarks import measure
 from benchmarks.rounds import one_by_one
 from benchmarks.setting import Bench, Rows
 from speccascade_jax.api import make_controls
-from speccascade_jax.assembly import assemble
-from speccascade_jax.engine import DecodeState
-from speccascade_jax.heads import acceptance
-from speccascade_jax.models.base import Params
-from speccascade_jax.stopping import Decision, DraftStep, Fixed, StopPolicy
-from speccascade_jax.types import Array, Controls, PyTree
+from speccascade_jax.core.protocols import Decision, DraftStep, StopPolicy
+from speccascade_jax.core.types import Array, Controls, Params, PyTree
+from speccascade_jax.engine.loop import DecodeState
+from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.models import along
+from speccascade_jax.stopping import acceptance_head
+from speccascade_jax.stopping.policies import Fixed
 
 LENGTH = 4
 """Tokens of the blocks."""
@@ -81,13 +82,13 @@ def _heads(bench: Bench) -> list[dict[str, Any]]:
 
     Not timed in place, with a head and without: the difference is far below that of two programs for one and the same.
     """
-    features = acceptance.features(bench.pair.draft)
+    features = along.features(bench.pair.draft)
     if features is None:
         return []
     capacity, rows = bench.settings.capacity, []
     blocks = measure.long_enough(_blocks(bench, capacity), bench.settings.loop_seconds)
     for depth, law in bench.track([(depth, law) for law in (False, True) for depth in bench.settings.head_depths]):
-        head = acceptance.initial(jax.random.key(0), features, depth, law)
+        head = acceptance_head.initial(jax.random.key(0), features, depth, law)
         loops = {"head": measure.long_enough(_head_loop(head, features), bench.settings.loop_seconds), "blocks": blocks}
         seconds = measure.interleave(loops, 4 * bench.settings.repeats)
         of_head, of_step = seconds["head"] / loops["head"].count, seconds["blocks"] / blocks.count / capacity
@@ -111,9 +112,9 @@ def _asked(head: Params, hidden: Array, count: Array) -> Array:
     def body(_: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         hidden, kept = carry
         inputs = hidden
-        if acceptance.reads_law(head, hidden.shape[-1]):
-            inputs = acceptance.with_law(hidden, kept, 0.5 * kept)
-        kept = jax.nn.sigmoid(acceptance.logits(head, inputs))
+        if acceptance_head.reads_law(head, hidden.shape[-1]):
+            inputs = acceptance_head.with_law(hidden, kept, 0.5 * kept)
+        kept = jax.nn.sigmoid(acceptance_head.logits(head, inputs))
         return hidden * 0.5 + 1e-3 * kept[:, None], kept
 
     return jax.lax.fori_loop(0, count, body, (hidden, jnp.ones(1)))[1]

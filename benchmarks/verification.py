@@ -10,10 +10,12 @@ import jax.numpy as jnp
 
 from benchmarks import measure
 from benchmarks.setting import Bench, Rows
-from speccascade_jax import rngs, rules, sampling
-from speccascade_jax.accept import Speculative, verify
-from speccascade_jax.controls import make_sampling
-from speccascade_jax.types import Array, Draft, LawPair, Sampling
+from speccascade_jax.core import rngs, sampling
+from speccascade_jax.core.controls import make_sampling
+from speccascade_jax.core.types import Array, Draft, LawPair, Sampling
+from speccascade_jax.rules import deferral
+from speccascade_jax.rules.acceptance import Speculative
+from speccascade_jax.rules.verification import verify
 
 BLOCK = 5
 TRANSFORMS = {"T 0": (0.0, 1.0), "T 1": (1.0, 1.0), "T 1, top-p 0.9": (1.0, 0.9)}
@@ -31,8 +33,8 @@ def run(bench: Bench) -> Rows:
             compiled = _transform.lower(*arguments, jnp.int32(1)).compile()
             transformed.append({"sampling": name, "vocab_size": size} | _row(bench, compiled, arguments, size))
         else:
-            given = (pair, draft, key, jnp.full((1,), _middle(rules.RULES[name], size)))
-            compiled = _verify.lower(rules.RULES[name], *given, jnp.int32(1)).compile()
+            given = (pair, draft, key, jnp.full((1,), _middle(deferral.RULES[name], size)))
+            compiled = _verify.lower(deferral.RULES[name], *given, jnp.int32(1)).compile()
             decided.append({"rule": name, "vocab_size": size} | _row(bench, compiled, given, size))
     return {"verification": decided, "sampling": transformed}
 
@@ -78,13 +80,13 @@ def _laws(size: int) -> tuple[LawPair, Draft, Array]:
     return pair, draft, rngs.row_keys(keys[2], jnp.zeros((1,), jnp.int32), 0)
 
 
-def _middle(rule: rules.Rule, size: int) -> float:
+def _middle(rule: deferral.Rule, size: int) -> float:
     """An α in the middle of the rule's range."""
-    return 0.0 if rule.grid is None else sum(rules.grid_bounds(rule, size)) / 2
+    return 0.0 if rule.grid is None else sum(deferral.grid_bounds(rule, size)) / 2
 
 
 @partial(jax.jit, static_argnums=0)
-def _verify(rule: rules.Rule, pair: LawPair, draft: Draft, keys: Array, alpha: Array, count: Array) -> Array:
+def _verify(rule: deferral.Rule, pair: LawPair, draft: Draft, keys: Array, alpha: Array, count: Array) -> Array:
     def body(_: Any, rounds: Array) -> Array:
         # nothing may be computed once for all rounds: to the compiler the laws change with each
         now, block, rounds = jax.lax.optimization_barrier((pair, draft, rounds))

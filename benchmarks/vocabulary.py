@@ -10,15 +10,15 @@ import jax.numpy as jnp
 
 from benchmarks import measure
 from benchmarks.setting import Bench, Rows
-from speccascade_jax.accept import Speculative
-from speccascade_jax.controls import make_controls
+from speccascade_jax.core.controls import make_controls
+from speccascade_jax.core.types import Prompt
 from speccascade_jax.drafters.model import ModelDrafter
-from speccascade_jax.engine import Engine
-from speccascade_jax.generation import compiled_for
-from speccascade_jax.models.base import Prompt
+from speccascade_jax.engine.generate import compiled_for
+from speccascade_jax.engine.loop import Engine
 from speccascade_jax.models.decoder import DecoderLM, abstract_params, tiny
-from speccascade_jax.rules import RULES
-from speccascade_jax.stopping import Fixed
+from speccascade_jax.rules.acceptance import Speculative
+from speccascade_jax.rules.deferral import RULES
+from speccascade_jax.stopping.policies import Fixed
 
 
 def run(bench: Bench) -> Rows:

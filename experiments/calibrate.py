@@ -27,8 +27,8 @@ Paper 2's procedure for fuzzy decoding (Appendix D), which has candidates and bo
     --gin.AppendixD.rule="'fuzzy_js'"       another divergence; baseline="'sd_reference'", lengths="(5, 10)", lost=0.2
 """
 
-from speccascade_jax import gin_flags
-from speccascade_jax.calibration import command
+from speccascade_jax.evaluation.calibration import calibrating
+from speccascade_jax.runtime import gin_flags
 
 EXAMPLE = (
     "python experiments/calibrate.py --gin_file=gin/calibrate.gin --gin_file=gin/models/tatoeba_en_de.gin "
@@ -36,4 +36,4 @@ EXAMPLE = (
 )
 
 if __name__ == "__main__":
-    gin_flags.main(command.calibrate, EXAMPLE)
+    gin_flags.main(calibrating.calibrate, EXAMPLE)

@@ -26,7 +26,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from speccascade_jax.checkpoints import converting, native, reading
-from speccascade_jax.report import clock_time
+from speccascade_jax.results.printing import clock_time
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,8 +17,10 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from speccascade_jax import checkpoints, description, names
-from speccascade_jax.controls import whole
+from speccascade_jax import checkpoints
+from speccascade_jax.core import names
+from speccascade_jax.core.checks import whole
+from speccascade_jax.models import needs
 from speccascade_jax.models.decoder import PRESETS, DecoderLM
 from speccascade_jax.models.t5 import T5
 
@@ -33,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             whole(name, getattr(args, name.replace("-", "_")), low)
         batches = [whole("batch", batch, 1) for batch in args.batch]
         models = {name: model(name, args.dtype) for name in args.models}
-        grid = description.table(models, batches=batches, length=args.length, block_size=args.block_size)
+        grid = needs.table(models, batches=batches, length=args.length, block_size=args.block_size)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -15,7 +15,8 @@ described in `speccascade_jax/acceptance_shards.py`.
     --gin.Evaluation.first_example=1000              pass over examples
 """
 
-from speccascade_jax import acceptance_data, gin_flags
+from speccascade_jax.runtime import gin_flags
+from speccascade_jax.training.heads import making
 
 EXAMPLE = (
     "python experiments/make_acceptance_data.py --gin_file=gin/acceptance_data.gin "
@@ -23,4 +24,4 @@ EXAMPLE = (
 )
 
 if __name__ == "__main__":
-    gin_flags.main(acceptance_data.make, EXAMPLE)
+    gin_flags.main(making.make, EXAMPLE)

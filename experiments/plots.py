@@ -17,7 +17,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from speccascade_jax import families, figures, histograms, labels, pareto_figure, results, summary
+from speccascade_jax.results import families, labels, store
+from speccascade_jax.results import panels as summary
+from speccascade_jax.results.figures import histogram, pareto, tradeoff
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,17 +30,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         stem = Path(args.records[0]).stem
         if args.histograms:
             paths = [folder / f"{stem}-histogram.{args.format}"]
-            histograms.draw(histograms.read(args.records), paths[0])
+            histogram.draw(histogram.read(args.records), paths[0])
         elif args.pareto:
-            found = families.of_records(results.read_records(*args.records))
-            paths, missing = pareto_figure.draw_all(found, folder, stem, args.format)
+            found = families.of_records(store.read_records(*args.records))
+            paths, missing = pareto.draw_all(found, folder, stem, args.format)
             if not paths:
                 raise ValueError("\nerror: ".join(missing))
             for reason in missing:
                 print(f"left out: {reason}", file=sys.stderr)
         else:
-            panels = summary.panels(results.read_records(*args.records), args.together)
-            paths = figures.draw_all(panels, folder, stem, args.format, args.share)
+            panels = summary.panels(store.read_records(*args.records), args.together)
+            paths = tradeoff.draw_all(panels, folder, stem, args.format, args.share)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

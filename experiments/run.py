@@ -12,7 +12,8 @@ ModelPair, Evaluation, Method and Sampling in speccascade_jax/points.py, the arg
 speccascade_jax/experiment.py.
 """
 
-from speccascade_jax import experiment, gin_flags
+from speccascade_jax.evaluation import experiment
+from speccascade_jax.runtime import gin_flags
 
 EXAMPLE = (
     "python experiments/run.py --gin_file=gin/run.gin --gin_file=gin/models/tatoeba_en_de.gin "

@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.text import Text
 
 import speccascade_jax as sc
-from speccascade_jax import gin_flags
-from speccascade_jax.methods import METHODS
+from speccascade_jax.methods.recipes import METHODS
+from speccascade_jax.runtime import gin_flags
 
 PAIR = flags.DEFINE_string("pair", "tatoeba_en_de", "A shipped pair, or the folder of one (sc.load_pair).")
 PROMPT = flags.DEFINE_string(

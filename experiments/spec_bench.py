@@ -22,7 +22,8 @@ Settings, with their defaults:
     --gin.spec_bench.run.output="'results/spec_bench'"
 """
 
-from speccascade_jax import gin_flags, spec_bench
+from speccascade_jax.evaluation.spec_bench import answering
+from speccascade_jax.runtime import gin_flags
 
 EXAMPLE = (
     "python experiments/spec_bench.py --gin_file=gin/spec_bench.gin --gin_file=gin/models/tatoeba_en_de.gin "
@@ -30,4 +31,4 @@ EXAMPLE = (
 )
 
 if __name__ == "__main__":
-    gin_flags.main(spec_bench.run, EXAMPLE)
+    gin_flags.main(answering.run, EXAMPLE)

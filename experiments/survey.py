@@ -26,7 +26,8 @@ Other settings, with their defaults:
     --gin.survey.output="'survey.json'"     (not written) the printed rows, the bounds and the histogram
 """
 
-from speccascade_jax import gin_flags, surveying
+from speccascade_jax.evaluation.survey import surveying
+from speccascade_jax.runtime import gin_flags
 
 EXAMPLE = (
     "python experiments/survey.py --gin_file=gin/survey.gin --gin_file=gin/models/tatoeba_en_de.gin "

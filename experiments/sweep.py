@@ -13,7 +13,8 @@ the table and the plot of what the output file holds are made, as tables.py and 
 arguments of speccascade_jax.experiment.sweep, and ModelPair and Evaluation in speccascade_jax/points.py.
 """
 
-from speccascade_jax import experiment, gin_flags
+from speccascade_jax.evaluation import experiment
+from speccascade_jax.runtime import gin_flags
 
 if __name__ == "__main__":
     gin_flags.main(experiment.sweep, "python experiments/sweep.py --gin_file=configs/quickstart.gin")

@@ -28,18 +28,21 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from speccascade_jax import families, labels, measure_tables, report, results, summary, tables
-from speccascade_jax.grid import Grid
+from speccascade_jax.core import files
+from speccascade_jax.results import families, labels, printing, store
+from speccascade_jax.results import panels as summary
+from speccascade_jax.results.tables import stopping, table2
+from speccascade_jax.results.tables.grid import Grid
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print or write the table; returns the exit status."""
     args = _parser().parse_args(argv)
     try:
-        records = results.read_records(*args.records)
+        records = store.read_records(*args.records)
         panels = summary.panels(records, args.together)
         if args.format == "terminal" and args.output is None and not (args.beside or args.measures):
-            report.show(panels, args.points, args.tolerance, args.margin)
+            printing.show(panels, args.points, args.tolerance, args.margin)
             return 0
         text = _text(records, panels, args)
     except (ValueError, OSError) as error:
@@ -48,20 +51,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.output is None:
         sys.stdout.write(text)
     else:
-        results.write_atomically(args.output, text)
+        files.write_atomically(args.output, text)
         print(f"written: {args.output}")
     return 0
 
 
-def _text(records: Sequence[results.Record], panels: Sequence[summary.Panel], args: argparse.Namespace) -> str:
+def _text(records: Sequence[store.Record], panels: Sequence[summary.Panel], args: argparse.Namespace) -> str:
     if args.format == "csv" and not args.measures:
-        return results.to_csv(records) if args.points else tables.table2_csv(panels, args.tolerance, args.margin)
+        return store.to_csv(records) if args.points else table2.table2_csv(panels, args.tolerance, args.margin)
     if args.measures:
         grids = _measured(records, args.measures)
     elif args.beside:
-        grids = [tables.beside_grid(panel, args.beside, args.share) for panel in panels if panel.curves]
+        grids = [table2.beside_grid(panel, args.beside, args.share) for panel in panels if panel.curves]
     else:
-        grids = tables.grids(panels, args.points, args.tolerance, args.margin)
+        grids = table2.grids(panels, args.points, args.tolerance, args.margin)
     if args.format != "terminal":
         return "\n".join(getattr(grid, args.format)() for grid in grids)
     text = io.StringIO()
@@ -70,7 +73,7 @@ def _text(records: Sequence[results.Record], panels: Sequence[summary.Panel], ar
     return text.getvalue()
 
 
-def _measured(records: Sequence[results.Record], measures: Sequence[str]) -> list[Grid]:
+def _measured(records: Sequence[store.Record], measures: Sequence[str]) -> list[Grid]:
     """Paper 3's tables of every panel; what a panel's records do not give is named on stderr and left out.
 
     Raises:
@@ -79,7 +82,7 @@ def _measured(records: Sequence[results.Record], measures: Sequence[str]) -> lis
     grids, missing = list[Grid](), list[str]()
     for found, what in itertools.product(families.of_records(records), measures):
         try:
-            grids += measure_tables.GRIDS[what](found)
+            grids += stopping.GRIDS[what](found)
         except ValueError as error:
             missing.append(f"{what}, {found.panel.title()}: {error}")
     if not grids:
@@ -108,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
         help="'no slower' means a relative latency up to 1 + this (default 0)",
     )
     parser.add_argument(
-        "--measures", nargs="+", choices=tuple(measure_tables.GRIDS), help="paper 3's tables instead of Table 2"
+        "--measures", nargs="+", choices=tuple(stopping.GRIDS), help="paper 3's tables instead of Table 2"
     )
     parser.add_argument("--beside", help="compare every point with this method's point of the nearest --share")
     parser.add_argument("--share", choices=tuple(labels.SHARES), default="draft_share")

@@ -23,8 +23,8 @@ import sys
 import gin
 from absl import app, flags, logging
 
-from speccascade_jax import gin_flags
-from speccascade_jax.training import acceptance, acceptance_report, memory
+from speccascade_jax.runtime import gin_flags, malloc
+from speccascade_jax.training.heads import report, train
 
 gin_flags.define_flags()
 MODE = flags.DEFINE_enum("mode", "train", ["train", "report"], "train: train or resume. report: judge the run's heads.")
@@ -38,12 +38,12 @@ def main(argv: list[str]) -> None:
     with gin_flags.one_line_errors():
         gin_flags.parse_gin(flags.FLAGS.gin_file, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths)
         if MODE.value == "train":
-            print(json.dumps(gin.get_configurable(acceptance.HeadTrainer)().run(), indent=1))
+            print(json.dumps(gin.get_configurable(train.HeadTrainer)().run(), indent=1))
         else:
-            gin.get_configurable(acceptance_report.HeadReport)().run()
+            gin.get_configurable(report.HeadReport)().run()
 
 
 if __name__ == "__main__":
-    memory.keep_freed_memory()
+    malloc.keep_freed_memory()
     logging.set_verbosity(logging.INFO)
     app.run(main, argv=gin_flags.rewrite_arguments(sys.argv))

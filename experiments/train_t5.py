@@ -27,8 +27,8 @@ from pathlib import Path
 import gin
 from absl import app, flags, logging
 
-from speccascade_jax import compilation_cache, gin_flags
-from speccascade_jax.training import export, loop, memory, outputs
+from speccascade_jax.runtime import compilation_cache, gin_flags, malloc
+from speccascade_jax.training.t5 import export, loop, outputs
 
 gin_flags.define_flags()
 MODE = flags.DEFINE_enum(
@@ -87,6 +87,6 @@ def _outputs(trainer: loop.Trainer) -> outputs.Outputs:
 
 
 if __name__ == "__main__":
-    memory.keep_freed_memory()
+    malloc.keep_freed_memory()
     logging.set_verbosity(logging.INFO)
     app.run(main, argv=gin_flags.rewrite_arguments(sys.argv))

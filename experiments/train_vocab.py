@@ -16,8 +16,9 @@ from pathlib import Path
 
 from absl import app, flags, logging
 
-from speccascade_jax import gin_flags
-from speccascade_jax.data import batching, vocabularies
+from speccascade_jax.data import sentence_pairs
+from speccascade_jax.data.vocabularies import load
+from speccascade_jax.runtime import gin_flags
 
 INPUT = flags.DEFINE_string(
     "input",
@@ -32,15 +33,15 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown argument {argv[1]!r}; flags look like --output=PATH")
     with gin_flags.one_line_errors():
-        pairs = batching.read_pairs(INPUT.value)
+        pairs = sentence_pairs.read_pairs(INPUT.value)
         logging.info("training %d pieces on %d pairs", VOCAB_SIZE.value, len(pairs))
-        content = vocabularies.train((side for pair in pairs for side in pair), VOCAB_SIZE.value)
+        content = load.train((side for pair in pairs for side in pair), VOCAB_SIZE.value)
         output = Path(OUTPUT.value)
         output.parent.mkdir(parents=True, exist_ok=True)
         temporary = output.with_name(output.name + ".tmp")
         temporary.write_bytes(content)
         os.replace(temporary, output)
-        logging.info("wrote %r", vocabularies.Vocabulary(output))
+        logging.info("wrote %r", load.Vocabulary(output))
 
 
 if __name__ == "__main__":

@@ -1,30 +1,34 @@
 """Speculative cascades in JAX: one decoding engine in which a small model drafts and a large one verifies."""
 
-from speccascade_jax import checkpoints, models, rules
-from speccascade_jax.api import DecodeOutput, decode, target_law
-from speccascade_jax.models.base import BoundModel
-from speccascade_jax.models.fake import FakeLM
-from speccascade_jax.models.table import TableLM
-from speccascade_jax.pair import Pair, load_pair, shipped_pairs
-from speccascade_jax.rules import RULES, Rule
-from speccascade_jax.streaming import StreamedToken, stream
+import importlib
+from typing import Any
 
 __version__ = "0.1.0"
-__all__ = [
-    "RULES",
-    "BoundModel",
-    "DecodeOutput",
-    "FakeLM",
-    "Pair",
-    "Rule",
-    "StreamedToken",
-    "TableLM",
-    "checkpoints",
-    "decode",
-    "load_pair",
-    "models",
-    "rules",
-    "shipped_pairs",
-    "stream",
-    "target_law",
-]
+
+_HOMES = {
+    "api": ("DecodeOutput", "decode", "target_law"),
+    "streaming": ("StreamedToken", "stream"),
+    "core.types": ("BoundModel",),
+    "models.fake": ("FakeLM",),
+    "models.table": ("TableLM",),
+    "pairs.pair": ("Pair", "load_pair", "shipped_pairs"),
+    "rules.rule": ("Rule",),
+    "rules.deferral": ("RULES", "fuzzy", "lossy"),
+    "methods.recipes": ("METHODS",),
+}
+_NAMES = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = sorted([*_NAMES, "checkpoints"])
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for, when it is asked for (PEP 562): rooms that need no JAX can be had without it."""
+    if name == "checkpoints":
+        return importlib.import_module("speccascade_jax.checkpoints")
+    if name not in _NAMES:
+        raise AttributeError(f"module 'speccascade_jax' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(f"speccascade_jax.{_NAMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """What `__getattr__` knows, for completion."""
+    return [*globals(), *__all__]

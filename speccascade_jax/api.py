@@ -12,19 +12,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade_jax import rules
-from speccascade_jax.assembly import assemble, build, check_alpha, check_example_ids, method_controls
-from speccascade_jax.controls import check_seed, make_controls, make_sampling, whole
-from speccascade_jax.data.text_vocabulary import Ids
-from speccascade_jax.generation import Generation, generate, raise_on_failure
-from speccascade_jax.metrics.efficiency import summarise
-from speccascade_jax.models.base import Prompt
-from speccascade_jax.pair import Pair
-from speccascade_jax.prompts import decoder_context, make_prompt
-from speccascade_jax.rules import Rule
-from speccascade_jax.sampling import make_law_pair, softmax, transform
-from speccascade_jax.sequence import run
-from speccascade_jax.types import Array, Controls
+from speccascade_jax.core.checks import check_seed, whole
+from speccascade_jax.core.controls import make_controls, make_sampling
+from speccascade_jax.core.sampling import make_law_pair, softmax, transform
+from speccascade_jax.core.types import Array, Controls, Prompt
+from speccascade_jax.data.vocabularies.vocabulary import Ids
+from speccascade_jax.engine.generate import Generation, generate, raise_on_failure
+from speccascade_jax.engine.measures import summarise
+from speccascade_jax.methods.assemble import assemble, build, check_alpha, check_example_ids, method_controls
+from speccascade_jax.methods.sequence import run
+from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.pairs.prompts import decoder_context, make_prompt
+from speccascade_jax.rules import deferral
+from speccascade_jax.rules.deferral import Rule
 
 
 @dataclass(frozen=True)
@@ -161,13 +161,13 @@ def target_law(
     Returns:
         float32 `[..., V]`.
     """
-    chosen = rules.get(rule)
+    chosen = deferral.get(rule)
     q_logits, p_logits = jnp.asarray(q_logits, jnp.float32), jnp.asarray(p_logits, jnp.float32)
     if q_logits.shape != p_logits.shape:
         raise ValueError(f"q_logits have shape {q_logits.shape} and p_logits {p_logits.shape}; they must agree")
     lead = p_logits.shape[:-1]
     rows = math.prod(lead)
-    rules.check_greedy(chosen, temperature, draft_temperature)
+    deferral.check_greedy(chosen, temperature, draft_temperature)
     alpha = np.reshape(alpha, -1) if np.ndim(alpha) and np.shape(alpha) == lead else alpha
     values = check_alpha(chosen, alpha, rows)
     controls = make_controls(

@@ -15,16 +15,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade_jax.assembly import assemble, check_example_ids, method_controls
-from speccascade_jax.controls import check_seed, whole
-from speccascade_jax.data.text_vocabulary import Ids, TextVocabulary
-from speccascade_jax.engine import DecodeState, Engine
-from speccascade_jax.generation import on_device, raise_if_failed
-from speccascade_jax.models.base import Params, Prompt
-from speccascade_jax.pair import Pair
-from speccascade_jax.prompts import decoder_context, make_prompt
-from speccascade_jax.rules import Rule
-from speccascade_jax.types import SOURCES, Array, Controls
+from speccascade_jax.core.checks import check_seed, whole
+from speccascade_jax.core.types import SOURCES, Array, Controls, Params, Prompt
+from speccascade_jax.data.vocabularies.vocabulary import Ids, TextVocabulary
+from speccascade_jax.engine.generate import on_device, raise_if_failed
+from speccascade_jax.engine.loop import DecodeState, Engine
+from speccascade_jax.methods.assemble import assemble, check_example_ids, method_controls
+from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.pairs.prompts import decoder_context, make_prompt
+from speccascade_jax.rules.deferral import Rule
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import pytest
 
 import speccascade_jax as sc
 from speccascade_jax.api import assemble, make_controls, make_prompt
-from speccascade_jax.generation import compilations, generate
-from tests import conformance, reference
+from speccascade_jax.engine.generate import compilations, generate
+from tests.support import conformance, reference
 
 # the sizes, the block and the stop id of engine_rows_test.py: both files then share their compiled programs
 ROWS, VOCAB, LENGTH, STOP = 16, 9, 14, 4

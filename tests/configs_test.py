@@ -8,28 +8,21 @@ from pathlib import Path
 import gin
 import pytest
 
-from speccascade_jax import (
-    acceptance_data,
-    assembly,
-    evaluation,
-    experiment,
-    gin_flags,
-    methods,
-    points,
-    profiling,
-    results,
-    sandbox,
-    scoring,
-    surveying,
-    sweeps,
-)
-from speccascade_jax.calibration import command
-from speccascade_jax.data.directory import repository_root
-from speccascade_jax.data.tasks import TASKS, get_task
-from speccascade_jax.rules import RULES
-from speccascade_jax.training import acceptance, acceptance_report
-from tests import text_pair
-from tests.acceptance_heads import head_for
+from speccascade_jax.data.tasks.table import TASKS, get_task
+from speccascade_jax.engine import widths
+from speccascade_jax.evaluation import enumeration, experiment, points
+from speccascade_jax.evaluation import session as evaluation
+from speccascade_jax.evaluation.survey import surveying
+from speccascade_jax.methods import assemble, recipes
+from speccascade_jax.metrics import sandbox
+from speccascade_jax.results import store
+from speccascade_jax.rules.deferral import RULES
+from speccascade_jax.runtime import gin_flags
+from speccascade_jax.runtime.paths import repository_root
+from speccascade_jax.training.heads import making, train
+from speccascade_jax.training.heads import report as acceptance_report
+from tests.support import text_pair
+from tests.support.acceptance_heads import head_for
 
 ROOT = repository_root()
 MODELS, TASK_FILES, METHODS = (
@@ -138,7 +131,7 @@ def test_a_calibration_is_of_a_pair_a_task_and_a_tolerance(monkeypatch, file):
     monkeypatch.setattr(evaluation, "Evaluator", stop)
     files = [file, SHIPPED, "gin/tasks/tiny_translation.gin"]
     bindings = ["calibrate.max_loss = 0.01"] if file == "gin/calibrate.gin" else []
-    pair, loaded = _resolve(command.calibrate, files, bindings)
+    pair, loaded = _resolve(calibrating.calibrate, files, bindings)
     assert pair.name == Path(SHIPPED).stem and loaded.quality_examples == 1000
     assert set(gin.query_parameter("calibrate.rules")) <= set(RULES)
     gin.clear_config()
@@ -148,7 +141,7 @@ def test_a_calibration_is_of_a_pair_a_task_and_a_tolerance(monkeypatch, file):
 
 def test_every_rule_and_task_has_its_file():
     rules = {name for name in RULES if not name.startswith("fuzzy_")}  # those are settings of `fuzzy`
-    assert {Path(name).stem for name in METHODS} == rules | set(methods.METHODS) - {"speculative"}
+    assert {Path(name).stem for name in METHODS} == rules | set(recipes.METHODS) - {"speculative"}
     assert {Path(name).stem for name in TASK_FILES} == {*TASKS, "seqio"}
 
 
@@ -172,7 +165,7 @@ def test_each_recipe_is_a_sweep_of_the_shipped_pair_and_of_published_sizes(confi
 def test_the_ablations_heads_are_those_that_training_writes():
     gin_flags.parse_gin([str(ROOT / f"gin/{name}.gin") for name in ("train_acceptance_head", "models/tatoeba_en_de")])
     grid = {name: gin.query_parameter(f"HeadTrainer.{name}") for name in ("run_dir", "depths", "w_rejs", "laws")}
-    written = [acceptance.head_name(*head) for head in itertools.product(grid["depths"], grid["w_rejs"], grid["laws"])]
+    written = [train.head_name(*head) for head in itertools.product(grid["depths"], grid["w_rejs"], grid["laws"])]
     gin.clear_config()
     gin_flags.parse_gin([str(ROOT / name) for name in _tiny("configs/paper3_ablation.gin")])
     assert list(gin.query_parameter("%HEADS")) == [f"{grid['run_dir']}/heads/{name}.msgpack" for name in written]
@@ -209,9 +202,9 @@ def one_deferral_rule(monkeypatch):
     def stand_in(rule):
         return rule if rule.deferral is None or "_top" in rule.name else RULES["token_v3"]
 
-    accepts = {name: lambda rule, accept=accept: accept(stand_in(rule)) for name, accept in assembly.ACCEPT_FNS.items()}
-    monkeypatch.setattr(assembly, "ACCEPT_FNS", accepts)
-    monkeypatch.setattr(scoring, "WIDTHS", ())  # a program per width; scoring_test.py has them
+    accepts = {name: lambda rule, accept=accept: accept(stand_in(rule)) for name, accept in assemble.ACCEPT_FNS.items()}
+    monkeypatch.setattr(assemble, "ACCEPT_FNS", accepts)
+    monkeypatch.setattr(widths, "WIDTHS", ())  # a program per width; scoring_test.py has them
 
 
 @pytest.mark.parametrize("config", SWEEPS)
@@ -224,7 +217,7 @@ def test_each_recipe_runs_for_two_rounds_to_its_tables_and_figures(config, tabul
     own_head = ["HEADS = ()"] if "HEADS = (" in (ROOT / config).read_text() else []
     gin_flags.parse_gin([str(ROOT / name) for name in _tiny(config)], [*bindings, output, blocks, *own_head])
     gin.get_configurable(experiment.sweep)()
-    records = results.read_records(tmp_path / "store.jsonl")
+    records = store.read_records(tmp_path / "store.jsonl")
     drafting = [r for r in records if r["point"]["block_size"] is not None]
     assert {r["point"]["method"] for r in records} > {points.TARGET, points.DRAFT} and drafting
     # only what a stop id cuts short, or fits into one block, takes one round
@@ -254,7 +247,7 @@ def _points(config):
     found = set()
 
     def listed(**given):
-        groups = sweeps.enumerate_points(**given)
+        groups = enumeration.enumerate_points(**given)
         found.update(point.configuration() for group in groups for point in group)
         return groups
 
@@ -332,13 +325,13 @@ def test_acceptance_data_are_of_a_pair_and_a_task(monkeypatch):
 
     monkeypatch.setattr(evaluation, "Evaluator", stop)
     files = ["gin/acceptance_data.gin", SHIPPED, "gin/tasks/tiny_translation.gin"]
-    assert _resolve(acceptance_data.make, files).name == Path(SHIPPED).stem
+    assert _resolve(making.make, files).name == Path(SHIPPED).stem
 
 
 def test_acceptance_heads_are_of_a_pair_and_reported_on_a_task(tmp_path):
     gin_flags.parse_gin([str(ROOT / name) for name in (HEAD, SHIPPED, "gin/tasks/tiny_translation.gin")])
     report = gin.get_configurable(acceptance_report.HeadReport)()
-    assert report.trainer == gin.get_configurable(acceptance.HeadTrainer)() and len(report.trainer.grid) == 20
+    assert report.trainer == gin.get_configurable(train.HeadTrainer)() and len(report.trainer.grid) == 20
     assert (report.trainer.pair.name, report.evaluation.task) == (Path(SHIPPED).stem, "tiny_translation")
     with pytest.raises(FileNotFoundError, match="runs/acceptance/data holds no acceptance data"):
         report.run()

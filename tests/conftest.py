@@ -1,24 +1,30 @@
-"""What every test shares: hundreds of programs are compiled in one process, given back in time, and never kept."""
+"""What every test shares: hundreds of programs are compiled, once each for all processes, and given back in time."""
 
 import os
+from pathlib import Path
+
+# XLA:CPU's newer code generator halves nothing here but the speed of compiling; users keep it (docs/performance.md)
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
 
 import jax
 import pytest
 
-from speccascade_jax import compilation_cache
-from speccascade_jax.programs import release_when_crowded
+from speccascade_jax.runtime import compilation_cache
+from speccascade_jax.runtime.program_memory import release_when_crowded
 
-# for this process and those that tests start: nothing is written into the user's cache, nothing stale is read from it
-os.environ[compilation_cache.VARIABLE] = "off"
+# For this process and those that tests start: a cache of the suite's own, which its processes and its next run share.
+os.environ[compilation_cache.VARIABLE] = str(Path(__file__).parents[1] / ".pytest_cache" / "xla")
 # LLVM optimises a program for longer than the few rounds of a test gain by it; what XLA itself does stays as it is
 QUICKLY = "jax_disable_most_optimizations"
 os.environ[QUICKLY.upper()] = "1"
 jax.config.update(QUICKLY, True)
+compilation_cache.switch_on()
 
 
 LONGEST_FIRST = (
-    "laws_test", "configs_test", "benchmarks/command_test", "engine_t5_test", "stopping_test", "methods_test",
-    "engine_edges_test", "stories_test", "docs_test", "training/loop_test", "killed_sweep_test", "drafters_nested_test",
+    "laws_test", "configs_test", "benchmarks/command_test", "engine/t5_test", "stopping/policies_test",
+    "methods/recipes_test", "engine/edges_test", "stories_test", "docs_test", "t5/loop_test", "killed_sweep_test",
+    "drafters/nested_test",
 )  # fmt: skip
 """Files that should not be what one of two processes is still busy with when the other is done."""
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests import conformance
+from tests.support import conformance
 
 ALL = conformance.REPRESENTATIVE
 # one of each form: what is traced differs between forms, not between the rules of one

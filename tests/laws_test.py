@@ -3,8 +3,8 @@
 import pytest
 
 from speccascade_jax.api import assemble
-from speccascade_jax.rules import RULES
-from tests import conformance, mixed_rules, mutants, reference
+from speccascade_jax.rules.deferral import RULES
+from tests.support import conformance, mixed_rules, mutants, reference
 
 # thousands of rows: running costs more here than compiling
 pytestmark = pytest.mark.usefixtures("optimised")

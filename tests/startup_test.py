@@ -5,8 +5,8 @@ import os
 import subprocess
 import sys
 
-from speccascade_jax.data.directory import repository_root
-from tests import tiny_pair
+from speccascade_jax.runtime.paths import repository_root
+from tests.support import tiny_pair
 
 HEAVY = {"orbax", "matplotlib", "nltk", "rouge_score", "scipy", "optax", "sacrebleu", "seqio", "torch", "tensorflow"}
 
@@ -30,7 +30,7 @@ sc.decode(pair, ["A cold day."], max_new_tokens=8, block_size=2, rule="chow", al
 since()
 list(sc.stream(pair, "A cold day.", max_new_tokens=8, block_size=2, rule="chow", alpha=0.5, temperature=1.0))
 since()
-from speccascade_jax import evaluation, experiment
+from speccascade_jax.evaluation import experiment, session
 later = {name.partition(".")[0] for name in sys.modules}
 print(json.dumps([seen, sorted(imported), sorted(later)]))
 """

@@ -8,11 +8,11 @@ import pytest
 
 import speccascade_jax as sc
 from speccascade_jax import streaming
-from speccascade_jax.assembly import assemble, method_controls
-from speccascade_jax.generation import generate
-from speccascade_jax.prompts import make_prompt
-from speccascade_jax.types import SOURCES
-from tests import conformance, tiny_pair
+from speccascade_jax.core.types import SOURCES
+from speccascade_jax.engine.generate import generate
+from speccascade_jax.methods.assemble import assemble, method_controls
+from speccascade_jax.pairs.prompts import make_prompt
+from tests.support import conformance, tiny_pair
 
 VOCAB, LENGTH, STOP = 9, 14, 4
 SETTINGS = {"rule": "token_v3", "alpha": 0.3, "block_size": 3, "max_new_tokens": LENGTH, "stop_ids": [STOP]}

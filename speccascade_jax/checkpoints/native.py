@@ -21,11 +21,11 @@ from flax.traverse_util import flatten_dict
 from speccascade_jax.checkpoints.arrays import Arrays, check_finite, open_arrays
 from speccascade_jax.checkpoints.checksums import checked, digest
 from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, incomplete, listing
-from speccascade_jax.checkpoints.families import FAMILIES, Model, family
 from speccascade_jax.checkpoints.infer import check_shapes
+from speccascade_jax.checkpoints.kinds import FAMILIES, Model, family
 from speccascade_jax.checkpoints.orbax_tree import tree_specs, write_tree
 from speccascade_jax.checkpoints.plan import Config, Stored, as_it_is
-from speccascade_jax.models.base import Params
+from speccascade_jax.core.types import Params
 
 CONFIG = "config.json"
 PARAMS = "params"

@@ -15,10 +15,10 @@ from flax.traverse_util import unflatten_dict
 
 from speccascade_jax.checkpoints import gemma_jax, huggingface, llama2c, native, orbax_tree, t5x
 from speccascade_jax.checkpoints.errors import CheckpointError, listing
-from speccascade_jax.checkpoints.families import FAMILIES, Model, family
 from speccascade_jax.checkpoints.infer import check_shapes
+from speccascade_jax.checkpoints.kinds import FAMILIES, Model, family
 from speccascade_jax.checkpoints.plan import Config, Stored, fused, shape_of, stream
-from speccascade_jax.models.base import DTYPES
+from speccascade_jax.core.types import DTYPES
 
 LOOKED_FOR = (
     f"{native.CONFIG} and {native.PARAMS}/ (written by save), {huggingface.CONFIG} with a model_type (Hugging Face), "

@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from speccascade_jax.runtime.paths import repository_root
+
 VARIABLE = "SPECCASCADE_DATA"
-
-
-def repository_root() -> Path:
-    """The folder that holds the package: the clone's root when installed with `pip install -e`."""
-    return Path(__file__).resolve().parents[2]
 
 
 def data_directory() -> Path:

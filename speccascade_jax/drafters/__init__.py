@@ -1,1 +1,1 @@
-"""Drafters: anything that writes a block of tokens and says what each was drawn from."""
+"""★ Drafters: anything that writes a block of tokens and says what each was drawn from."""

@@ -9,12 +9,12 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from speccascade_jax import rngs
-from speccascade_jax.drafters.base import DraftRequest, catch_up, is_stop
-from speccascade_jax.models.base import Cache, LanguageModel, Params, Prompt
-from speccascade_jax.sampling import raw_and_scaled, sample
-from speccascade_jax.stopping import DraftStep, StopPolicy
-from speccascade_jax.types import Array, Controls, Draft, PyTree
+from speccascade_jax.core import rngs
+from speccascade_jax.core.arrays import is_stop
+from speccascade_jax.core.protocols import DraftRequest, DraftStep, LanguageModel, StopPolicy
+from speccascade_jax.core.sampling import raw_and_scaled, sample
+from speccascade_jax.core.types import Array, Cache, Controls, Draft, Params, Prompt, PyTree
+from speccascade_jax.models.along import catch_up
 
 
 @flax.struct.dataclass

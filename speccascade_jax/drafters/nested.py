@@ -8,11 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from speccascade_jax.controls import whole
-from speccascade_jax.drafters.base import DraftRequest, catch_up
-from speccascade_jax.engine import DecodeState, Engine, run_rounds
-from speccascade_jax.models.base import Cache, Params, Prompt, write_slots
-from speccascade_jax.types import Array, Controls, Draft, Round
+from speccascade_jax.core.arrays import write_slots
+from speccascade_jax.core.checks import whole
+from speccascade_jax.core.protocols import DraftRequest
+from speccascade_jax.core.types import Array, Cache, Controls, Draft, Params, Prompt, Round
+from speccascade_jax.engine.loop import DecodeState, Engine, run_rounds
+from speccascade_jax.models.along import catch_up
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from speccascade_jax.drafters.base import DraftRequest
-from speccascade_jax.models.base import Cache, Params, Prompt
-from speccascade_jax.types import Array, Controls, Draft, PyTree
+from speccascade_jax.core.protocols import DraftRequest
+from speccascade_jax.core.types import Array, Cache, Controls, Draft, Params, Prompt, PyTree
 
 
 @dataclass(frozen=True)

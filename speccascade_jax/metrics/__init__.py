@@ -1,1 +1,1 @@
-"""What generated text is worth and what it cost."""
+"""★ What generated text is worth. Needs no JAX."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from speccascade_jax import sandbox
-from speccascade_jax.sandbox.running import KINDS
+from speccascade_jax.metrics import sandbox
+from speccascade_jax.metrics.sandbox.running import KINDS
 
 SECONDS = 10.0
 """How long one program may run."""

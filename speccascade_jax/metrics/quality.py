@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 
-from speccascade_jax import names
+from speccascade_jax.core import names
 from speccascade_jax.metrics import answers, code
 
 References = Sequence[str | tuple[str, ...]]

@@ -15,7 +15,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from speccascade_jax.models.base import Array, LMOutput, Params, Prompt
+from speccascade_jax.core.types import LMOutput, Params, Prompt
+from speccascade_jax.models.cache import Array
 from speccascade_jax.models.decoder_config import PRESETS, DecoderConfig, RopeScaling, parameter_shapes, tiny
 from speccascade_jax.models.decoder_layers import Stack, soft_cap, turns
 from speccascade_jax.models.layers import KeysValues, Slots, fuse

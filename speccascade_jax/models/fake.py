@@ -12,7 +12,9 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from speccascade_jax.models.base import Array, BoundModel, LMOutput, Params, Prompt, write_slots
+from speccascade_jax.core.arrays import write_slots
+from speccascade_jax.core.types import BoundModel, LMOutput, Params, Prompt
+from speccascade_jax.models.cache import Array
 
 
 @flax.struct.dataclass

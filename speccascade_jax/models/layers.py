@@ -14,7 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade_jax.models.base import Array, Params, write_ring, write_slots
+from speccascade_jax.core.arrays import write_slots
+from speccascade_jax.core.types import Params
+from speccascade_jax.models.cache import Array, write_ring
 
 KeysValues = tuple[Array, Array]
 

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade_jax.models.base import Array, KVCache, LMOutput, Params, Prompt, causal_slots_mask
+from speccascade_jax.core.types import LMOutput, Params, Prompt
+from speccascade_jax.models.cache import Array, KVCache, causal_slots_mask
 from speccascade_jax.models.layers import MASKED, KeysValues, Slots, fuse
 from speccascade_jax.models.t5_layers import DecoderLayer, EncoderLayer, RelativeBias, T5Config, dropout, norm
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from speccascade_jax.models.base import Array, BoundModel, LMOutput, Params, Prompt
+from speccascade_jax.core.types import BoundModel, LMOutput, Params, Prompt
+from speccascade_jax.models.cache import Array
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Training T5 models on joined sentence pairs: losses, schedule, steps, the resumable loop."""
+"""Making the models and heads that decode."""

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import acceptance
 from benchmarks.setting import Bench, Settings, quick
-from speccascade_jax.points import TARGET, Method
+from speccascade_jax.evaluation.points import TARGET, Method
 
 EXAMPLES = 35  # a batch and a part of one
 SMALL = dataclasses.replace(quick(Settings(acceptance_task="tiny_translation")), acceptance_examples=EXAMPLES)

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from benchmarks import command, compilation, report
 from benchmarks.setting import Bench
-from speccascade_jax.pair import load_pair
+from speccascade_jax.pairs.pair import load_pair
 
 SECTIONS = [name for name in command.SECTIONS if name not in ("compilation", "acceptance")]  # have tests of their own
 

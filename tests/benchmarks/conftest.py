@@ -7,8 +7,8 @@ import pytest
 
 import speccascade_jax as sc
 from speccascade_jax import checkpoints
-from speccascade_jax.data import vocabularies
-from speccascade_jax.data.tasks import get_task
+from speccascade_jax.data.tasks.table import get_task
+from speccascade_jax.data.vocabularies import load
 from speccascade_jax.models.t5 import T5, T5Config, T5Module
 
 SIZE = 320
@@ -18,7 +18,7 @@ SIZE = 320
 def vocabulary_file(tmp_path_factory):
     texts = [text for e in get_task("tiny_translation").load(limit=40) for text in (e.source, e.reference)]
     path = tmp_path_factory.mktemp("vocabulary") / "vocabulary.model"
-    path.write_bytes(vocabularies.train(texts, SIZE))
+    path.write_bytes(load.train(texts, SIZE))
     return path
 
 
@@ -31,7 +31,7 @@ def tabular(vocabulary_file):
     return sc.Pair(
         target=sc.TableLM(2 * target),
         draft=sc.TableLM(2 * draft),
-        vocabulary=vocabularies.Vocabulary(vocabulary_file),
+        vocabulary=load.Vocabulary(vocabulary_file),
         name="tabular",
     )
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.traffic import bytes_read
-from speccascade_jax.models.base import Prompt
+from speccascade_jax.core.types import Prompt
 from speccascade_jax.models.t5 import T5, T5Config, T5Module
 
 VECTOR, MATRIX, INDEX = jnp.ones((1, 8)), jnp.ones((8, 16)), jnp.zeros((1,), jnp.int32)

@@ -1,7 +1,7 @@
 """Converting: what is written, what a dry run says, checksums, errors as a user sees them."""
 
 import dataclasses
-import importlib.util
+import importlib
 import os
 import subprocess
 import sys
@@ -13,25 +13,18 @@ from flax.traverse_util import flatten_dict
 from speccascade_jax.checkpoints import CheckpointError, converting, load, save, write_checksums
 from speccascade_jax.checkpoints.plan import Piece
 from speccascade_jax.checkpoints.reading import find
-from speccascade_jax.data.directory import repository_root
-
-
-def module(path):
-    spec = importlib.util.spec_from_file_location(f"loaded_{path.stem}", path)
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+from speccascade_jax.runtime.paths import repository_root
 
 
 @pytest.fixture(scope="module")
 def hf():
     pytest.importorskip("safetensors", reason="writing test files needs safetensors")
-    return module(repository_root() / "tests" / "checkpoints" / "huggingface_files.py")
+    return importlib.import_module("tests.support.huggingface_files")
 
 
 @pytest.fixture(scope="module")
 def main():
-    return module(repository_root() / "experiments" / "convert.py").main
+    return importlib.import_module("experiments.convert").main
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
 """Directories of transformers: configurations, names, shards, damage, checksums."""
 
 import dataclasses
-import importlib.util
 import json
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,14 +16,8 @@ from speccascade_jax.models.decoder_config import RopeScaling
 pytest.importorskip("safetensors", reason="writing test files needs safetensors")
 
 
-def _files():
-    spec = importlib.util.spec_from_file_location("hf_files", Path(__file__).with_name("huggingface_files.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from tests.support import huggingface_files as hf
 
-
-hf = _files()
 GATE = "model.layers.2.mlp.gate_proj.weight"
 
 

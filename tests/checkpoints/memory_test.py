@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speccascade_jax.data.directory import repository_root
+from speccascade_jax.runtime.paths import repository_root
 
 library = pytest.importorskip("safetensors.numpy", reason="writing test files needs safetensors")
 

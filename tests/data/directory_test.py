@@ -3,6 +3,7 @@
 import pytest
 
 from speccascade_jax.data import directory
+from speccascade_jax.runtime import paths
 
 
 def test_the_variable_names_the_directory(monkeypatch, tmp_path):
@@ -14,7 +15,7 @@ def test_the_variable_names_the_directory(monkeypatch, tmp_path):
 
 def test_without_the_variable_it_lies_beside_the_repository(monkeypatch):
     monkeypatch.delenv(directory.VARIABLE, raising=False)
-    assert directory.data_directory() == directory.repository_root().parent / "shared" / "data"
+    assert directory.data_directory() == paths.repository_root().parent / "shared" / "data"
 
 
 def test_a_missing_file_is_named_with_the_remedy(monkeypatch, tmp_path):

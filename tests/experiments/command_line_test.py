@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from speccascade_jax.data.directory import repository_root
+from speccascade_jax.runtime.paths import repository_root
 
 ROOT = repository_root()
 

@@ -1,31 +1,23 @@
 """The scripts as modules, and a store of fake records."""
 
-import importlib.util
+import importlib
 import json
-from pathlib import Path
 
 import pytest
 
-from speccascade_jax.data.directory import repository_root
-
-
-def _load(path: Path):
-    spec = importlib.util.spec_from_file_location(f"script_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from tests.support import fake_records
 
 
 @pytest.fixture(scope="session")
 def script():
     """`script("tables")` is the module experiments/tables.py."""
-    return lambda name: _load(repository_root() / "experiments" / f"{name}.py")
+    return lambda name: importlib.import_module(f"experiments.{name}")
 
 
 @pytest.fixture(scope="session")
 def fake():
-    """tests/experiments/fake_records.py."""
-    return _load(Path(__file__).parent / "fake_records.py")
+    """tests/support/fake_records.py."""
+    return fake_records
 
 
 @pytest.fixture

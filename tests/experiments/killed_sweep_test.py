@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from speccascade_jax import compilation_cache
-from speccascade_jax.data.directory import repository_root
-from tests import tiny_pair
+from speccascade_jax.runtime import compilation_cache
+from speccascade_jax.runtime.paths import repository_root
+from tests.support import tiny_pair
 
 ROOT = repository_root()
 POINTS = 2 + 1 + 3  # the two ends, spec_decode, chow at three α's

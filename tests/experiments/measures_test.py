@@ -7,7 +7,7 @@ import json
 import pytest
 from matplotlib import pyplot as plt
 
-from tests import measured_records as made
+from tests.support import measured_records as made
 
 
 @pytest.fixture

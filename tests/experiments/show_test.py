@@ -9,7 +9,7 @@ from absl.testing import flagsaver
 from rich.console import Console
 
 import speccascade_jax as sc
-from tests import conformance
+from tests.support import conformance
 
 
 @pytest.fixture(scope="module")

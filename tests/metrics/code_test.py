@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax import points, sandbox
-from speccascade_jax.data.few_shot import FewShotTask, Record, Template
-from speccascade_jax.data.tasks import TASKS, get_task
-from speccascade_jax.metrics import code, quality
-from speccascade_jax.points import Evaluation, Method, ModelPair, Point, Sampling
-from tests import text_pair
+from speccascade_jax.data.tasks.few_shot import FewShotTask, Record, Template
+from speccascade_jax.data.tasks.table import TASKS, get_task
+from speccascade_jax.evaluation import validation
+from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.metrics import code, quality, sandbox
+from tests.support import text_pair
 
 HARNESS = code.harness(before="def f():\n", after="\nassert f() == 1\n")
 
@@ -65,20 +65,20 @@ def test_only_pass_at_1_executes():
 def test_code_runs_only_when_asked_for(name, monkeypatch):
     monkeypatch.setattr(sandbox, "available", lambda: None)
     with pytest.raises(ValueError, match=rf"task {name} is scored by pass_at_1.*Evaluation\.execute_code = True"):
-        points.validate_evaluation(Evaluation(task=name))
-    points.validate_evaluation(Evaluation(task=name, execute_code=True))
-    points.validate_evaluation(Evaluation(task="tiny_translation"))
+        validation.validate_evaluation(Evaluation(task=name))
+    validation.validate_evaluation(Evaluation(task=name, execute_code=True))
+    validation.validate_evaluation(Evaluation(task="tiny_translation"))
 
 
 def test_without_a_sandbox_the_reason_is_given(monkeypatch):
     monkeypatch.setattr(sandbox, "available", lambda: "no namespaces on this system")
     with pytest.raises(ValueError, match="task humaneval .*cannot be done here: no namespaces on this system"):
-        points.validate_evaluation(Evaluation(task="humaneval", execute_code=True))
-    points.validate_evaluation(Evaluation(task="gsm8k", execute_code=True))
+        validation.validate_evaluation(Evaluation(task="humaneval", execute_code=True))
+    validation.validate_evaluation(Evaluation(task="gsm8k", execute_code=True))
 
 
 def test_an_evaluator_refuses_too_before_it_decodes(monkeypatch):
-    from speccascade_jax.evaluation import Evaluator
+    from speccascade_jax.evaluation.session import Evaluator
 
     unloaded = object.__new__(Evaluator)  # nothing of it is needed to refuse
     with pytest.raises(ValueError, match="Evaluation.execute_code = True"):
@@ -86,7 +86,7 @@ def test_an_evaluator_refuses_too_before_it_decodes(monkeypatch):
 
 
 def test_an_evaluation_runs_what_the_pair_wrote_behind_the_prompt(programs, tmp_path, monkeypatch):
-    from speccascade_jax.evaluation import Evaluator
+    from speccascade_jax.evaluation.session import Evaluator
 
     monkeypatch.setattr(sandbox, "available", lambda: None)
     asked = [

@@ -11,7 +11,7 @@ import pytest
 import sacrebleu
 
 from speccascade_jax.data import directory
-from speccascade_jax.data.tasks import get_task
+from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.metrics import quality
 
 ROUGE = ("rouge1", "rouge2", "rougeL")

@@ -14,8 +14,9 @@ from flax.traverse_util import unflatten_dict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from speccascade_jax.core.protocols import LanguageModel
+from speccascade_jax.core.types import Prompt
 from speccascade_jax.models import decoder_layers
-from speccascade_jax.models.base import LanguageModel, Prompt
 from speccascade_jax.models.decoder import (
     PRESETS,
     DecoderLM,
@@ -26,8 +27,8 @@ from speccascade_jax.models.decoder import (
     tiny,
 )
 from speccascade_jax.models.decoder_layers import rotate, turns
-from tests import tiny_decoders
-from tests.tiny_decoders import KINDS, flat_parameters
+from tests.support import tiny_decoders
+from tests.support.tiny_decoders import KINDS, flat_parameters
 
 forced = jax.jit(teacher_forced_logits, static_argnums=0)
 prefill = jax.jit(DecoderLM.prefill, static_argnums=(0, 3, 4))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from speccascade_jax import checkpoints
+from speccascade_jax.core.types import Prompt
 from speccascade_jax.data.directory import require
-from speccascade_jax.models.base import Prompt
 from speccascade_jax.models.t5 import teacher_forced_logits
 
 GOLDEN = {

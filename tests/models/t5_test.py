@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from speccascade_jax.checkpoints.infer import expected_shapes
-from speccascade_jax.models.base import LanguageModel, Prompt
+from speccascade_jax.core.protocols import LanguageModel
+from speccascade_jax.core.types import Prompt
 from speccascade_jax.models.t5 import T5, T5Config, T5Module, teacher_forced_logits
 from speccascade_jax.models.t5_layers import relative_buckets
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from speccascade_jax import checkpoints
-from speccascade_jax.models.base import Prompt
-from tests.parity import greedy
+from speccascade_jax.core.types import Prompt
+from tests.support import parity_greedy
 
 pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch", reason="needs the parity extra: make parity")
@@ -101,5 +101,5 @@ def test_greedy_generation_equals_transformers(both):
             torch.tensor(tokens), max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0
         ).numpy()
         logits = reference(input_ids=torch.tensor(written)).logits.numpy()
-    found = greedy.tokens(model, params, Prompt(jnp.asarray(tokens), jnp.full((2,), WIDTH)), NEW)
-    greedy.assert_equal_but_for_near_ties(found, written[:, WIDTH:], logits[:, WIDTH - 1 :])
+    found = parity_greedy.tokens(model, params, Prompt(jnp.asarray(tokens), jnp.full((2,), WIDTH)), NEW)
+    parity_greedy.assert_equal_but_for_near_ties(found, written[:, WIDTH:], logits[:, WIDTH - 1 :])

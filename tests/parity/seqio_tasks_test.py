@@ -3,14 +3,17 @@
 import gin
 import pytest
 
-from speccascade_jax import experiment, gin_flags, results
-from speccascade_jax.data.tasks import Example, SeqioTask, get_task
-from speccascade_jax.data.vocabularies import Vocabulary
-from speccascade_jax.evaluation import Evaluator
+from speccascade_jax.data.tasks.seqio_task import SeqioTask
+from speccascade_jax.data.tasks.table import Example, get_task
+from speccascade_jax.data.vocabularies.load import Vocabulary
+from speccascade_jax.evaluation import experiment
+from speccascade_jax.evaluation.points import TARGET, Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.session import Evaluator
 from speccascade_jax.metrics import quality
-from speccascade_jax.pair import PAIRS_DIRECTORY
-from speccascade_jax.points import TARGET, Evaluation, Method, ModelPair, Point, Sampling
-from tests import tiny_pair
+from speccascade_jax.pairs.pair import PAIRS_DIRECTORY
+from speccascade_jax.results import store
+from speccascade_jax.runtime import gin_flags
+from tests.support import tiny_pair
 
 pytestmark = pytest.mark.parity
 seqio = pytest.importorskip("seqio", reason="needs the extra seqio: make parity")
@@ -74,7 +77,7 @@ def test_a_limit_is_the_beginning_of_one_order(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_prompts_are_cut_and_tokenised_as_seqio_does_it(name, source, long_texts):
     """T5X's way, a vocabulary by path and lengths, gives the ids that `Evaluator` makes of the pair's vocabulary."""
-    from speccascade_jax.data import seqio_registry
+    from speccascade_jax.data.tasks import seqio_registry
 
     task, vocabulary = get_task(name), Vocabulary(SHIPPED)
     lengths = {"inputs": task.max_input_length, "targets": task.max_output_length}
@@ -93,7 +96,7 @@ def test_prompts_are_cut_and_tokenised_as_seqio_does_it(name, source, long_texts
 
 @pytest.mark.parametrize("name", NAMES)
 def test_absent_data_are_named_with_the_command_that_gets_them(name, tmp_path, monkeypatch):
-    from speccascade_jax.data import seqio_registry
+    from speccascade_jax.data.tasks import seqio_registry
 
     monkeypatch.setattr(seqio.utils, "_TFDS_DATA_DIR_OVERRIDE", str(tmp_path))
     seqio.TaskRegistry.add_provider("absent", seqio_registry.make_task(name))
@@ -109,7 +112,7 @@ def test_absent_data_are_named_with_the_command_that_gets_them(name, tmp_path, m
 
 
 def test_absent_data_are_named_for_a_mixture_that_learns_its_splits_from_them(tmp_path):
-    from speccascade_jax.data import seqio_registry
+    from speccascade_jax.data.tasks import seqio_registry
 
     like = seqio_registry.make_task("xsum")
     source = seqio.TfdsDataSource("xsum:1.1.0", tfds_data_dir=str(tmp_path), read_only=True)
@@ -125,7 +128,7 @@ def test_absent_data_are_named_for_a_mixture_that_learns_its_splits_from_them(tm
 
 @pytest.mark.parametrize("name", NAMES)
 def test_seqio_scores_with_the_metrics_of_the_row(name):
-    from speccascade_jax.data import seqio_registry
+    from speccascade_jax.data.tasks import seqio_registry
 
     targets, predictions = ["a cold day in May", "so it goes"], ["a cold day in June", "so it went"]
     (metric,) = seqio_registry.make_task(name).predict_metric_fns
@@ -172,7 +175,7 @@ def test_a_run_of_somebodys_own_task_and_its_record_again(source, tmp_path):
     recipe = tmp_path / "recipe.gin"
     recipe.write_text(record["configuration"])
     assert _run([str(recipe)], [output])["key"] == record["key"]
-    assert len(results.read_records(tmp_path / "runs.jsonl")) == 1
+    assert len(store.read_records(tmp_path / "runs.jsonl")) == 1
 
 
 def _run(files, bindings):

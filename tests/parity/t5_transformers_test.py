@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from speccascade_jax import checkpoints
-from speccascade_jax.models.base import Prompt
+from speccascade_jax.core.types import Prompt
 from speccascade_jax.models.t5 import T5Config, teacher_forced_logits
-from tests.parity import greedy
+from tests.support import parity_greedy
 
 pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch", reason="needs the parity extra: make parity")
@@ -97,5 +97,5 @@ def test_greedy_generation_equals_transformers(both):
         written = theirs.generate(ids, max_new_tokens=200, **settings)
         logits = theirs(input_ids=ids, decoder_input_ids=written).logits.numpy()
     prompt = Prompt(jnp.zeros((2, 1), jnp.int32), jnp.ones((2,), jnp.int32), jnp.asarray(encoder))
-    found = greedy.tokens(model, params, prompt, 200)
-    greedy.assert_equal_but_for_near_ties(found, written.numpy()[:, 1:], logits)
+    found = parity_greedy.tokens(model, params, prompt, 200)
+    parity_greedy.assert_equal_but_for_near_ties(found, written.numpy()[:, 1:], logits)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from speccascade_jax.data.tasks import get_task
-from speccascade_jax.data.vocabularies import Vocabulary
-from speccascade_jax.pair import PAIRS_DIRECTORY
+from speccascade_jax.data.tasks.table import get_task
+from speccascade_jax.data.vocabularies.load import Vocabulary
+from speccascade_jax.pairs.pair import PAIRS_DIRECTORY
 
 pytestmark = pytest.mark.parity
 

@@ -3,9 +3,8 @@
 import gin
 import pytest
 
-from speccascade_jax import gin_flags
-from speccascade_jax.data import directory
-from speccascade_jax.training import loop
+from speccascade_jax.runtime import gin_flags, paths
+from speccascade_jax.training.t5 import loop
 
 
 def test_settings_become_bindings():
@@ -24,7 +23,7 @@ def _trainer(name, bindings, monkeypatch):
     monkeypatch.setattr(loop.Trainer, "__post_init__", lambda self: None)
     gin.clear_config()
     try:
-        gin_flags.parse_gin([str(directory.repository_root() / "gin" / f"{name}.gin")], bindings)
+        gin_flags.parse_gin([str(paths.repository_root() / "gin" / f"{name}.gin")], bindings)
         return gin.get_configurable(loop.Trainer)()
     finally:
         gin.clear_config()

@@ -2,11 +2,11 @@
 
 import pytest
 
-from speccascade_jax.data import vocabularies
-from speccascade_jax.data.batching import JoinedCorpus
+from speccascade_jax.data.vocabularies import load
 from speccascade_jax.models.t5 import T5Config
-from speccascade_jax.training import export, loop
-from speccascade_jax.training.schedule import Schedule
+from speccascade_jax.training.t5 import export, loop
+from speccascade_jax.training.t5.corpus import JoinedCorpus
+from speccascade_jax.training.t5.schedule import Schedule
 
 NAMES = {"Tom": "Tim", "Mary": "Maria", "Bob": "Robert", "Kim": "Karl"}
 ACTIONS = {"sleeps": "schläft", "reads": "liest", "sings": "singt", "runs": "rennt"}
@@ -18,7 +18,7 @@ def folder(tmp_path_factory):
     """A corpus of 16 pairs and its vocabulary."""
     path = tmp_path_factory.mktemp("corpus")
     (path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS), encoding="utf-8")
-    (path / "vocabulary.model").write_bytes(vocabularies.train([text for pair in PAIRS for text in pair], 290))
+    (path / "vocabulary.model").write_bytes(load.train([text for pair in PAIRS for text in pair], 290))
     return path
 
 

@@ -1,0 +1,1 @@
+"""What every room speaks: values, protocols, randomness, checks. No model and no method lives here."""

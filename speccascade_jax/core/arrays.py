@@ -1,0 +1,56 @@
+"""Small operations on arrays of rows that many rooms need."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade_jax.core.types import Array
+
+
+def write_slots(buffer: Array, update: Array, start: Array, axis: int) -> Array:
+    """Write `update` into `buffer` at slot `start[b]` of every row `b`.
+
+    Args:
+        buffer: `[B * n, ...]`, `n` neighbours sharing a start (heads); update: the same shape except along `axis`
+            (counted with the batch axis).
+        start: int32 `[B]`. The caller guarantees room: `dynamic_update_slice` clamps silently.
+    """
+    rows, update = start.shape[0], update.astype(buffer.dtype)
+    if rows == 1:
+        return jax.lax.dynamic_update_slice_in_dim(buffer, update, start[0], axis)
+
+    def one(row: Array, new: Array, at: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(row, new, at, axis)
+
+    def by_row(x: Array) -> Array:
+        return x.reshape(rows, -1, *x.shape[1:])
+
+    return jax.vmap(one)(by_row(buffer), by_row(update), start).reshape(buffer.shape)
+
+
+def right_pad(rows: list[list[int]], width: int) -> np.ndarray:
+    """int32 `[len(rows), width]`, each row followed by zeros."""
+    out = np.zeros((len(rows), width), np.int32)
+    for i, row in enumerate(rows):
+        out[i, : len(row)] = row
+    return out
+
+
+def bucket(length: int) -> int:
+    """The width that a prompt of `length` tokens is padded to: 8, 12, 16, 24, 32, 48, 64, … (one compilation each).
+
+    Powers of two and the middles between them: beyond 8, padding is less than half of the prompt.
+    """
+    power = max(8, 1 << max(0, length - 1).bit_length())
+    middle = 3 * power // 4
+    return middle if power > 8 and length <= middle else power
+
+
+def is_stop(tokens: Array, stop_ids: tuple[int, ...]) -> Array:
+    """bool, the shape of `tokens`: whether each is one of the stop ids."""
+    hit = jnp.zeros(tokens.shape, bool)
+    for stop in stop_ids:
+        hit |= tokens == stop
+    return hit

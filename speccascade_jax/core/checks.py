@@ -1,0 +1,59 @@
+"""Refusing what has no meaning, naming the value and the remedy, before anything is compiled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+def per_row(name: str, value: Any, batch: int) -> np.ndarray:
+    """float32 `[batch]` from a number or one number per row.
+
+    A Python float, a NumPy float and an int would each retrace; one dtype and one shape never do.
+
+    Raises:
+        ValueError: not numeric, of another length than the batch, or not finite.
+    """
+    try:
+        array = np.asarray(value, np.float32)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}={value!r} is not a number; give a float, or one per row") from error
+    if array.ndim > 1 or (array.ndim == 1 and array.shape[0] != batch):
+        raise ValueError(
+            f"{name} has shape {array.shape}, but the batch has {batch} rows; give one number or [{batch}]"
+        )
+    if not np.all(np.isfinite(array)):
+        bad = array if array.ndim == 0 else array[~np.isfinite(array)][0]
+        raise ValueError(f"{name}={float(bad)} is not finite; give a finite number")
+    return np.broadcast_to(array, (batch,))
+
+
+def several(name: str, values: Any, least: int = 0) -> None:
+    """Refuse one value where a tuple is meant, and a tuple of fewer than `least`.
+
+    Raises:
+        ValueError: as above.
+    """
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise ValueError(f"{name}={values!r} is one value where a tuple is meant; write ({values!r},)")
+    if len(values) < least:
+        raise ValueError(f"{name}={tuple(values)!r} is empty: give at least {least}")
+
+
+def whole(name: str, value: Any, low: int) -> int:
+    """`value` as an int >= `low`, or a ValueError that names it."""
+    number = float(value) if isinstance(value, (int, float, np.integer, np.floating)) else math.nan
+    if isinstance(value, bool) or not (math.isfinite(number) and number == int(number) and number >= low):
+        raise ValueError(f"{name}={value!r} is not a whole number >= {low}")
+    return int(number)
+
+
+def check_seed(seed: Any) -> int:
+    """A seed: a whole number that fits into 32 bits, or a ValueError."""
+    number = whole("seed", seed, 0)
+    if number >= 2**32:
+        raise ValueError(f"seed={seed} does not fit into 32 bits; choose one below {2**32}")
+    return number

@@ -1,0 +1,67 @@
+"""Building `Controls` from Python numbers, and refusing what has no meaning, before anything is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from speccascade_jax.core.checks import per_row
+from speccascade_jax.core.types import Controls, Sampling
+
+
+def make_sampling(
+    batch: int, temperature: Any = 0.0, top_p: Any = 1.0, top_k: Any = 0, *, name: str = "temperature"
+) -> Sampling:
+    """A `Sampling` of `[batch]` values; `name` is what an error calls the temperature.
+
+    Raises:
+        ValueError: temperature < 0, top_p outside (0, 1], top_k negative or not whole.
+    """
+    t, p, k = (per_row(n, v, batch) for n, v in ((name, temperature), ("top_p", top_p), ("top_k", top_k)))
+    _refuse(t < 0, name, t, "is negative; 0 is greedy decoding, 1 the model's own law")
+    _refuse((p <= 0) | (p > 1), "top_p", p, "is outside (0, 1]; 1 switches it off")
+    _refuse((k < 0) | (k != np.floor(k)), "top_k", k, "is not a whole number >= 0; 0 switches it off")
+    # unlike jnp.asarray, device_put compiles nothing
+    return Sampling(*jax.device_put((t, p, k)))
+
+
+def make_controls(
+    batch: int,
+    *,
+    alpha: Any = 0.0,
+    temperature: Any = 0.0,
+    top_p: Any = 1.0,
+    top_k: Any = 0,
+    draft_temperature: Any = None,
+    stop_threshold: Any = 0.0,
+    inner: Controls | None = None,
+) -> Controls:
+    """`Controls` for `batch` rows; every argument is a number or one number per row.
+
+    `draft_temperature=None` gives the draft the target's temperature. Errors as in `make_sampling`.
+    """
+    if draft_temperature is None:
+        draft = make_sampling(batch, temperature, top_p, top_k)
+    else:
+        draft = make_sampling(batch, draft_temperature, top_p, top_k, name="draft_temperature")
+    return Controls(
+        alpha=jax.device_put(per_row("alpha", alpha, batch)),
+        stop_threshold=jax.device_put(per_row("stop_threshold", stop_threshold, batch)),
+        draft=draft,
+        target=make_sampling(batch, temperature, top_p, top_k),
+        inner=inner,
+    )
+
+
+def own_temperature(method: str, temperature: Any, draft_temperature: Any) -> Any:
+    """The temperature of a method's last word: the draft's where the draft writes alone, else the target's."""
+    alone = method == "autoregressive_draft" and draft_temperature is not None
+    return draft_temperature if alone else temperature
+
+
+def _refuse(bad: np.ndarray, name: str, values: np.ndarray, why: str) -> None:
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise ValueError(f"{name}={float(values[row]):g} (row {row}) {why}")

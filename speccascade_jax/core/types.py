@@ -1,0 +1,165 @@
+"""The values that travel between the rooms.
+
+Shape letters, here and everywhere: `B` rows, `P` prompt tokens, `N` encoder tokens, `T` tokens fed, `S` cache slots,
+`L` output buffer, `G` block capacity (static), `V` vocabulary, `D` features.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import flax.struct
+import jax
+
+Array = jax.Array
+PyTree = Any
+
+
+@flax.struct.dataclass
+class LawPair:
+    """All that a rule may read at a position (METHODS section 1).
+
+    Attributes:
+        q, p: float32 `[..., V]`, the raw laws of draft and target: softmax of the logits at
+            temperature 1, nothing truncated. Decisions read these.
+        q_tilde, p_tilde: float32 `[..., V]`, the scaled laws that tokens are really drawn from.
+        greedy: bool `[..., 1]`, whether the draft is decoded greedily (`bild_star` asks).
+    """
+
+    q: Array
+    p: Array
+    q_tilde: Array
+    p_tilde: Array
+    greedy: Array
+
+
+@flax.struct.dataclass
+class Sampling:
+    """The sampling transform `S`, one value per row: float32 `[B]` each.
+
+    `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are exact identities.
+    """
+
+    temperature: Array
+    top_p: Array
+    top_k: Array
+
+
+@flax.struct.dataclass
+class Controls:
+    """Every number that is swept: traced, float32 `[B]`, so that changing one never recompiles.
+
+    Attributes:
+        alpha: the rule's trade-off parameter.
+        stop_threshold: what a stop policy compares with (BiLD's α_f for `Confidence`).
+        draft, target: the sampling transforms `S_d` and `S_t`.
+        inner: controls of the engine that drafts for this one, if one does.
+    """
+
+    alpha: Array
+    stop_threshold: Array
+    draft: Sampling
+    target: Sampling
+    inner: Controls | None = None
+
+
+@flax.struct.dataclass
+class Draft:
+    """A block that a drafter hands over.
+
+    Attributes:
+        tokens: int32 `[B, G]`; entries at or beyond `length` mean nothing.
+        length: int32 `[B]`, 0 is legal.
+        q, q_tilde: float32 `[B, G + 1, V]`. `q_tilde[:, j]` is *the array token `j` was drawn from*; entry
+            `length` is the law at the bonus position, valid if it was asked for.
+        greedy: bool `[B]`, whether the tokens were chosen greedily.
+        steps: int32 `[B]`, forward passes of the draft model that this row needed.
+        bad: bool `[B, G + 1]`, where the draft's logits were not finite.
+    """
+
+    tokens: Array
+    length: Array
+    q: Array
+    q_tilde: Array
+    greedy: Array
+    steps: Array
+    bad: Array
+
+
+@flax.struct.dataclass
+class Round:
+    """What one round did; rows that were already done have `num_new = 0`.
+
+    Attributes:
+        start: int32 `[B]`, the row's length when the round began.
+        active: bool `[B]`.
+        draft: the block.
+        num_kept: int32 `[B]`; rejected: bool `[B]`.
+        tokens: int32 `[B, G + 1]`, the first `num_new` of which are committed.
+        num_new: int32 `[B]`.
+        source: int32 `[B, G + 1]`, where each committed token came from: see `SOURCES`.
+        pair: `LawPair` over `[B, G + 1, V]`.
+        law: float32 `[B, G + 1, V]`, the law that each committed token obeys given its prefix.
+        unverified: bool `[B]`, the block was committed without the target having seen it (`Engine.verify_final`).
+        eta: float32 `[B, G + 1]`, `Σ r q̃`; deferred: float32 `[B, G]`, `r` of the drafts; 0 without a deferral.
+
+    Of an adaptive engine, `pair`, `law` and `eta` are zero at positions that were not scored (`scoring.py`).
+    """
+
+    start: Array
+    active: Array
+    draft: Draft
+    num_kept: Array
+    rejected: Array
+    tokens: Array
+    num_new: Array
+    source: Array
+    pair: LawPair
+    law: Array
+    unverified: Array
+    eta: Array
+    deferred: Array
+
+
+SOURCES = ("draft", "replaced", "bonus", "target")
+
+
+DTYPES = ("float32", "bfloat16", "float16")
+"""What parameters may be loaded in."""
+
+
+Cache = Any
+
+
+Params = Any
+
+
+@flax.struct.dataclass
+class Prompt:
+    """What a generation starts from, right-padded.
+
+    Attributes:
+        tokens: int32 `[B, P]`, the decoder's context: the prompt of a decoder-only model, the single
+            start token of an encoder-decoder.
+        length: int32 `[B]`, how many of `tokens` are real; at least 1.
+        encoder_tokens: int32 `[B, N]`, the encoder's input, 0 where padded; `None` without an encoder.
+    """
+
+    tokens: Array
+    length: Array
+    encoder_tokens: Array | None = None
+
+
+class LMOutput(NamedTuple):
+    """`logits` `[B, T, V]` (raw, padded vocabulary masked to -inf); `hidden` `[B, T, D]` or `None`."""
+
+    logits: Array
+    hidden: Array | None = None
+
+
+@flax.struct.dataclass
+class BoundModel:
+    """A model and its parameters: what the front door passes around."""
+
+    params: Params
+    model: Any = flax.struct.field(pytree_node=False)

@@ -1,0 +1,95 @@
+"""Sentence pairs: reading them, as texts or token ids, and joining neighbours."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from collections.abc import Sequence, Sized
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from speccascade_jax.data import directory
+from speccascade_jax.data.vocabularies.load import Vocabulary
+
+TextPair = tuple[str, str]
+
+
+class TokenPair(NamedTuple):
+    """Token ids of a source and its target, both without EOS."""
+
+    source: list[int]
+    target: list[int]
+
+
+def read_pairs(path: str | Path) -> list[TextPair]:
+    """The `source<TAB>target` lines of a file, gzipped or plain.
+
+    Args:
+        path: an existing file, or a path inside the data directory.
+
+    Raises:
+        FileNotFoundError: neither exists.
+        ValueError: a line without exactly one tab, named by number.
+    """
+    found = Path(path) if Path(path).is_file() else directory.require(*Path(path).parts)
+    pairs = []
+    with gzip.open(found, "rt", encoding="utf-8") if found.suffix == ".gz" else found.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            fields = line.rstrip("\n").split("\t")
+            if len(fields) != 2:
+                raise ValueError(f"{found}:{number} has {len(fields)} columns; source<TAB>target is needed")
+            pairs.append((fields[0], fields[1]))
+    return pairs
+
+
+def holds_pieces(path: str | Path) -> bool:
+    """Whether a file's name says that its columns are pieces separated by spaces, not text: `….pieces[.gz]`."""
+    return ".pieces" in Path(path).suffixes[-2:]
+
+
+def read_tokens(path: str | Path, vocabulary: Vocabulary, limit: int | None = None) -> list[TokenPair]:
+    """Token ids of the first `limit` lines of a file of pairs, text or pieces (`holds_pieces`)."""
+    ids = vocabulary.ids_of_pieces if holds_pieces(path) else vocabulary.encode
+    return [TokenPair(ids(source), ids(target)) for source, target in read_pairs(path)[:limit]]
+
+
+def group(
+    pairs: Sequence[tuple[Sized, Sized]], max_joined: int, rng: np.random.Generator, max_length: float = math.inf
+) -> list[list[int]]:
+    """A random partition of `pairs`, texts or tokens, into groups of 1 to `max_joined`, as indices.
+
+    A group's size is drawn uniformly; it closes early where the next pair would take the source or the target
+    beyond `max_length` (EOS not counted).
+
+    Raises:
+        ValueError: a single pair is longer than `max_length`.
+    """
+    groups: list[list[int]] = []
+    room, source_length, target_length = 0, 0, 0
+    for index in rng.permutation(len(pairs)).tolist():
+        source, target = map(len, pairs[index])
+        if max(source, target) > max_length:
+            raise ValueError(f"pair {index} has {max(source, target)} tokens; at most {max_length} fit")
+        source_length, target_length = source_length + source, target_length + target
+        if room == 0 or max(source_length, target_length) > max_length:
+            groups.append([])
+            room, source_length, target_length = int(rng.integers(1, max_joined + 1)), source, target
+        groups[-1].append(index)
+        room -= 1
+    return groups
+
+
+def join_texts(pairs: Sequence[TextPair], indices: Sequence[int]) -> TextPair:
+    """The pairs of one group as one, joined by spaces, the same order on both sides."""
+    return " ".join(pairs[index][0] for index in indices), " ".join(pairs[index][1] for index in indices)
+
+
+def join_tokens(pairs: Sequence[TokenPair], indices: Sequence[int]) -> TokenPair:
+    """`join_texts` for tokens.
+
+    Equals the tokens of the joined texts: sentencepiece cuts at spaces first and marks each word's start.
+    """
+    source = [token for index in indices for token in pairs[index].source]
+    return TokenPair(source, [token for index in indices for token in pairs[index].target])

@@ -1,0 +1,1 @@
+"""★ Tasks: examples, prompts, metrics, and the table of those that have a name."""

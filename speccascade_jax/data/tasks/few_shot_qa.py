@@ -1,0 +1,140 @@
+"""Few-shot question answering, in the open or about a paragraph: SQuAD 2, WebQuestions, NQ-open, TriviaQA.
+
+Outputs have the 5 tokens of METHODS section 9; an answer of several spellings is judged by its best.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from speccascade_jax.data import directory
+from speccascade_jax.data.tasks.few_shot import FewShotTask, Record, Template
+from speccascade_jax.data.tasks.task import json_lines, shuffled
+from speccascade_jax.metrics.answers import UNANSWERABLE
+
+POOL = 16
+"""Records that are kept for exemplars."""
+
+_SQUAD_PARAGRAPHS = 8
+
+
+def _squad2() -> list[dict[str, Any]]:
+    return list(json_lines(directory.require("squad2", "dev_articles_even.jsonl.gz")))
+
+
+def _squad_record(number: int, record: dict[str, Any]) -> Record:
+    answers = tuple(dict.fromkeys(record["answers"])) or (UNANSWERABLE,)
+    question = f"{record['context'].strip()}\nQuestion: {record['question'].strip()}"
+    return Record(id=number, question=question, answer=answers[0], reference=answers)
+
+
+def _squad_exemplars() -> dict[str, Record]:
+    """Paragraph -> its exemplar; questions with and without an answer take turns."""
+    found: dict[str, Record] = {}
+    for number, record in enumerate(_squad2()):
+        wanted = record["is_impossible"] == bool(len(found) % 2)
+        if wanted and record["context"] not in found:
+            found[record["context"]] = _squad_record(number, record)
+        if len(found) == _SQUAD_PARAGRAPHS:
+            break
+    return found
+
+
+def _read_squad2(split: str) -> list[Record]:
+    """Without any question about an exemplar's paragraph; shuffled, since neighbours share paragraph and article."""
+    shown = _squad_exemplars()
+    records = [_squad_record(*pair) for pair in enumerate(_squad2()) if pair[1]["context"] not in shown]
+    return shuffled(records)
+
+
+_WEBQUESTIONS_FILES = {"test": "test_dev_half.jsonl", "validation": "val.jsonl", "devtest": "devtest.jsonl"}
+
+
+def _web_questions(file: str) -> Iterator[Record]:
+    for number, record in enumerate(json_lines(directory.require("webquestions", file))):
+        yield _open_question(number, record["qText"], record["answers"])
+
+
+def _nq_open(file: str) -> Iterator[Record]:
+    for number, record in enumerate(json_lines(directory.require("nq_open", file))):
+        yield _open_question(number, record["question"], record["answer"])
+
+
+def _open_question(number: int, question: str, answers: list[str]) -> Record:
+    """With exactly one question mark at the end: NQ-open has none, WebQuestions has one."""
+    spelt = tuple(dict.fromkeys(answers))
+    return Record(id=number, question=question.strip().rstrip("?") + "?", answer=spelt[0], reference=spelt)
+
+
+def _trivia_file(split: str) -> Path:
+    """`triviaqa/<split>.json`, as TriviaQA's authors publish it, or `.jsonl` with one entry of its `Data` a line."""
+    lines = directory.data_directory() / "triviaqa" / f"{split}.jsonl"
+    return lines if lines.exists() else directory.require("triviaqa", f"{split}.json")
+
+
+def _trivia_questions(split: str) -> Iterator[Record]:
+    path = _trivia_file(split)
+    whole = path.suffix == ".json"
+    for number, entry in enumerate(json.loads(path.read_text(encoding="utf-8"))["Data"] if whole else json_lines(path)):
+        if "Answer" not in entry:
+            raise ValueError(
+                f"question {number} of triviaqa's split {split!r} ({path}) has no answer, and the published test split "
+                "has none at all: set Evaluation.split = 'validation', or put a file with answers there"
+            )
+        answer = entry["Answer"]
+        names = [answer["Value"], *answer.get("Aliases", ()), *answer.get("NormalizedAliases", ())]
+        yield _open_question(number, entry["Question"], names)
+
+
+_OPEN = Template(question="Q: {question}\nA:", separator="\n")
+_QA: dict[str, Any] = {"metrics": ("answer_exact_match", "answer_f1"), "max_output_length": 5, "stop_strings": ("\n",)}
+
+QUESTION_ANSWERING = (
+    FewShotTask(
+        name="squad2",
+        splits=("validation",),
+        records=_read_squad2,
+        pool=lambda: _squad_exemplars().values(),
+        shots=4,
+        template=Template(
+            header=f'Answer with words of the paragraph, or with "{UNANSWERABLE}" if it does not say.',
+            question="Paragraph: {question}\nAnswer:",
+        ),
+        max_input_length=2048,
+        **_QA,
+    ),
+    FewShotTask(
+        name="webquestions",
+        splits=tuple(_WEBQUESTIONS_FILES),
+        records=lambda split: _web_questions(_WEBQUESTIONS_FILES[split]),
+        pool=lambda: islice(_web_questions("trainmodel.jsonl"), POOL),
+        shots=5,
+        template=_OPEN,
+        max_input_length=256,
+        **_QA,
+    ),
+    FewShotTask(
+        name="nq_open",
+        splits=("validation",),
+        records=lambda split: _nq_open("dev_half.jsonl"),
+        pool=lambda: islice(_nq_open("efficientqa_dev_1.1.jsonl"), POOL),
+        shots=5,
+        template=_OPEN,
+        max_input_length=256,
+        **_QA,
+    ),
+    FewShotTask(
+        name="triviaqa",
+        splits=("validation", "test"),
+        records=_trivia_questions,
+        pool=lambda: islice(_trivia_questions("validation"), POOL),
+        shots=5,
+        template=_OPEN,
+        max_input_length=512,
+        **_QA,
+    ),
+)

@@ -1,0 +1,125 @@
+"""The table of tasks, and the readers of those that are plain pairs of texts; what a task is, `data.task` says.
+
+A new task is one reader (split -> examples) and one row of `TASKS`; one for decoder-only models, whose prompt shows
+solved examples first, is a reader and a row of a `data/few_shot_*.py`. Data sets other than the shipped one lie in the
+data directory (`speccascade_jax.data.directory`) or come through seqio, and are read when `load` is called, never on
+import. A task that somebody registered with seqio needs no row: a `SeqioTask` stands wherever a name does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+
+import numpy as np
+
+from speccascade_jax.core import names
+from speccascade_jax.data import directory
+from speccascade_jax.data.sentence_pairs import TextPair, group, join_texts, read_pairs
+from speccascade_jax.data.tasks.few_shot import with_shots
+from speccascade_jax.data.tasks.few_shot_code import CODE
+from speccascade_jax.data.tasks.few_shot_qa import QUESTION_ANSWERING
+from speccascade_jax.data.tasks.few_shot_reasoning import REASONING
+from speccascade_jax.data.tasks.few_shot_text import TEXT
+from speccascade_jax.data.tasks.seqio_task import SeqioTask
+from speccascade_jax.data.tasks.task import ORDER_SEED, Example, Task, json_lines, shuffled
+
+
+def _numbered(pairs: Sequence[TextPair]) -> list[Example]:
+    return [Example(number, source, reference) for number, (source, reference) in enumerate(pairs)]
+
+
+def _read_tiny_translation(split: str) -> list[Example]:
+    packaged = resources.files("speccascade_jax") / "assets" / "tiny_translation.jsonl"
+    with resources.as_file(packaged) as path:
+        return [Example(**record) for record in json_lines(path)]
+
+
+_TATOEBA_FILES = {"validation": "valid.en-de.tsv", "train": "train.en-de.tsv.gz"}
+_MULTI30K_FILES = {
+    "validation": "val.en-de.tsv",
+    "test": "test_2016_flickr.en-de.tsv",
+    "train": "train.en-de.tsv.gz",
+}
+
+
+def _tatoeba_pairs(split: str) -> list[TextPair]:
+    return read_pairs(directory.require("tatoeba_en_de", _TATOEBA_FILES[split]))
+
+
+def _read_tatoeba(split: str) -> list[Example]:
+    return shuffled(_numbered(_tatoeba_pairs(split)))
+
+
+def _read_tatoeba_joined(split: str) -> list[Example]:
+    pairs = _tatoeba_pairs(split)
+    groups = group(pairs, max_joined=4, rng=np.random.default_rng(ORDER_SEED))
+    return _numbered([join_texts(pairs, one) for one in groups])
+
+
+def _read_multi30k(split: str) -> list[Example]:
+    return _numbered(read_pairs(directory.require("multi30k", _MULTI30K_FILES[split])))
+
+
+def _read_wmt22(split: str) -> list[Example]:
+    """Half of WMT22's general test set, against its first human reference."""
+    records = json_lines(directory.require("wmt22_en_de", "dev_half.jsonl"))
+    # Neighbours come from one document: without a shuffle a limit would sample one or two texts.
+    return shuffled([Example(record["id"], record["en"], record["de_refA"]) for record in records])
+
+
+def get_task(name: str | SeqioTask) -> Task:
+    """The task called `name`; a `SeqioTask` is one itself. "gsm8k:4" is the task "gsm8k" with 4 exemplars.
+
+    Raises:
+        ValueError: there is none (names the nearest and all of them), or it has no exemplars.
+    """
+    if isinstance(name, SeqioTask):
+        return name
+    plain, colon, shots = name.partition(":")
+    if plain in TASKS:
+        return with_shots(TASKS[plain], shots) if colon else TASKS[plain]
+    raise ValueError(
+        f"unknown task {name!r}; {names.hint(name, TASKS)}All tasks: {', '.join(TASKS)}. "
+        "One of seqio's registry is given as tasks.SeqioTask (gin/tasks/seqio.gin)"
+    )
+
+
+def _of_paper_1(name: str, prefix: str, metrics: tuple[str, ...], lengths: tuple[int, int]) -> SeqioTask:
+    """A data set of paper 1's T5 experiments (§F.1, METHODS section 9); validation, as there, is the default split."""
+    return SeqioTask(
+        name=name,
+        registered=f"speccascade_{name}",
+        module="speccascade_jax.data.tasks.seqio_registry",
+        prefix=prefix,
+        metrics=metrics,
+        max_input_length=lengths[0],
+        max_output_length=lengths[1],
+    )
+
+
+_ROUGE = ("rouge2", "rouge1", "rougeL")  # paper 1 shows ROUGE-2
+
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        Task(name="tiny_translation", splits=("test",), read=_read_tiny_translation),
+        Task(name="tatoeba", splits=tuple(_TATOEBA_FILES), read=_read_tatoeba),
+        Task(
+            name="tatoeba_joined",
+            splits=tuple(_TATOEBA_FILES),
+            read=_read_tatoeba_joined,
+            max_input_length=128,
+            max_output_length=128,
+        ),
+        Task(name="multi30k", splits=tuple(_MULTI30K_FILES), read=_read_multi30k),
+        Task(name="wmt22", splits=("test",), read=_read_wmt22, max_input_length=256, max_output_length=256),
+        _of_paper_1("wmt14_en_de", "translate English to German: ", ("bleu",), lengths=(80, 80)),
+        _of_paper_1("xsum", "summarize: ", _ROUGE, lengths=(1024, 64)),
+        _of_paper_1("cnn_dailymail", "summarize: ", _ROUGE, lengths=(2048, 128)),
+        *QUESTION_ANSWERING,
+        *REASONING,
+        *CODE,
+        *TEXT,
+    )
+}

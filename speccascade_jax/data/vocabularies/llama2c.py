@@ -1,0 +1,130 @@
+"""llama2.c's tokenizer files, encoded and decoded as its `run.c` does (https://github.com/karpathy/llama2.c, MIT).
+
+int32 length of the longest piece; then per piece float32 score, int32 length, bytes. Little endian; spaces are spaces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from speccascade_jax.data.vocabularies.vocabulary import FileVocabulary
+
+_FIRST_BYTE = 3  # ids 0, 1, 2 are unknown, BOS, EOS; then come the 256 bytes
+_BYTE = re.compile(rb"<0x([0-9A-Fa-f]{2})>")
+_NO_MERGE = -1e10  # as in run.c: pieces with lower scores are never merged
+_LONGEST = 1 << 16
+
+
+class _Piece(NamedTuple):
+    score: float
+    text: bytes
+
+
+class Llama2cVocabulary(FileVocabulary):
+    """A vocabulary of llama2.c: BOS 1, EOS 2, byte `b` at `b + 3`.
+
+    Both 1 and 2 end an output: models of TinyStories are trained with BOS between stories, and llama2.c's own loop
+    stops there.
+
+    Attributes: as in `TextVocabulary`; `fingerprint` is the SHA-256 of the file's bytes.
+    """
+
+    bos_id = 1
+    eos_id = 2
+    stop_ids = (1, 2)
+    specials = frozenset((1, 2))
+
+    def __init__(self, path: str | Path):
+        """Read `path`.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: not a tokenizer of llama2.c.
+        """
+        self.path = Path(path)
+        table = read_pieces(self.path)
+        if table is None:
+            raise ValueError(
+                f"vocabulary {self.path} is no tokenizer of llama2.c (int32, then float32, int32 and bytes per piece, "
+                f"<0x00> the piece {_FIRST_BYTE}): give the file that the model was trained with, such as tokenizer.bin"
+            )
+        self.fingerprint = hashlib.sha256(self.path.read_bytes()).hexdigest()
+        self.vocab_size = len(table)
+        self._table = table
+        self._ids: dict[bytes, int] = {}
+        for token, piece in enumerate(table):
+            self._ids.setdefault(piece.text, token)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, without BOS and EOS: characters, or their bytes, merged while a pair is a piece.
+
+        A space is put before a text that is not empty. Merged first is the pair whose piece has the highest score, of
+        equals the leftmost.
+        """
+        ids = [token for character in " " * bool(text) + text for token in self._spelt(character)]
+        merged = [self._merge(*pair) for pair in zip(ids, ids[1:], strict=False)]
+        while merged and (best := max(merged, key=lambda found: found[0]))[0] > _NO_MERGE:
+            at = merged.index(best)
+            ids[at : at + 2] = [best[1]]
+            del merged[at]
+            for pair in (at - 1, at):
+                if 0 <= pair < len(merged):
+                    merged[pair] = self._merge(ids[pair], ids[pair + 1])
+        return ids
+
+    def _spelt(self, character: str) -> list[int]:
+        text = character.encode()
+        found = self._ids.get(text)
+        return [byte + _FIRST_BYTE for byte in text] if found is None else [found]
+
+    def _merge(self, left: int, right: int) -> tuple[float, int]:
+        """Score and id of the two as one piece; no score where they are none."""
+        found = self._ids.get(self._table[left].text + self._table[right].text)
+        return (_NO_MERGE, -1) if found is None else (self._table[found].score, found)
+
+    def _text(self, ids: list[int], goes_on: bool) -> str:
+        text = b"".join(map(self._bytes, ids))
+        begins_with_space = bool(ids) and self._table[ids[0]].text.startswith(b" ")
+        return text[begins_with_space and not goes_on :].decode("utf-8", "replace")
+
+    def _bytes(self, token: int) -> bytes:
+        text = self._table[token].text
+        spelt = _BYTE.fullmatch(text)
+        return bytes([int(spelt[1], 16)]) if spelt else text
+
+    def piece(self, token: int) -> str:
+        """The piece of `token` in sentencepiece's notation, from which llama2.c's files are made."""
+        if token in (self.bos_id, self.eos_id):
+            return "<s>" if token == self.bos_id else "</s>"
+        return self._table[token].text.decode("utf-8", "replace").replace(" ", "▁")
+
+
+def read_pieces(path: Path) -> list[_Piece] | None:
+    """The pieces of a llama2.c tokenizer; `None` where the file is something else, told from its first bytes mostly."""
+    with path.open("rb") as file:
+        header = file.read(4)
+        longest = struct.unpack("<i", header)[0] if len(header) == 4 else 0
+        if not 0 < longest < _LONGEST:
+            return None
+        pieces: list[_Piece] = []
+        while head := file.read(8):
+            piece = _read_piece(file, head, longest)
+            if piece is None:
+                return None
+            pieces.append(piece)
+    spelt = [piece.text for piece in pieces[_FIRST_BYTE : _FIRST_BYTE + 256]]
+    return pieces if spelt == [b"<0x%02X>" % byte for byte in range(256)] else None
+
+
+def _read_piece(file: BinaryIO, head: bytes, longest: int) -> _Piece | None:
+    if len(head) < 8:
+        return None
+    score, length = struct.unpack("<fi", head)
+    if not 0 <= length <= longest:
+        return None
+    text = file.read(length)
+    return _Piece(score, text) if len(text) == length else None

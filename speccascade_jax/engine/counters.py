@@ -1,0 +1,119 @@
+"""Counting inside the loop: integers and short sums per row, nothing the size of the vocabulary kept."""
+
+from __future__ import annotations
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from speccascade_jax.core.types import Array, LawPair, Round
+from speccascade_jax.rules.deferral import Rule
+from speccascade_jax.rules.laws import deferral_mass
+
+
+@flax.struct.dataclass
+class Counters:
+    """Statistics per row; `[B]` int32 unless said otherwise (METHODS section 9).
+
+    Attributes:
+        rounds, target_calls: rounds the row took part in; each is one call of the target, but for those whose block
+            was `unverified`: committed as it was drafted, because it ended the row (`Engine.verify_final`).
+        drafted: draft tokens handed over; examined: those up to and including the first rejection.
+        kept, rejected: of the examined ones. committed: tokens of the output; discarded: sampled tokens, the
+            target's own included, that were not committed.
+        draft_steps: forward passes of the draft this row needed.
+        unverified_tokens: the tokens of such blocks; neither kept nor examined.
+        deferred: float32, Σ of `η` over the committed positions the rule decided; decided: how many those are.
+        examined_at, kept_at: `[B, G]` by position in the block; deferred_at: float32, `Σ r(x)` over the
+            examined drafts; kept_although_deferred_at: float32, the same over the kept ones.
+    """
+
+    rounds: Array
+    target_calls: Array
+    drafted: Array
+    examined: Array
+    kept: Array
+    rejected: Array
+    committed: Array
+    discarded: Array
+    draft_steps: Array
+    unverified: Array
+    unverified_tokens: Array
+    deferred: Array
+    decided: Array
+    examined_at: Array
+    kept_at: Array
+    deferred_at: Array
+    kept_although_deferred_at: Array
+
+    @classmethod
+    def zeros(cls, rows: int, block: int) -> Counters:
+        """Nothing counted yet."""
+        real = {"deferred", "deferred_at", "kept_although_deferred_at"}
+
+        def zeros(name: str) -> Array:
+            shape = (rows, block) if name.endswith("_at") else (rows,)
+            return jnp.zeros(shape, jnp.float32 if name in real else jnp.int32)
+
+        return cls(**{name: zeros(name) for name in cls.__dataclass_fields__})
+
+
+def count_round(old: Counters, turn: Round, rule: Rule, bonus: str) -> Counters:
+    """Add one round's counts; inactive rows add nothing."""
+    active = turn.active.astype(jnp.int32)
+    block = turn.draft.tokens.shape[1]
+    slots = jnp.arange(block)[None]
+    verified = (turn.active & ~turn.unverified).astype(jnp.int32)
+    examined = verified[:, None] * (turn.num_kept + turn.rejected)[:, None] > slots
+    kept = verified[:, None] * turn.num_kept[:, None] > slots
+    decided = _decided(turn, rule, bonus)
+    # did the target draw a token itself?
+    own = (turn.rejected | (bonus != "none") | (turn.draft.length == 0)) & ~turn.unverified
+    return Counters(
+        rounds=old.rounds + active,
+        target_calls=old.target_calls + verified,
+        drafted=old.drafted + active * turn.draft.length,
+        examined=old.examined + verified * (turn.num_kept + turn.rejected),
+        kept=old.kept + verified * turn.num_kept,
+        rejected=old.rejected + turn.rejected,
+        committed=old.committed + turn.num_new,
+        discarded=old.discarded + active * (turn.draft.length + own - turn.num_new),
+        draft_steps=old.draft_steps + active * turn.draft.steps,
+        unverified=old.unverified + active - verified,
+        unverified_tokens=old.unverified_tokens + (active - verified) * turn.num_new,
+        deferred=old.deferred + jnp.where(decided, turn.eta, 0.0).sum(-1),
+        decided=old.decided + decided.sum(-1),
+        examined_at=old.examined_at + examined,
+        kept_at=old.kept_at + kept,
+        deferred_at=old.deferred_at + jnp.where(examined, turn.deferred, 0.0),
+        kept_although_deferred_at=old.kept_although_deferred_at + jnp.where(kept, turn.deferred, 0.0),
+    )
+
+
+def deferrals(rule: Rule, pair: LawPair, alpha: Array, tokens: Array) -> tuple[Array, Array]:
+    """What a rule hands to the target in a block: `η = Σ r q̃` `[B, W]` and `r(x_j)` of the drafts `[B, W − 1]`.
+
+    Args:
+        pair: over `[B, W, V]`; alpha: `[B]`; tokens: int32 `[B, W − 1]`, the drafts.
+
+    Returns:
+        float32; zeros for a rule that is no deferral.
+    """
+    rows, block = tokens.shape
+    if rule.deferral is None:
+        return jnp.zeros((rows, block + 1)), jnp.zeros((rows, block))
+    with jax.named_scope("rule"):
+        deferred = rule.deferral(pair, alpha[:, None, None])
+        eta = jnp.broadcast_to(deferral_mass(deferred, pair)[..., 0], (rows, block + 1))
+    everywhere = jnp.broadcast_to(deferred.astype(jnp.float32), pair.q_tilde.shape)[:, :block]
+    return eta, jnp.take_along_axis(everywhere, tokens[..., None], -1)[..., 0]
+
+
+def _decided(turn: Round, rule: Rule, bonus: str) -> Array:
+    """bool `[B, G + 1]`: the committed positions that the rule decided."""
+    slots = jnp.arange(turn.tokens.shape[1])[None]
+    if rule.deferral is None:
+        return jnp.zeros(turn.tokens.shape, bool)
+    # a bonus from the target is not the rule's decision
+    decided = (slots < turn.num_new[:, None]) & ~turn.unverified[:, None]
+    return decided & ((bonus != "target") | (slots < turn.draft.length[:, None]))

@@ -1,0 +1,173 @@
+"""`generate`: a whole generation as one jitted program, and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade_jax.core.types import Array, Controls, Params, Prompt, PyTree, Round
+from speccascade_jax.engine.counters import Counters
+from speccascade_jax.engine.loop import DecodeState, Engine, run_rounds
+
+
+@flax.struct.dataclass
+class Generation:
+    """The result of `generate`, on the device.
+
+    Attributes:
+        tokens: int32 `[B, max_new_tokens]`, 0 after the end; lengths: int32 `[B]`, the stop id included.
+        stats: `Counters` per row.
+        inner: statistics of engines inside the drafter, or `None`.
+        failed_at: int32 `[B, 2]`, see `DecodeState`.
+        record: what `record` returned per round, `[max_new_tokens, …]`, or `None`; `num_rounds` int32 scalar.
+    """
+
+    tokens: Array
+    lengths: Array
+    stats: Counters
+    inner: Any
+    failed_at: Array
+    record: Any
+    num_rounds: Array
+
+
+def generate(
+    engine: Engine,
+    params: Params,
+    prompt: Prompt,
+    seed: int | Array = 0,
+    *,
+    controls: Controls,
+    max_new_tokens: int,
+    record: Callable[[Round], PyTree] | None = None,
+    example_ids: Any = None,
+    level: int = 0,
+) -> Generation:
+    """Generate for a batch: one jitted program, nothing leaves the device before the end.
+
+    Compiled once per engine, shapes of prompt and batch, `max_new_tokens` and `record`; never again for other
+    controls, seeds, prompts or ids.
+
+    Args:
+        engine: what is plugged together.
+        params: `{"target", "drafter"}`.
+        prompt: right-padded `[B, P]`.
+        seed: an integer.
+        controls: numbers per row.
+        max_new_tokens: static.
+        record: a module-level function from a `Round` to a pytree of reductions.
+        example_ids: `[B]`, default `0 … B − 1`.
+        level: part of every row's key; two generations of one program that must not share bits have two.
+
+    Returns:
+        A `Generation`. Non-finite logits don't raise here: see `raise_on_failure`.
+    """
+    rows = prompt.tokens.shape[0]
+    ids = on_device(np.arange(rows) if example_ids is None else example_ids, np.int32)
+    seed = on_device(seed, np.uint32)
+    static = {"max_new_tokens": max_new_tokens, "record": record, "level": level}
+    return _generate(engine, params, prompt, seed, controls, ids, **static)
+
+
+def on_device(value: Any, dtype: Any) -> Array:
+    """`value` as an array of `dtype`; unlike `jnp.asarray` it compiles nothing for values that come from the host."""
+    return value.astype(dtype) if isinstance(value, jax.Array) else jax.device_put(np.asarray(value, dtype))
+
+
+@partial(jax.jit, static_argnames=("engine", "max_new_tokens", "record", "level"))
+def _generate(
+    engine: Engine,
+    params: Params,
+    prompt: Prompt,
+    seed: Array,
+    controls: Controls,
+    example_ids: Array,
+    *,
+    max_new_tokens: int,
+    record: Callable[[Round], PyTree] | None,
+    level: int,
+) -> Generation:
+    key = jax.random.key(seed, impl="threefry2x32")
+    state = engine.init(params, prompt, key, example_ids, max_new_tokens, level)
+    buffers = _record_buffers(engine, params, state, controls, max_new_tokens, record)
+
+    def on_round(carry: tuple[Array, PyTree], turn: Round) -> tuple[Array, PyTree]:
+        index, buffers = carry
+        if record is not None:
+            buffers = jax.tree.map(lambda b, x: b.at[index].set(x), buffers, record(turn))
+        return index + 1, buffers
+
+    start = (jnp.zeros((), jnp.int32), buffers)
+    state, (rounds, buffers) = run_rounds(engine, params, state, controls, lambda s: ~s.done, start, on_round)
+    lengths = state.length - state.start
+    at = state.start[:, None] + jnp.arange(max_new_tokens)[None]
+    tokens = jnp.take_along_axis(state.tokens, at, axis=1)
+    return Generation(
+        tokens=jnp.where(jnp.arange(max_new_tokens)[None] < lengths[:, None], tokens, 0),
+        lengths=lengths,
+        stats=state.counters,
+        inner=engine.drafter.stats(state.drafter),
+        failed_at=state.failed_at,
+        record=buffers,
+        num_rounds=rounds,
+    )
+
+
+def compiled_for(
+    engine: Engine, params: Params, prompt: Prompt, controls: Controls, *, max_new_tokens: int
+) -> jax.stages.Compiled:
+    """The program that `generate` runs, compiled for shapes alone: arrays may be `jax.ShapeDtypeStruct`s."""
+    rows = prompt.tokens.shape[0]
+    seed, ids = jax.ShapeDtypeStruct((), jnp.uint32), jax.ShapeDtypeStruct((rows,), jnp.int32)
+    static = {"max_new_tokens": max_new_tokens, "record": None, "level": 0}
+    return _generate.lower(engine, params, prompt, seed, controls, ids, **static).compile()
+
+
+def _record_buffers(
+    engine: Engine,
+    params: Params,
+    state: DecodeState,
+    controls: Controls,
+    rounds: int,
+    record: Callable[[Round], PyTree] | None,
+) -> PyTree:
+    if record is None:
+        return None
+    shapes = jax.eval_shape(lambda: record(engine.step(params, state, controls)[1]))
+    return jax.tree.map(lambda x: jnp.zeros((rounds, *x.shape), x.dtype), shapes)
+
+
+def compilations() -> int:
+    """How many programs `generate` has compiled in this process: one per bucket, whatever is swept."""
+    return _generate._cache_size()  # type: ignore[attr-defined]
+
+
+def raise_on_failure(generation: Generation, names: Sequence[str] = ("target", "draft")) -> None:
+    """Refuse a generation that met NaN or infinite logits; arguments and errors as `raise_if_failed`."""
+    raise_if_failed(np.asarray(generation.failed_at), names)
+
+
+def raise_if_failed(failed_at: np.ndarray, names: Sequence[str] = ("target", "draft")) -> None:
+    """Refuse NaN or infinite logits.
+
+    Args:
+        failed_at: int `[B, 2]`, as in `DecodeState`.
+        names: what the two models are called.
+
+    Raises:
+        FloatingPointError: names the model, the row and the position.
+    """
+    if (failed_at < 0).all():
+        return
+    row = int(np.argmax((failed_at >= 0).any(-1)))
+    name, at = [(n, int(p)) for n, p in zip(names, failed_at[row], strict=True) if p >= 0][0]
+    raise FloatingPointError(
+        f"the {name} model gave NaN or infinite logits in row {row} at position {at} of its decoder sequence; "
+        f"check its weights (a checkpoint of another configuration?) and the row's prompt"
+    )

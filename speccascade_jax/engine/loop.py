@@ -1,0 +1,324 @@
+"""The engine: the only loop over rounds. A round is draft → score → accept/replace → commit/rollback.
+
+What tells the methods apart is which drafter, stop policy and acceptance are plugged in, never the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from speccascade_jax.core import rngs
+from speccascade_jax.core.arrays import is_stop, write_slots
+from speccascade_jax.core.protocols import Drafter, DraftRequest, LanguageModel
+from speccascade_jax.core.sampling import make_law_pair
+from speccascade_jax.core.types import Array, Cache, Controls, Draft, LawPair, Params, Prompt, PyTree, Round
+from speccascade_jax.engine.counters import Counters, count_round, deferrals
+from speccascade_jax.engine.widths import Judged, by_width, cut, widths
+from speccascade_jax.rules.acceptance import AcceptFn
+from speccascade_jax.rules.verification import Verdict, verify
+
+BONUSES = ("rule", "target", "none")
+
+
+@flax.struct.dataclass
+class DecodeState:
+    """Everything that moves; a pytree.
+
+    Attributes:
+        tokens: int32 `[B, L]`, prompt and committed tokens; slots at or beyond `length` are junk.
+        length: int32 `[B]`; start: its value before the first round; limit: the most it may become.
+        done: bool `[B]`.
+        rounds: int32 `[B]`, the row's own counter, part of its keys.
+        keys: one key per row.
+        target_cache, drafter: the caches. Invariant: the target's has consumed exactly `length − 1` tokens.
+        counters: statistics per row.
+        failed_at: int32 `[B, 2]`, position of the first non-finite logits of (target, draft), or -1.
+    """
+
+    tokens: Array
+    length: Array
+    start: Array
+    limit: Array
+    done: Array
+    rounds: Array
+    keys: Array
+    target_cache: Cache
+    drafter: PyTree
+    counters: Counters
+    failed_at: Array
+
+
+class Drafted(NamedTuple):
+    """A block that the target has not seen.
+
+    `unverified` bool `[B]`: the row's block is to be committed as it is (`Engine.verify_final`).
+    """
+
+    draft: Draft
+    drafter: PyTree
+    target_cache: Cache
+    keys: rngs.RoundKeys
+    unverified: Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """What a generation is made of: static and hashable; parameters are passed beside it.
+
+    Parameters are `{"target": …, "drafter": …}`.
+
+    Attributes:
+        target: the model whose calls are to be saved.
+        drafter: writes the blocks.
+        accept: decides what is kept.
+        stop_ids: token ids that end a row; they are committed.
+        bonus: what follows a fully kept block: "rule" (from `π`, the default), "target" (from `p̃`) or
+            "none". A block of length 0 gives one token from `π` under "none" too.
+        verify_final: whether a block that ends its row, in a drafted stop id or at the length limit, is scored like any
+            other. If not, it is committed as it is: published token cascades and Big-Little do so (METHODS section 4).
+        adaptive: whether blocks are often shorter than `block`: they are scored no wider than they are, at the price
+            of a program per width (`scoring.WIDTHS`).
+    """
+
+    target: LanguageModel
+    drafter: Drafter
+    accept: AcceptFn
+    stop_ids: tuple[int, ...] = ()
+    bonus: str = "rule"
+    verify_final: bool = True
+    adaptive: bool = False
+
+    def __post_init__(self) -> None:
+        if self.bonus not in BONUSES:
+            raise ValueError(f"unknown bonus {self.bonus!r}: choose one of {', '.join(BONUSES)}")
+        if self.block == 0 and self.accept.rule.reads_q:
+            raise ValueError(
+                f"rule {self.accept.rule.name!r} reads the draft's law, but nothing drafts: use spec_decode"
+            )
+        object.__setattr__(self, "stop_ids", tuple(int(i) for i in self.stop_ids))
+
+    @property
+    def block(self) -> int:
+        """`G`, the longest block of a round."""
+        return self.drafter.block
+
+    @property
+    def complete(self) -> bool:
+        """Whether the drafter must give its law at the bonus position (one more draft pass per round)."""
+        return self.bonus == "rule" and self.accept.rule.reads_q
+
+    def init(
+        self,
+        params: Params,
+        prompt: Prompt,
+        rng: Array,
+        example_ids: Array,
+        max_new_tokens: int,
+        level: int = 0,
+        taken_back: int = 0,
+    ) -> DecodeState:
+        """The state before the first round; prefills both models.
+
+        Args:
+            params: `{"target", "drafter"}`.
+            prompt: `[B, P]`.
+            rng: a key.
+            example_ids: int32 `[B]`; a row's random bits depend on its id only.
+            max_new_tokens: static; the buffers' room.
+            level: this engine's depth when it drafts for another one; taken_back: how far that one may roll this one's
+                caches back, beyond this engine's own blocks.
+        """
+        rows, width = prompt.tokens.shape
+        room = max_new_tokens + self.block + 1  # a block is scored, and written, before it is cut to what fits
+        back = taken_back + self.block + 1
+        return DecodeState(
+            tokens=jnp.pad(prompt.tokens, [(0, 0), (0, room)]),
+            length=prompt.length,
+            start=prompt.length,
+            limit=prompt.length + max_new_tokens,
+            done=jnp.zeros((rows,), bool),
+            rounds=jnp.zeros((rows,), jnp.int32),
+            keys=rngs.row_keys(rng, example_ids, level),
+            target_cache=self.target.prefill(params["target"], prompt, width + room, back),
+            drafter=self.drafter.init(params["drafter"], prompt, width + room, back, rng, example_ids, level),
+            counters=Counters.zeros(rows, self.block),
+            failed_at=jnp.full((rows, 2), -1, jnp.int32),
+        )
+
+    def draft(self, params: Params, state: DecodeState, controls: Controls, room: Array, complete: bool) -> Drafted:
+        """A block of at most `room` `[B]` tokens."""
+        keys = self.round_keys(state)
+        request = DraftRequest(state.tokens, state.length, room, ~state.done, keys)
+        with jax.named_scope("draft"):
+            draft, drafter, cache = self.drafter.propose(
+                params["drafter"], state.drafter, request, state.target_cache, controls,
+                complete=complete, stop_ids=self.stop_ids,
+            )  # fmt: skip
+        return Drafted(draft, drafter, cache, keys, self._unverified(state, draft))
+
+    def score(
+        self, params: Params, state: DecodeState, drafted: Drafted, controls: Controls, width: int, cache: Cache
+    ) -> tuple[LawPair, Array, Cache]:
+        """The laws `[B, width, V]` at a block's first positions, where its logits are unusable, the target's cache."""
+        draft = cut(drafted.draft, width)
+        pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
+        with jax.named_scope("score"):
+            tokens = jnp.concatenate([pending, draft.tokens], axis=1)
+            out, cache = self.target.extend(params["target"], cache, tokens)
+            logits = out.logits[..., : self.target.vocab_size]
+        with jax.named_scope("sampling"):
+            pair = make_law_pair(draft.q, draft.q_tilde, draft.greedy, logits, controls.target)
+        return pair, ~jnp.isfinite(logits.max(-1)) & ~drafted.unverified[:, None], cache
+
+    def _unverified(self, state: DecodeState, draft: Draft) -> Array:
+        """bool `[B]`: rows whose block ends them and is therefore not verified."""
+        if self.verify_final:
+            return jnp.zeros_like(state.done)
+        last = jnp.take_along_axis(draft.tokens, jnp.maximum(draft.length - 1, 0)[:, None], axis=1)[:, 0]
+        ends = is_stop(last, self.stop_ids) | (draft.length >= state.limit - state.length)
+        return ends & (draft.length > 0) & ~state.done
+
+    def round_keys(self, state: DecodeState) -> rngs.RoundKeys:
+        """This round's bits."""
+        return rngs.RoundKeys(state.keys, state.rounds, state.length)
+
+    def step(self, params: Params, state: DecodeState, controls: Controls) -> tuple[DecodeState, Round]:
+        """One round of speculation (METHODS section 2; paper 1, Algorithm 4). Jittable alone."""
+        drafted = self.draft(params, state, controls, state.limit - state.length, self.complete)
+        judged = self._judged(params, state, drafted, controls)
+        with jax.named_scope("commit"):
+            turn = self._cut(state, drafted, judged)
+            failed_at = self._failures(state, drafted, judged, turn.num_new)
+            turn = _without(turn, (failed_at >= 0).any(-1))
+            return self._commit(state, drafted, judged, turn, failed_at), turn
+
+    def _judged(self, params: Params, state: DecodeState, drafted: Drafted, controls: Controls) -> Judged:
+        """Score and decide the block, as wide as it is; no call of the target where all active rows go unverified."""
+
+        def judge(width: int, cache: Cache) -> Judged:
+            draft = cut(drafted.draft, width)
+            pair, bad, cache = self.score(params, state, drafted, controls, width, cache)
+            with jax.named_scope("verify"):
+                verdict = verify(self.accept, pair, controls.alpha, draft, drafted.keys, self.bonus)
+            with jax.named_scope("commit"):
+                eta, deferred = deferrals(self.accept.rule, pair, controls.alpha, draft.tokens)
+            return Judged(cache, pair, verdict, bad, eta, deferred)
+
+        choices = widths(self.block) if self.adaptive else (self.block + 1,)
+        needed = None if self.verify_final else jnp.any(~drafted.unverified & ~state.done)
+        judged = by_width(choices, drafted.draft.length.max(), judge, drafted.target_cache, needed)
+        return judged._replace(verdict=_kept_whole(judged.verdict, drafted.draft, drafted.unverified))
+
+    def _cut(self, state: DecodeState, drafted: Drafted, judged: Judged) -> Round:
+        """Which of the kept tokens and the final one are committed: up to a stop id and the row's limit."""
+        draft, verdict = drafted.draft, judged.verdict
+        kept = verdict.num_kept
+        slots = jnp.arange(self.block + 1, dtype=jnp.int32)[None]
+        padded = jnp.pad(draft.tokens, [(0, 0), (0, 1)])
+        tokens = jnp.where(slots == kept[:, None], verdict.final[:, None], padded)
+        # a block of length 0 must give a token under any bonus, or the row would stand still
+        has_final = verdict.rejected | (self.bonus != "none") | (draft.length == 0)
+        num_new = jnp.minimum(kept + (has_final & ~drafted.unverified), state.limit - state.length)
+        stops = is_stop(tokens, self.stop_ids) & (slots < num_new[:, None])
+        num_new = jnp.minimum(num_new, jnp.where(stops, slots, self.block + 1).min(-1) + 1)
+        num_new = jnp.where(state.done, 0, num_new)
+        final = jnp.where(verdict.rejected, 1, jnp.where(draft.length > 0, 2, 3))
+        return Round(
+            start=state.length,
+            active=~state.done,
+            draft=draft,
+            num_kept=jnp.minimum(kept, num_new),
+            rejected=verdict.rejected & (kept < num_new),
+            tokens=tokens,
+            num_new=num_new,
+            source=jnp.where(slots < kept[:, None], 0, final[:, None]),
+            pair=judged.pair,
+            law=verdict.law,
+            unverified=drafted.unverified,
+            eta=judged.eta,
+            deferred=judged.deferred,
+        )
+
+    def _failures(self, state: DecodeState, drafted: Drafted, judged: Judged, num_new: Array) -> Array:
+        """Where logits behind a committed token were not finite: int32 `[B, 2]`, first position or -1.
+
+        A NaN law keeps no draft, so that one that matters always stands at a position about to be committed.
+        """
+        slots = jnp.arange(self.block + 1)[None]
+
+        def first(bad: Array) -> Array:
+            at = jnp.where(bad & (slots < num_new[:, None]), slots, self.block + 1).min(-1)
+            return jnp.where(at <= self.block, state.length + at, -1)
+
+        new = jnp.stack([first(judged.bad), first(drafted.draft.bad)], axis=-1)
+        return jnp.where(state.failed_at >= 0, state.failed_at, new)
+
+    def _commit(
+        self, state: DecodeState, drafted: Drafted, judged: Judged, turn: Round, failed_at: Array
+    ) -> DecodeState:
+        """Append, roll both caches back to `length − 1`, count."""
+        length = state.length + turn.num_new
+        committed = jnp.arange(self.block + 1)[None] < turn.num_new[:, None]
+        stopped = (is_stop(turn.tokens, self.stop_ids) & committed).any(-1)
+        return DecodeState(
+            tokens=write_slots(state.tokens, turn.tokens, state.length, axis=1),
+            length=length,
+            start=state.start,
+            limit=state.limit,
+            done=state.done | stopped | (length >= state.limit) | (failed_at >= 0).any(-1),
+            rounds=state.rounds + turn.active,
+            keys=state.keys,
+            target_cache=self.target.rollback(judged.target_cache, length - 1),
+            drafter=self.drafter.commit(drafted.drafter, drafted.draft, turn.num_kept, length),
+            counters=count_round(state.counters, turn, self.accept.rule, self.bonus),
+            failed_at=failed_at,
+        )
+
+
+def _kept_whole(verdict: Verdict, draft: Draft, as_it_is: Array) -> Verdict:
+    """The verdict with the blocks of rows `as_it_is` kept whole: their tokens' law is what they were drawn from."""
+    return verdict._replace(
+        num_kept=jnp.where(as_it_is, draft.length, verdict.num_kept),
+        rejected=verdict.rejected & ~as_it_is,
+        law=jnp.where(as_it_is[:, None, None], draft.q_tilde, verdict.law),
+    )
+
+
+def _without(turn: Round, failed: Array) -> Round:
+    """The round without the rows whose logits failed: they commit nothing and are not counted."""
+    return replace(
+        turn,
+        active=turn.active & ~failed,
+        num_kept=jnp.where(failed, 0, turn.num_kept),
+        rejected=turn.rejected & ~failed,
+        num_new=jnp.where(failed, 0, turn.num_new),
+    )
+
+
+def run_rounds(
+    engine: Engine,
+    params: Params,
+    state: DecodeState,
+    controls: Controls,
+    unfinished: Callable[[DecodeState], Array],
+    carry: PyTree,
+    on_round: Callable[[PyTree, Round], PyTree],
+) -> tuple[DecodeState, PyTree]:
+    """Rounds while any row is `unfinished(state)` `[B]`: the one `while_loop` over rounds.
+
+    `on_round(carry, round)` reduces what the rounds did. Rows that are not unfinished sit the round out.
+    """
+
+    def body(both: tuple[DecodeState, PyTree]) -> tuple[DecodeState, PyTree]:
+        state, carry = both
+        waits = ~unfinished(state) & ~state.done
+        after, turn = engine.step(params, replace(state, done=state.done | waits), controls)
+        return replace(after, done=after.done & ~waits), on_round(carry, turn)
+
+    return jax.lax.while_loop(lambda both: jnp.any(unfinished(both[0])), body, (state, carry))

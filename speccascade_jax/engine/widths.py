@@ -1,0 +1,95 @@
+"""Scoring a block no wider than it is: the positions that the target is called on follow the batch's longest draft.
+
+Adaptive methods draft short blocks under a large capacity `G`. A program per width, chosen on the device, spares
+them the capacity's `G + 1` positions in the target's call and in everything over the vocabulary behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from speccascade_jax.core.types import Array, Cache, Draft, LawPair, PyTree
+from speccascade_jax.rules.verification import Verdict
+
+WIDTHS = (3, 5, 9, 13)
+"""Positions worth a program of their own; the full block's `G + 1` is the last."""
+
+
+class Judged(NamedTuple):
+    """A block that the target has seen and the acceptance has decided on.
+
+    `pair` over `[B, G + 1, V]`, `bad` bool `[B, G + 1]`, `eta` float32 `[B, G + 1]` and `deferred` `[B, G]` as
+    `counters.deferrals` gives them; positions beyond the width that was scored are zero.
+    """
+
+    target_cache: Cache
+    pair: LawPair
+    verdict: Verdict
+    bad: Array
+    eta: Array
+    deferred: Array
+
+
+def widths(block: int) -> tuple[int, ...]:
+    """Numbers of positions, rising, of blocks of at most `block` tokens; the last is `block + 1`."""
+    return (*(width for width in WIDTHS if width <= block), block + 1)
+
+
+def by_width(
+    choices: Sequence[int],
+    longest: Array,
+    judge: Callable[[int, Cache], Judged],
+    cache: Cache,
+    needed: Array | None = None,
+) -> Judged:
+    """`judge` at the narrowest of the rising `choices` that holds `longest` drafts (int32 scalar) and the bonus.
+
+    Where it is not `needed` (bool scalar) nothing is called and everything but the cache is zero. Each width is a loop
+    of at most one turn: XLA passes a cache through a loop in place, but into and out of a conditional by copies.
+    """
+    full = choices[-1]
+    if len(choices) == 1 and needed is None:
+        return judge(full, cache)
+    shapes = jax.eval_shape(lambda cache: judge(full, cache), cache)
+    blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes._replace(target_cache=()))
+    chosen = (jnp.asarray(choices) < longest + 1).sum(dtype=jnp.int32)
+    carry = (chosen if needed is None else jnp.where(needed, chosen, -1), blank._replace(target_cache=cache))
+    for place, width in enumerate(choices):
+        carry = _if_chosen(carry, place, partial(_judge_padded, judge, width, full))
+    return carry[1]
+
+
+def _if_chosen(carry: tuple[Array, Judged], place: int, judge: Callable[[Cache], Judged]) -> tuple[Array, Judged]:
+    """One turn of `judge` where `place` is the chosen one, none where it is not."""
+
+    def body(carry: tuple[Array, Judged]) -> tuple[Array, Judged]:
+        return jnp.full_like(carry[0], -1), judge(carry[1].target_cache)
+
+    return jax.lax.while_loop(lambda carry: carry[0] == place, body, carry)
+
+
+def _judge_padded(judge: Callable[[int, Cache], Judged], width: int, full: int, cache: Cache) -> Judged:
+    found = judge(width, cache)
+    verdict = found.verdict._replace(law=_pad(found.verdict.law, full))
+    over_block = {name: jax.tree.map(partial(_pad, width=full), getattr(found, name)) for name in _OVER_BLOCK}
+    return found._replace(verdict=verdict, deferred=_pad(found.deferred, full - 1), **over_block)
+
+
+_OVER_BLOCK = ("pair", "bad", "eta")
+
+
+def cut(draft: Draft, width: int) -> Draft:
+    """A draft's first `width` positions; its tokens are at most `width − 1` then."""
+    positions: dict[str, Any] = {name: getattr(draft, name)[:, :width] for name in ("q", "q_tilde", "bad")}
+    return replace(draft, tokens=draft.tokens[:, : width - 1], **positions)
+
+
+def _pad(values: PyTree, width: int) -> PyTree:
+    missing = width - values.shape[1]
+    return jnp.pad(values, [(0, 0), (0, missing)] + [(0, 0)] * (values.ndim - 2)) if missing else values

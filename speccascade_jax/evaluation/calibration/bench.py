@@ -1,0 +1,82 @@
+"""Where a calibration's points become records: one store, one evaluator, windows of its examples. Needs no JAX."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from speccascade_jax.evaluation import experiment
+from speccascade_jax.evaluation.points import Evaluation, Method, Point
+from speccascade_jax.evaluation.session import Evaluator
+from speccascade_jax.results.bootstrap import LEAST_EXAMPLES
+from speccascade_jax.results.store import Record, ResultStore
+
+Records = tuple[Record, ...]
+"""One point's, one per seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """Neighbouring examples: `judged` of them from `first` on, of which the first `timed` are timed too."""
+
+    first: int
+    judged: int
+    timed: int
+
+    @property
+    def end(self) -> int:
+        """The first example behind it."""
+        return self.first + self.judged
+
+    def of(self, evaluation: Evaluation) -> Evaluation:
+        """The evaluation, on these examples."""
+        return replace(evaluation, first_example=self.first, quality_examples=self.judged, latency_examples=self.timed)
+
+    def part(self, judged: int) -> Window:
+        """Its first `judged` examples, with the same share of them timed, but enough for an interval."""
+        timed = max(math.ceil(self.timed * judged / self.judged), LEAST_EXAMPLES)
+        return replace(self, judged=judged, timed=min(timed, judged, self.timed))
+
+
+class Bench:
+    """Measures points and remembers them in a store, so that a calibration that was killed goes on.
+
+    Args:
+        store: where records go, and where those of an earlier calibration are found; their keys hold all examples that
+            were loaded, so that one with other numbers of examples begins anew.
+        evaluator: with the examples of all windows loaded.
+        seeds: each point is measured once with each.
+    """
+
+    def __init__(self, store: ResultStore, evaluator: Evaluator, seeds: Sequence[int] = (0,)):
+        self.store, self.evaluator, self.seeds = store, evaluator, tuple(seeds)
+
+    def measure(self, points: Sequence[Point], window: Window) -> dict[Point, Records]:
+        """The points' records on a window; the α's of one method and block size share batches and programs.
+
+        Args:
+            points: of one sampling; their own window and seed do not matter.
+        """
+        groups: dict[tuple[Method, int], list[Point]] = defaultdict(list)
+        for point, seed in itertools.product(dict.fromkeys(points), self.seeds):
+            groups[replace(point.method, alpha=None), seed].append(_placed(point, window, seed))
+        experiment.measure(list(groups.values()), self.store, self.evaluator)
+        held = {record["key"]: record for record in self.store.records}
+        return {
+            point: tuple(held[self.evaluator.key(_placed(point, window, seed))] for seed in self.seeds)
+            for point in points
+        }
+
+
+def _placed(point: Point, window: Window, seed: int) -> Point:
+    """The point on a window. The target is timed like the others: a table of the store needs it in their panel."""
+    return replace(point, evaluation=window.of(point.evaluation), seed=seed)
+
+
+def mean(records: Records, part: str, name: str) -> float:
+    """Mean over seeds of a number of the records, `measures` that are undefined counted as 0."""
+    return statistics.fmean(record[part][name] or 0.0 for record in records)

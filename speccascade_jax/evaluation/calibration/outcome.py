@@ -1,0 +1,141 @@
+"""What a calibration tells: settings on examples that the search never saw, as a table, as JSON and as gin to paste."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from speccascade_jax.core.files import write_atomically
+from speccascade_jax.core.names import TARGET
+from speccascade_jax.evaluation.calibration.bench import Bench, Records, Window
+from speccascade_jax.evaluation.calibration.tolerance import Tolerance
+from speccascade_jax.evaluation.points import Point
+from speccascade_jax.results.bootstrap import Bootstrap, Interval
+from speccascade_jax.results.tables.grid import NONE, Grid
+
+NOTE = "[low, high]: 95% of paired resamples of the examples. Latency: batch 1, beside the target."
+Entry = dict[str, Any]
+"""One setting with its numbers, as JSON knows them; `entry` says what is in it."""
+
+
+def measure(
+    bench: Bench, named: Mapping[str, Point], target: Point, window: Window, tolerance: Tolerance | None = None
+) -> list[Entry]:
+    """The settings and the target, measured on a window.
+
+    Args:
+        bench: what measures; named: what a setting is called, for instance "chosen" -> setting.
+        target: the target alone; it comes last.
+    """
+    measured, bootstrap = bench.measure([*named.values(), target], window), Bootstrap()
+    entries = [
+        entry(name, point, measured[point], measured[target], bootstrap, tolerance) for name, point in named.items()
+    ]
+    return [*entries, entry("target", target, measured[target], measured[target], bootstrap)]
+
+
+def entry(
+    name: str,
+    point: Point,
+    records: Records,
+    target: Records,
+    bootstrap: Bootstrap,
+    tolerance: Tolerance | None = None,
+) -> Entry:
+    """A setting's numbers with 95% intervals over examples, paired with the target's: `[value, low, high]`.
+
+    `quality`; `difference_percent` to the target's quality; `latency` over the target's, and `None` for the target
+    itself; `kept`: whether the tolerance is kept on all examples; `share`: in how many resamples of them.
+    """
+    quality, reference = bootstrap.qualities(records, target)
+    timed = point.method.name != TARGET
+    told: Entry = {
+        "name": name,
+        "setting": label(point),
+        "method": dataclasses.asdict(point.method),
+        "sampling": dataclasses.asdict(point.sampling),
+        "metric": records[0]["quality"]["metric"],
+        "quality": bootstrap.interval(quality),
+        "difference_percent": bootstrap.interval(100 * (quality / reference - 1)) if reference.min() > 0 else None,
+        "latency": bootstrap.interval(bootstrap.latencies(records)) if timed else None,
+    }
+    if tolerance is not None:
+        kept = tolerance.kept(records, target, bootstrap)
+        told |= {"kept": bool(kept[0]), "share": float(kept[1:].mean())}
+    return told
+
+
+def show(title: str, entries: Sequence[Entry]) -> None:
+    """Print the entries as a table."""
+    rows = [
+        [
+            each["name"],
+            each["setting"],
+            _cell(each["quality"], "{:.2f}"),
+            _cell(each["difference_percent"], "{:+.1f}%"),
+            _cell(each["latency"], "{:.2f}"),
+            *((f"{'yes' if each['kept'] else 'no'}, {each['share']:.0%}",) if "kept" in each else (NONE,)),
+        ]
+        for each in entries
+    ]
+    header = ["", "setting", entries[0]["metric"], "to the target", "latency / target's", "kept, in resamples"]
+    Console(width=140).print(Grid(title=title, header=header, rows=rows, notes=[NOTE]).rich())
+
+
+def gin(point: Point, comment: str, live: bool = True) -> str:
+    """A setting's blocks for `experiments/run.py`, beside gin/run.gin, a pair's file and a task's.
+
+    Args:
+        comment: the line above it; live: whether it takes effect, or is all comments to be uncommented.
+    """
+    lines = []
+    for part in (point.method, point.sampling):
+        lines.append(f"points.{type(part).__name__}:")
+        lines += [f"  {name} = {value!r}" for name, value in dataclasses.asdict(part).items()]
+    return "\n".join([f"# {comment}", *(line if live else f"# {line}" for line in lines)]) + "\n"
+
+
+def paste(settings: Sequence[tuple[Point, str]], head: Sequence[str], live: bool = True) -> str:
+    """A gin file: the first setting takes effect (none, if not `live`), the others stand below as comments.
+
+    Args:
+        settings: with what is to be said of each; head: the file's first lines.
+    """
+    imports = "from __gin__ import dynamic_registration\n\nfrom speccascade_jax.evaluation import points\n"
+    blocks = [gin(point, said, live and number == 0) for number, (point, said) in enumerate(settings)]
+    return "\n".join(["".join(f"# {line}\n" for line in head) + imports, *blocks])
+
+
+def said(each: Entry) -> str:
+    """An entry in one line."""
+    words = [f"{each['name']}: {each['setting']}", f"{each['metric']} {_cell(each['quality'], '{:.2f}')}"]
+    if each["difference_percent"]:
+        words.append(f"{_cell(each['difference_percent'], '{:+.1f}%')} to the target")
+    if each["latency"]:
+        words.append(f"latency {_cell(each['latency'], '{:.2f}')} of the target's")
+    if "kept" in each:
+        words.append(f"tolerance {'kept' if each['kept'] else 'not kept'} (kept in {each['share']:.0%} of resamples)")
+    return ", ".join(words)
+
+
+def write(output: Path, report: Mapping[str, Any], pasted: str) -> None:
+    """The report and the gin file beside the store, each in one step."""
+    write_atomically(output.with_suffix(".json"), json.dumps(report, indent=1, allow_nan=False) + "\n")
+    write_atomically(output.with_suffix(".gin"), pasted)
+
+
+def label(point: Point) -> str:
+    """The point in a few words; seeds are told once for all."""
+    return point.label().rpartition(" seed=")[0]
+
+
+def _cell(interval: Interval | None, form: str) -> str:
+    if interval is None:
+        return NONE
+    value, low, high = (form.format(number) for number in interval)
+    return f"{value} [{low}, {high}]"

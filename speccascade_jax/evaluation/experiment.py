@@ -1,0 +1,192 @@
+"""What gin files bind and the scripts call: `run` (one point) and `sweep` (many), into a store that resumes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from speccascade_jax.core.checks import several, whole
+from speccascade_jax.core.names import hint
+from speccascade_jax.evaluation.enumeration import enumerate_points
+from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.session import Evaluator
+from speccascade_jax.evaluation.survey import surveying
+from speccascade_jax.evaluation.validation import validate
+from speccascade_jax.results import panels as summary
+from speccascade_jax.results import printing
+from speccascade_jax.results.labels import SHARES
+from speccascade_jax.results.store import Record, ResultStore, fill
+from speccascade_jax.rules.deferral import RULES
+
+
+def run(
+    *,
+    pair: ModelPair,
+    evaluation: Evaluation,
+    method: Method,
+    sampling: Sampling,
+    seed: int = 0,
+    output: str = "results/runs.jsonl",
+) -> Record:
+    """Measure one point, print it and add it to a store; a point that the store holds is printed, not repeated.
+
+    Args:
+        pair, evaluation, method, sampling, seed: the point.
+        output: the store.
+
+    Raises:
+        ValueError: a value without meaning, before anything is loaded; as `Heads.check`, before anything is compiled.
+    """
+    point = Point(pair=pair, evaluation=evaluation.resolved(), method=method, sampling=sampling, seed=seed)
+    validate(point)
+    with ResultStore(output) as store:
+        evaluator = _evaluator(point)
+        evaluator.heads.check([(method, sampling)])
+        fill(store, [[point]], evaluator.key, evaluator.evaluate)
+        record = next(record for record in store.records if record["key"] == evaluator.key(point))
+    printing.print_record(record)
+    print(f"stored in {output}")
+    return record
+
+
+def sweep(
+    *,
+    pair: ModelPair,
+    evaluation: Evaluation,
+    rules: Sequence[str] = (),
+    methods: Sequence[Method] = (),
+    alphas: Mapping[str, Sequence[float]] | None = None,
+    stop_thresholds: Mapping[str, Sequence[float]] | None = None,
+    heads: Sequence[str] = (),
+    block_sizes: Sequence[int] = (5,),
+    temperatures: Sequence[float] = (0.0,),
+    top_ps: Sequence[float] = (1.0,),
+    top_k: int = 0,
+    draft_temperatures: Sequence[float | None] = (None,),
+    seeds: Sequence[int] = (0,),
+    bonus: str | None = None,
+    plan: int = 0,
+    together: Sequence[str] = (),
+    share: str = "rejection_rate",
+    reuse: Sequence[str] = (),
+    output: str = "results/sweep.jsonl",
+    dry_run: bool = False,
+) -> Path | None:
+    """Measure rules × α × γ × temperature × top-p × seeds; a sweep that was killed goes on where it stopped.
+
+    Target and draft alone are always among the points. All points are checked before anything is loaded.
+
+    Args:
+        pair, evaluation: the models, and on what.
+        rules: names in `speccascade_jax.rules.RULES` or `speccascade_jax.methods.METHODS`.
+        methods: further ones, with a rule or a stop threshold of their own.
+        alphas: rule (or `Method.curve()`) -> its α's; one that is not named gets its usual range.
+        stop_thresholds: method -> its stop thresholds, where it stops by one (`h` of specdecpp); no compilation each.
+        heads: files of acceptance heads, each of which methods that ask one are measured with; empty: the pair's own.
+        block_sizes: γ's; each is a compilation per rule.
+        temperatures, top_ps, top_k, draft_temperatures, bonus: as `sc.decode` takes them; a draft temperature `None` is
+            the method's own.
+        seeds: each is a record of its own; tables and plots average over them.
+        plan: where above 0, every rule that `alphas` does not name gets as many α's, placed where an estimate from one
+            pass over the examples sees its rejection rate move (`surveying.plan`, at the first temperature and top-p).
+        together, share: what tables and plots put side by side (`summary.panels`), and the second plot's horizontal
+            axis, a name in `figures.SHARES`.
+        reuse: stores from which points that this sweep has too are copied instead of being measured again.
+        output: the store.
+        dry_run: only list the points.
+
+    Returns:
+        The store's path; `None` after a dry run.
+
+    Raises:
+        ValueError: as `enumerate_points`, before anything is loaded; as `Heads.check`, before anything is measured.
+    """
+    needed: dict[str, Any] = {"temperatures": temperatures, "top_ps": top_ps, "draft_temperatures": draft_temperatures}
+    free: dict[str, Any] = {"methods": methods, "together": together, "reuse": reuse}
+    for name, values in (needed | free).items():
+        several(name, values, 1 if name in needed else 0)
+    check_presentation(together, share)
+    samplings = [
+        Sampling(temperature=temperature, top_p=top_p, top_k=top_k, draft_temperature=draft_temperature)
+        for temperature, top_p, draft_temperature in itertools.product(temperatures, top_ps, draft_temperatures)
+    ]
+    enumerate_all = partial(
+        enumerate_points,
+        pair=pair,
+        evaluation=evaluation,
+        rule_names=rules,
+        methods=tuple(methods),
+        stop_thresholds=stop_thresholds,
+        heads=heads,
+        block_sizes=block_sizes,
+        samplings=samplings,
+        seeds=seeds,
+        bonus=bonus,
+    )
+    groups = enumerate_all(alphas=alphas)
+    if plan:
+        groups = enumerate_all(alphas=_planned(groups, rules, dict(alphas or {}), plan))
+    if dry_run:
+        printing.print_points([point.label() for group in groups for point in group])
+        return None
+    with ResultStore(output) as store:
+        evaluator = _of_all(groups)
+        store.take_over((evaluator.key(point) for group in groups for point in group), reuse)
+        measure(groups, store, evaluator)
+        present(store, together, share)
+    return Path(output)
+
+
+def _planned(
+    groups: Sequence[Sequence[Point]], names: Sequence[str], alphas: dict[str, Sequence[float]], count: int
+) -> dict[str, Sequence[float]]:
+
+    free = [name for name in names if name not in alphas and name in RULES]
+    return alphas | surveying.plan(_of_all(groups), groups[0][0], free, whole("plan", count, 2))
+
+
+def measure(groups: Sequence[Sequence[Point]], store: ResultStore, evaluator: Evaluator) -> int:
+    """Fill the store with the groups' points, showing progress; returns how many were measured."""
+    total = sum(len(group) for group in groups)
+    done = store.done_keys()
+    present = sum(evaluator.key(point) in done for group in groups for point in group)
+    with printing.Progress(total, present, str(store.path)) as progress:
+        return fill(store, groups, evaluator.key, evaluator.evaluate, lambda record: progress.advance(record))
+
+
+def present(store: ResultStore, together: Sequence[str] = (), share: str = "rejection_rate") -> None:
+    """Print Table 2 of everything the store holds (all points, where nothing was timed), and write its figures."""
+    panels = summary.panels(store.records, together)
+    printing.show(panels, points=not any(record.get("latency") for record in store.records))
+    print(f"results: {store.path}")
+    if any(panel.curves for panel in panels):
+        from speccascade_jax.results.figures import tradeoff
+
+        for path in tradeoff.draw_all(panels, store.path.parent, store.path.stem, share=share):
+            print(f"plot: {path}")
+
+
+def check_presentation(together: Sequence[str], share: str) -> None:
+    """Refuse what no table and no axis is called, before hours of measuring.
+
+    Raises:
+        ValueError: names the value and the choices.
+    """
+    for name, values, known in (("together", together, summary.MIXABLE), ("share", (share,), SHARES)):
+        if unknown := [value for value in values if value not in known]:
+            raise ValueError(f"{name}: {hint(unknown[0], known)}{unknown[0]!r} is not one of {', '.join(known)}")
+
+
+def _of_all(groups: Sequence[Sequence[Point]]) -> Evaluator:
+    """The evaluator of points that share pair and evaluation; no head that one of them asks shows late to be wrong."""
+    evaluator = _evaluator(groups[0][0])
+    evaluator.heads.check((point.method, point.sampling) for group in groups for point in group)
+    return evaluator
+
+
+def _evaluator(point: Point) -> Evaluator:
+
+    return Evaluator(point.pair, point.evaluation)

@@ -1,0 +1,122 @@
+"""The acceptance heads that methods ask: read once, and checked before anything is measured."""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from speccascade_jax.evaluation.points import Method, Sampling
+from speccascade_jax.pairs import head_files
+from speccascade_jax.pairs.head_files import Card, Head
+from speccascade_jax.pairs.pair import Pair
+
+Settings = Iterable[tuple["Method", "Sampling"]]
+
+
+def own(pair: Pair) -> Head:
+    """The pair's own head.
+
+    Raises:
+        ValueError: it has none.
+    """
+    if pair.head is None:
+        raise ValueError(
+            f"the pair {pair.name!r} has no acceptance head, which tells the draft when to stop (a head is of one "
+            f"dtype): train one (experiments/train_acceptance_head.py), or choose a policy without: stop_confidence, "
+            f"stop_entropy"
+        )
+    return pair.head
+
+
+class Heads:
+    """The heads that methods ask of a pair. Each file is read once, so that a record names the head that was used."""
+
+    def __init__(self, pair: Pair):
+        self._pair = pair
+        self._read: dict[str | None, tuple[Head, str]] = {}
+
+    def of(self, method: Method) -> Head | None:
+        """The head that a method asks, its own choice or the pair's; `None` where it asks none.
+
+        Raises:
+            FileNotFoundError, CheckpointError: as `acceptance.load`.
+            ValueError: the pair has none.
+        """
+        return self._found(method.head)[0] if method.recipe.needs_head else None
+
+    def fingerprint(self, method: Method) -> dict[str, str]:
+        """What a record's key and its `fingerprints` hold of the head: nothing where none is asked; errors as `of`."""
+        return {"head": self._found(method.head)[1]} if method.recipe.needs_head else {}
+
+    def described(self, method: Method) -> dict[str, Any]:
+        """What else a record says of the head, under "head": the weight of rejections, which says what h means."""
+        head = self.of(method)
+        return {} if head is None else {"head": {"w_rej": head.card.w_rej}}
+
+    def _found(self, file: str | None) -> tuple[Head, str]:
+        if file not in self._read:
+            head = own(self._pair) if file is None else head_files.load(file)
+            self._read[file] = head, head.fingerprint
+        return self._read[file]
+
+    def check(self, settings: Settings) -> None:
+        """Refuse heads that are missing or of another draft, and warn of those made for other settings.
+
+        Outputs keep their law under any head, so that one of another rule or sampling is no error. One warning per
+        head names all in which it differs. Compiles nothing.
+
+        Raises:
+            FileNotFoundError, CheckpointError: as `acceptance.load`.
+            ValueError: the pair has no head, or a file is another draft's.
+        """
+        asked: dict[str | None, list[tuple[Method, Sampling]]] = defaultdict(list)
+        for method, sampling in settings:
+            if method.recipe.needs_head:
+                asked[method.head].append((method, sampling))
+        known = set()  # the draft's weights are hashed once, not once per head
+        for file, members in asked.items():
+            head = self._found(file)[0]
+            if file is not None and (belongs := (head.card.features, head.card.draft_fingerprint)) not in known:
+                _check(file, head, self._pair)
+                known.add(belongs)
+            if others := list(_differences(head.card, members)):
+                name = f"the acceptance head of {self._pair.name!r}" if file is None else f"the acceptance head {file}"
+                warnings.warn(
+                    f"{name} was trained for {'; for '.join(others)}: outputs keep their law, but blocks end less "
+                    "aptly than with a head trained for these settings (experiments/train_acceptance_head.py)",
+                    stacklevel=2,
+                )
+
+
+def _check(file: str, head: Head, pair: Pair) -> None:
+    try:
+        head.check(pair.draft, pair.name)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def _differences(card: Card, settings: Settings) -> Iterator[str]:
+    """In what settings differ from those that a head was trained for, both sides named."""
+    taught = _told(card.rule, card.alpha, card)
+    asked = [_told(method.decides.name, method.alpha, sampling) for method, sampling in settings]
+    for name, value in taught.items():
+        if others := [other for other in dict.fromkeys(each[name] for each in asked) if other != value]:
+            yield f"{name} {value} and is asked under {', '.join(others)}"
+
+
+def _told(rule: str, alpha: float | None, sampling: Card | Sampling) -> dict[str, str]:
+    """Everything that kept probabilities depend on, beside the two models."""
+
+    def said(value: Any) -> str:
+        return f"{value:g}"
+
+    draft = sampling.draft_temperature
+    return {
+        "rule": rule if alpha is None else f"{rule} (alpha {said(alpha)})",
+        "temperature": said(sampling.temperature),
+        "draft_temperature": "the target's" if draft in (None, sampling.temperature) else said(draft),
+        "top_p": said(sampling.top_p),
+        "top_k": said(sampling.top_k),
+    }

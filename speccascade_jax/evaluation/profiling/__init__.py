@@ -1,0 +1,1 @@
+"""Where a generation's time goes."""

@@ -1,0 +1,1 @@
+"""Spec-Bench: its questions, conversations with a pair, answers in its schema."""

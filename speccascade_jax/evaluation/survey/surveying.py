@@ -1,0 +1,259 @@
+"""Taking a survey of a task, printing it, holding it against real runs: what `experiments/survey.py` calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from speccascade_jax.core.checks import several
+from speccascade_jax.core.files import plain, write_atomically
+from speccascade_jax.core.names import DRAFT, TARGET
+from speccascade_jax.core.types import Prompt
+from speccascade_jax.engine.generate import Generation
+from speccascade_jax.engine.measures import summarise
+from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.session import Evaluator
+from speccascade_jax.evaluation.survey import bounds as bounding
+from speccascade_jax.evaluation.survey import estimates
+from speccascade_jax.evaluation.survey.estimates import Survey
+from speccascade_jax.evaluation.validation import validate
+from speccascade_jax.methods import sequence
+from speccascade_jax.results.figures import histogram as histograms
+from speccascade_jax.rules import deferral as rule_table
+
+
+class Written(NamedTuple):
+    """A batch of outputs: the prompts, what was generated for them, and which rows count, bool `[B]`."""
+
+    prompt: Prompt
+    generation: Generation
+    counts: np.ndarray
+
+
+WRITERS = {
+    "target": Method(name=TARGET),
+    "draft": Method(name=DRAFT),
+    "mixed": Method(name="speculative", rule="random_accept", alpha=0.5),
+}
+"""Who writes the outputs that are surveyed; "mixed": each token from the draft's law or the target's, evenly."""
+
+
+def survey(
+    *,
+    pair: ModelPair,
+    evaluation: Evaluation,
+    sampling: Sampling,
+    rules: Sequence[str],
+    along: str = "mixed",
+    alphas: int = 33,
+    check: Sequence[float] = (),
+    bounds: Sequence[float] = (),
+    histogram: str = "js",
+    block_size: int = 5,
+    seed: int = 0,
+    output: str = "",
+) -> list[dict[str, Any]]:
+    """Estimate every rule's rejection and deferral rate from one pass, and print them.
+
+    Args:
+        pair, evaluation, sampling, seed: as for a run; examples are the evaluation's for quality.
+        rules: names in `speccascade_jax.rules.RULES`.
+        along: whose outputs are read, a name in `WRITERS`.
+        alphas: size of each rule's grid over its usual range.
+        check: shares of each rule's range, in [0, 1], at which the rule is really run and the error reported.
+        bounds: thresholds τ at which the fuzzy rules among `rules` are really run, the draft sampled unless
+            `sampling` gives it temperature 0, and the divergence incurred is held against `N · share · τ`.
+        histogram: the divergence that is counted over positions, a name in `histograms.LAST_EDGES`.
+        block_size: γ of these runs.
+        output: a JSON file for the printed rows, the bounds and the histogram; none if empty.
+
+    Raises:
+        ValueError: a value without meaning, before anything is loaded.
+    """
+    if along not in WRITERS:
+        raise ValueError(f"along={along!r} is not one of {', '.join(WRITERS)}")
+    for name, values in {"check": check, "bounds": bounds}.items():
+        several(name, values)
+    if any(not 0 <= share <= 1 for share in check):
+        raise ValueError(f"check={tuple(check)} must be shares of a rule's range, between 0 and 1")
+    several("rules", rules, 1)
+    point = Point(pair=pair, evaluation=evaluation.resolved(), method=WRITERS[along], sampling=sampling, seed=seed)
+    validate(point)
+    histograms.check(histogram)
+    grids = {name: grid(name, alphas) for name in rules}
+    runs = _fuzzy_points(point, rules, bounds, block_size)
+
+    evaluator = Evaluator(point.pair, point.evaluation)
+    found = take(evaluator, point, grids)
+    rows = [_row(found, name, alpha) for name in rules for alpha in _shown(grids[name], check)]
+    if check:
+        rows = [row | _checked(evaluator, point, row, block_size) for row in rows]
+    show(rows, along, len(found.rows))
+    counted = histograms.count(histogram, found.positions[histogram])
+    print(histograms.line(counted))
+    bounded = [_bounded(evaluator, run) for run in runs]
+    if bounded:
+        bounding.show(bounded, point.evaluation.quality_examples)
+    if output:
+        at = point.coordinates()
+        kept = {name: at[name] for name in ("pair", "task", *dataclasses.asdict(sampling))}
+        kept |= {"along": along, "positions": len(found.rows), "rows": rows, "bounds": bounded, "histogram": counted}
+        write_atomically(output, json.dumps(plain(kept), indent=1))
+    return rows
+
+
+def grid(rule: str, count: int, vocab_size: int = 8192) -> tuple[float, ...]:
+    """`count` α's over a rule's usual range, ends inside its domain; `(0.0,)` for a rule without α."""
+    chosen = rule_table.get(rule)
+    if chosen.grid is None:
+        return (0.0,)
+    return tuple(rule_table.even_grid(chosen, count, vocab_size).tolist())
+
+
+def plan(evaluator: Evaluator, point: Point, names: Sequence[str], count: int) -> dict[str, tuple[float, ...]]:
+    """`count` α's for every rule of `names` that has an α, placed where a survey along mixed outputs sees it move.
+
+    Args:
+        evaluator: with the pair and its examples; point: whose evaluation, sampling and seed are surveyed.
+    """
+    swept = [name for name in names if rule_table.get(name).grid is not None]
+    found = take(
+        evaluator, dataclasses.replace(point, method=WRITERS["mixed"]), {name: grid(name, 65) for name in swept}
+    )
+    return {name: found.plan(name, count) for name in swept}
+
+
+def take(evaluator: Evaluator, point: Point, grids: Mapping[str, Sequence[float]]) -> Survey:
+    """Let the point's method write the evaluation's examples in batches, and survey what it wrote."""
+    return read(evaluator, point, write(evaluator, point), grids)
+
+
+def write(evaluator: Evaluator, point: Point) -> list[Written]:
+    """The evaluation's examples as the point's method writes them, in batches of one size."""
+
+    examples = evaluator.window(point.evaluation, point.evaluation.quality_examples)
+    batch, out = min(point.evaluation.quality_batch, len(examples)), []
+    for start in range(0, len(examples), batch):
+        # filled up with its own rows, the last batch is no compilation of its own
+        rows = np.resize(examples[start : start + batch], batch)
+        given = evaluator.arguments(point, rows, [point.method.alpha or 0.0] * batch)
+        generation = sequence.run(**given, seed=point.seed)
+        out.append(Written(given["prompt"], generation, np.arange(batch) < len(examples) - start))
+    return out
+
+
+def rates(written: Sequence[Written]) -> dict[str, Any]:
+    """What was measured while it was written (METHODS section 9)."""
+    stats = jax.tree.map(lambda *parts: np.concatenate(parts), *(each.generation.stats for each in written))
+    return summarise(stats, rows=np.concatenate([each.counts for each in written]))
+
+
+def read(
+    evaluator: Evaluator, point: Point, written: Sequence[Written], grids: Mapping[str, Sequence[float]]
+) -> Survey:
+    """Survey what was written, under the point's sampling."""
+
+    parts = []
+    # a model that writes alone has controls of its own temperature; the laws to compare are the pair's
+    compared = dataclasses.replace(point, method=WRITERS["mixed"])
+    for each in written:
+        tokens, lengths = np.asarray(each.generation.tokens), np.asarray(each.generation.lengths)
+        controls = evaluator.controls(compared, [0.0] * len(lengths))
+        counted = np.where(each.counts, lengths, 0)
+        parts.append(estimates.survey(evaluator.pair, each.prompt, tokens, counted, controls, grids))
+    return estimates.join(parts)
+
+
+def _shown(alphas: Sequence[float], check: Sequence[float]) -> list[float]:
+    """The α's that are printed: those to be checked, or five over the range."""
+    if len(alphas) == 1:
+        return list(alphas)
+    shares = check or (0.1, 0.3, 0.5, 0.7, 0.9)
+    return [float(f"{alphas[0] + share * (alphas[-1] - alphas[0]):.4g}") for share in shares]
+
+
+def _row(found: Survey, rule: str, alpha: float) -> dict[str, Any]:
+    estimate = found.estimate(rule, alpha)
+    alpha_or_none = None if rule_table.get(rule).grid is None else alpha
+    return {"rule": rule, "alpha": alpha_or_none, "rejection": estimate.rejection, "deferral": estimate.deferral}
+
+
+def _checked(evaluator: Evaluator, point: Point, row: dict[str, Any], block_size: int) -> dict[str, Any]:
+    """The rule really run, and surveyed along what it wrote: the error that is left then is no prefix's."""
+    method = Method(name=row["rule"], alpha=row["alpha"], block_size=block_size)
+    real_point = dataclasses.replace(point, method=method)
+    validate(real_point)
+    written = write(evaluator, real_point)
+    own = read(evaluator, real_point, written, {row["rule"]: (row["alpha"] or 0.0,)}).estimate(row["rule"])
+    measured = rates(written)
+    return {
+        "real_rejection": measured["rejection_rate"],
+        "real_deferral": measured["deferral_rate"],
+        "error": row["rejection"] - measured["rejection_rate"],
+        "error_along_its_own_outputs": own.rejection - measured["rejection_rate"],
+    }
+
+
+def _fuzzy_points(point: Point, names: Sequence[str], taus: Sequence[float], block_size: int) -> list[Point]:
+    """The fuzzy method at every τ for every fuzzy rule of `names`, checked; its draft is sampled unless told otherwise.
+
+    Raises:
+        ValueError: a τ that is not positive, or thresholds without a fuzzy rule.
+    """
+    if any(not 0 < tau < math.inf for tau in taus):
+        raise ValueError(f"bounds={tuple(taus)} must be thresholds above 0: at 0 nothing is kept of the draft")
+    fuzzy = [name for name in names if bounding.is_fuzzy(name)]
+    if len(taus) and not fuzzy:
+        raise ValueError(f"bounds={tuple(taus)} are thresholds of fuzzy rules: add one to rules, as 'fuzzy_tv_scaled'")
+    at = point.sampling  # the method's own draft is greedy unless a temperature is named
+    drafted = at.temperature if at.draft_temperature is None else at.draft_temperature
+    sampling = dataclasses.replace(at, draft_temperature=drafted)
+    found = []
+    for name in fuzzy:
+        for tau in taus:
+            method = Method(name="fuzzy", rule=name, alpha=tau, block_size=block_size, bonus="rule")
+            found.append(dataclasses.replace(point, method=method, sampling=sampling))
+            validate(found[-1])
+    return found
+
+
+def _bounded(evaluator: Evaluator, run: Point) -> dict[str, Any]:
+    """A row of bounds: the method run, or for `kl` the target, and its outputs surveyed."""
+    rule, tau = run.method.decides.name, run.method.alpha
+    assert tau is not None
+    along = bounding.outputs_of(bounding.threshold(rule))
+    writer = run if along == "rule" else dataclasses.replace(run, method=WRITERS["target"])
+    found = take(evaluator, writer, {rule: (tau,)})
+    greedy = run.sampling.draft_temperature == 0
+    return {"rule": rule, "tau": tau, "along": along} | bounding.bound(found, rule, tau, along, greedy)._asdict()
+
+
+def show(rows: Sequence[Mapping[str, Any]], along: str, positions: int) -> None:
+    """Print the rows as a table."""
+    heads = {"rule": "rule", "alpha": "α", "rejection": "rejected", "deferral": "deferred"}
+    heads |= {"real_rejection": "really rejected", "real_deferral": "really deferred", "error": "error"}
+    heads |= {"error_along_its_own_outputs": "error along its own outputs"}
+    names = [name for name in heads if name in rows[0]]
+    note = f"Estimates along {positions:,} positions of the {along} outputs: a rule that runs writes other prefixes."
+    table = Table(title="Rejection and deferral rates", caption=note, title_justify="left", caption_justify="left")
+    for name in names:
+        table.add_column(heads[name], justify="left" if name == "rule" else "right")
+    for row in rows:
+        table.add_row(*(_cell(row[name], signed=name.startswith("error")) for name in names))
+    Console(width=120).print(table)
+
+
+def _cell(value: Any, signed: bool) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, str):
+        return value
+    return f"{value:+.3f}" if signed else f"{value:.3g}" if abs(value) >= 1 else f"{value:.3f}"

@@ -1,0 +1,70 @@
+"""Caches of keys and values: their layouts, writing into them, and what may be seen of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from speccascade_jax.core.arrays import write_slots
+from speccascade_jax.core.types import Array
+
+
+@flax.struct.dataclass
+class KVCache:
+    """Attention cache of a decoder, functional, with one length per row.
+
+    Attributes:
+        keys: per layer `[B * heads, head_dim, S]`; values: per layer `[B * heads, S, head_dim]`: the layouts that
+            make a block nearly as cheap as a step on CPU. Rows and heads are one axis, because a product over two
+            batch axes reshapes the slots just written, and XLA:CPU then copies the whole cache at every step.
+        length: int32 `[B]`. Slots at or beyond it are masked by position, never trusted.
+        static: what prefill computed once (cross-attention keys and values, the encoder's mask).
+    """
+
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
+    length: Array
+    static: Any = None
+
+
+def write_ring(buffer: Array, update: Array, start: Array, axis: int) -> Array:
+    """`write_slots` into a ring: position `p` lies in slot `p mod S` of its `S` slots.
+
+    Args:
+        buffer, update, axis: as in `write_slots`; `update` has at most `S` entries along `axis`.
+        start: int32 `[B]`, the first one's position.
+    """
+    rows, size, new = start.shape[0], buffer.shape[axis], update.shape[axis]
+    update, at = update.astype(buffer.dtype), start % size
+    if new == 1:
+        return write_slots(buffer, update, at, axis)
+
+    def one(row: Array, block: Array, at: Array) -> Array:
+        # up to the last slot, then from the first one on: two writes however the block lies
+        first = jnp.minimum(at, size - new)
+        row = _overwrite(row, block, first, first - at, axis)
+        return _overwrite(row, block, jnp.zeros_like(at), size - at, axis)
+
+    def by_row(x: Array) -> Array:
+        return x.reshape(rows, -1, *x.shape[1:])
+
+    return jax.vmap(one)(by_row(buffer), by_row(update), at).reshape(buffer.shape)
+
+
+def _overwrite(row: Array, block: Array, at: Array, shift: Array, axis: int) -> Array:
+    """A block's length of slots from `at` on, the `i`-th with the block's entry `shift + i` where there is one."""
+    new = block.shape[axis]
+    index = jnp.arange(new) + shift
+    there = ((index >= 0) & (index < new)).reshape([-1 if a == axis else 1 for a in range(block.ndim)])
+    moved = jnp.take(block, jnp.clip(index, 0, new - 1), axis=axis)
+    old = jax.lax.dynamic_slice_in_dim(row, at, new, axis)
+    return jax.lax.dynamic_update_slice_in_dim(row, jnp.where(there, moved, old), at, axis)
+
+
+def causal_slots_mask(length: Array, new: int, slots: int) -> Array:
+    """bool `[B, new, S]`: token `t` fed at row length `n` sees slots `0 … n + t`."""
+    positions = length[:, None] + jnp.arange(new)[None]
+    return jnp.arange(slots)[None, None] <= positions[:, :, None]

@@ -1,0 +1,120 @@
+"""What a model needs, from shapes alone: parameters, cache, the laws of a block. Nothing is allocated or read.
+
+Everything comes from `jax.eval_shape` of the code that runs, so that a 70-billion model is described on a laptop.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
+
+from speccascade_jax.core.types import Prompt
+from speccascade_jax.models.decoder import DecoderLM, abstract_params
+from speccascade_jax.models.t5 import T5
+from speccascade_jax.results.tables.grid import Grid
+
+# Parameters that `extend` never touches: what they make of the prompt lies in the cache.
+_PROMPT_ALONE = re.compile(r"^encoder/|/relpos_bias/|/encoder_decoder_attention/(key|value)/")
+
+
+class Needs(NamedTuple):
+    """Of one model, batch and block.
+
+    Attributes:
+        parameters: how many; parameter_bytes: in the model's dtype.
+        cache_bytes: of all rows, rings and, for an encoder-decoder, the encoder's keys and values included.
+        laws_bytes: the block's laws q̃ and p̃ (`2 · B · (G + 1) · V` float32), which any exact verification reads.
+        call_bytes: what one call of `extend` reads at least: the cache and the parameters, once each, without an
+            encoder and what else serves the prompt alone, and without the embedding where it does not make the
+            logits (rows of it are gathered).
+    """
+
+    parameters: int
+    parameter_bytes: int
+    cache_bytes: int
+    laws_bytes: int
+    call_bytes: int
+
+
+def needs(model: DecoderLM | T5, *, batch: int, length: int, block_size: int) -> Needs:
+    """What decoding with `model` needs as a target.
+
+    Args:
+        batch: rows; length: positions in the cache, prompt and output (of an encoder-decoder: each of both).
+        block_size: γ.
+    """
+    params = abstract(model)
+    cache = jax.eval_shape(lambda p: model.prefill(p, _prompt(model, batch, length), length, block_size + 1), params)
+    block = jax.ShapeDtypeStruct((batch, block_size + 1), jnp.int32)
+    logits = jax.eval_shape(model.extend, params, cache, block)[0].logits
+    return Needs(
+        parameters=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)),
+        parameter_bytes=_bytes(params),
+        cache_bytes=_bytes(cache),
+        laws_bytes=2 * math.prod(logits.shape[:-1]) * model.vocab_size * 4,
+        call_bytes=_bytes(_read(model, params, cache)),
+    )
+
+
+def _read(model: DecoderLM | T5, params: Any, cache: Any) -> Any:
+    """The leaves of both that a call reads whole."""
+    leaves = {name: leaf for name, leaf in flatten_dict(params, sep="/").items() if not _PROMPT_ALONE.search(name)}
+    if not model.config.tied:
+        del leaves["token_embedder/embedding"]
+    if isinstance(model, T5):  # of its biases by distance a call reads a slice
+        cache = cache.replace(static=cache.static.replace(bias=None))
+    return leaves, cache
+
+
+def abstract(model: DecoderLM | T5) -> Any:
+    """The parameters' shapes, in the dtype that the model computes in."""
+    if isinstance(model, DecoderLM):
+        params = abstract_params(model)
+    else:
+        token = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+        params = jax.eval_shape(model.module.init, jax.random.key(0), token, token)["params"]
+    dtype = jnp.dtype(model.config.dtype)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), params)
+
+
+def table(models: dict[str, DecoderLM | T5], *, batches: list[int], length: int, block_size: int) -> Grid:
+    """A row per model and batch, in GB (10⁹ bytes)."""
+    rows = []
+    for name, model in models.items():
+        for batch in batches:
+            found = needs(model, batch=batch, length=length, block_size=block_size)
+            sizes = (found.parameter_bytes, found.cache_bytes, found.laws_bytes, found.call_bytes)
+            rows.append([name, f"{found.parameters:,}", str(batch), *(f"{size / 1e9:.3f}" for size in sizes)])
+    header = ["model", "parameters", "batch", "weights", "cache", "laws of a block", "read by a call"]
+    dtypes = ", ".join(sorted({model.config.dtype for model in models.values()}))
+    notes = [
+        f"GB (10⁹ bytes), {dtypes}; {length:,} positions, γ = {block_size}. Laws: q̃ and p̃ of γ + 1 positions "
+        "in float32. A call reads at least the cache and the weights, once, without an encoder's and, where the output "
+        "layer is not tied, without the embedding's.",
+        *(_beyond(name, model, length) for name, model in models.items() if length > _longest(model)),
+    ]
+    return Grid(title="What the models need", header=header, rows=rows, notes=notes, bold=set())
+
+
+def _longest(model: DecoderLM | T5) -> float:
+    """The positions that a model was made for; a T5 has no limit."""
+    return model.config.max_length if isinstance(model, DecoderLM) else math.inf
+
+
+def _beyond(name: str, model: DecoderLM | T5, length: int) -> str:
+    return f"{length:,} positions are beyond the {_longest(model):,} that {name} was made for."
+
+
+def _prompt(model: DecoderLM | T5, batch: int, length: int) -> Prompt:
+    ones = jnp.ones((batch, 1), jnp.int32)
+    encoder = jnp.ones((batch, length), jnp.int32) if model.is_encoder_decoder else None
+    return Prompt(ones, ones[:, 0], encoder)
+
+
+def _bytes(tree: Any) -> int:
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,165 @@
+"""Texts or token ids as a `Prompt`: right-padded to a bucket's width, checked before anything is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from speccascade_jax.core.arrays import bucket, right_pad
+from speccascade_jax.core.types import Prompt
+from speccascade_jax.data.vocabularies.vocabulary import Ids, TextVocabulary
+from speccascade_jax.pairs.pair import Pair
+
+
+def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1, max_new_tokens: int = 0) -> Prompt:
+    """Texts or ids as a right-padded `Prompt` of a bucket's width (`models.base.bucket`; one compilation each).
+
+    Texts become ids as `text_ids` says; ids are taken as they are. Encoder-decoder models get them as the encoder's
+    input and start decoding from id 0.
+
+    Args:
+        pair: says which architecture and vocabulary.
+        prompts: texts, `[B, P]` ids, or a list of lists of ids; one flat list of ids is one prompt.
+        min_length: pad at least to this many tokens, so that several calls share a bucket.
+        max_new_tokens: what is to be generated behind them.
+
+    Raises:
+        ValueError: no prompts, texts and ids mixed, texts without a vocabulary, an id outside it, an empty or too long
+            prompt, or one that with its output is longer than the models were made for.
+    """
+    ids, lengths = _ids(pair, prompts)
+    if (lengths < 1).any():
+        raise ValueError(f"prompt {int(np.argmax(lengths < 1))} is empty; give at least one token")
+    longest = int(np.argmax(lengths))
+    if too_long := excess(pair, int(lengths[longest]), max_new_tokens):
+        raise ValueError(
+            f"prompt {longest} has {too_long}; shorten it, lower max_new_tokens, or raise that limit: "
+            f"Pair.max_prompt_length, or max_length in a model's config where the model goes further"
+        )
+    outside = (ids < 0) | (ids >= pair.target.model.vocab_size)
+    if outside.any():
+        row, at = (int(i) for i in np.argwhere(outside)[0])
+        size = pair.target.model.vocab_size
+        raise ValueError(f"prompt {row} holds id {ids[row, at]}, outside the vocabulary of {size} (0 … {size - 1})")
+    width = bucket(max(min_length, int(lengths.max())))
+    padded = np.pad(ids, [(0, 0), (0, width - ids.shape[1])]).astype(np.int32)
+    if pair.encoder_decoder:
+        ones = np.ones((len(ids), 1), np.int32)
+        return Prompt(*jax.device_put((np.zeros_like(ones), ones[:, 0], padded)))
+    return Prompt(*jax.device_put((padded, lengths)))
+
+
+def excess(pair: Pair, tokens: int, max_new_tokens: int) -> str | None:
+    """What is too much about a prompt of `tokens` tokens and `max_new_tokens` behind it, in words; `None` if nothing.
+
+    Remedies are the caller's to name: which settings there are depends on who asks.
+    """
+    if tokens > pair.max_prompt_length:
+        return f"{tokens} tokens, over the limit of {pair.max_prompt_length}"
+    if pair.max_length is not None and tokens + max_new_tokens > pair.max_length:
+        return (
+            f"{tokens} tokens and max_new_tokens is {max_new_tokens}: together more than the {pair.max_length} "
+            f"positions that the pair's models were made for"
+        )
+    return None
+
+
+def _ids(pair: Pair, prompts: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Integer ids `[B, P]` and lengths int32 `[B]`."""
+    if isinstance(prompts, str):
+        prompts = [prompts]
+    array = bool(getattr(prompts, "ndim", 0))
+    if array and (given := np.asarray(prompts)).dtype.kind in "OU":
+        array, prompts = False, given.tolist()
+    if not array and not isinstance(prompts, Sequence):
+        raise ValueError(f"prompts={prompts!r:.80} are no prompts: give texts, or integer ids [B, P]")
+    if len(prompts) == 0:
+        raise ValueError("no prompts: give at least one")
+    kinds = [] if array else [_kind(one) for one in prompts]
+    if other := next((n for n, kind in enumerate(kinds) if kind != kinds[0]), None):
+        raise ValueError(
+            f"prompts hold {prompts[0]!r:.60} and {prompts[other]!r:.60}: give texts only, or lists of ids only"
+        )
+    if "text" in kinds:
+        prompts = [text_ids(pair, text) for text in prompts]
+    elif array or "one id" in kinds:
+        table = np.atleast_2d(np.asarray(prompts))
+        if table.ndim != 2 or not np.issubdtype(table.dtype, np.integer):
+            raise ValueError(
+                f"prompts of shape {table.shape} and dtype {table.dtype}: give texts, or integer ids [B, P]"
+            )
+        return table, np.full((len(table),), table.shape[1], np.int32)
+    for number, row in enumerate(prompts):
+        for token in row:
+            if not _is_whole(token):
+                raise ValueError(f"prompt {number} holds {token!r:.60}, which is no token id")
+    lengths = np.array([len(row) for row in prompts], np.int32)
+    return right_pad(prompts, max(1, int(lengths.max()))), lengths
+
+
+def _kind(prompt: Any) -> str:
+    if isinstance(prompt, str):
+        return "text"
+    return "ids" if isinstance(prompt, Sequence) or np.ndim(prompt) else "one id"
+
+
+def _is_whole(token: Any) -> bool:
+    try:
+        return bool(token == int(token))
+    except (TypeError, ValueError, OverflowError):  # no number, nan, infinity
+        return False
+
+
+def _beginning(ids: list[int], room: int) -> list[int]:
+    return ids[:room]
+
+
+def text_ids(
+    pair: Pair, text: str, longest: int | None = None, cut: Callable[[list[int], int], list[int]] = _beginning
+) -> list[int]:
+    """The ids that a pair's models are given for a text.
+
+    Encoder-decoder models read the text and the end of sequence. What decoder-only models write continues the text:
+    they read the beginning of sequence, where the vocabulary has one, and the text without an end. An empty text is
+    the beginning of sequence alone, or without one the end of sequence, which such vocabularies put between documents
+    (Qwen's `<|endoftext|>`).
+
+    Args:
+        longest: ids at most, special ones included; these are never cut.
+        cut: what is kept of a text's ids where there is room for fewer: `Task.cut`, which for few-shot prompts is the
+            end, since the question stands there.
+
+    Raises:
+        ValueError: the pair has no vocabulary.
+    """
+    vocabulary = pair.vocabulary
+    if vocabulary is None:
+        raise ValueError("this pair has no vocabulary: give token ids, or a Pair with vocabulary=…")
+    ids, bos, eos = vocabulary.encode(text), vocabulary.bos_id, vocabulary.eos_id
+    begin, end = ([], [eos]) if pair.encoder_decoder else ([] if bos is None else [bos], [])
+    if longest is not None:
+        ids = cut(ids, longest - len(begin) - len(end))
+    return [*begin, *ids, *end] or [eos]
+
+
+def stop_ids(vocabulary: TextVocabulary, strings: Iterable[str]) -> list[int]:
+    """The vocabulary's own stop ids, then those of the strings that it has as one token.
+
+    The others, such as "\\nQuestion:", end a text only when it is cut afterwards. So may the first: vocabularies with
+    merges have further tokens that contain them (".\\n\\n"), and a model that writes such a one goes on.
+    """
+    before, own = vocabulary.encode("a"), []
+    for text in strings:
+        last = vocabulary.encode(text)[-1:]
+        # a special piece has a name but no text, a byte piece a text that is not its name
+        if last and text in (vocabulary.piece(last[0]), vocabulary.decode(last, after=before)):
+            own += last
+    return list(dict.fromkeys([*vocabulary.stop_ids, *own]))
+
+
+def decoder_context(prompt: Prompt) -> list[Ids]:
+    """Per row the ids before its output, without padding: what its text continues."""
+    return [row[:length] for row, length in zip(np.asarray(prompt.tokens), np.asarray(prompt.length), strict=True)]

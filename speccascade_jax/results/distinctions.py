@@ -1,0 +1,48 @@
+"""What tells curves of one method apart: block size, bonus, draft temperature, acceptance head. Needs no JAX."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from speccascade_jax.results.store import Record
+
+MIXABLE = {"block_size": "γ = {}", "bonus": "bonus {}", "draft_temperature": "draft T = {}"}
+"""What keeps panels apart unless a table is asked to put it side by side -> how it is then told in a curve's name."""
+
+HEAD = "head"
+"""Acceptance heads, which never keep panels apart: other weights are another curve, whatever their file is called."""
+
+
+def suffixes(records: Sequence[Record], kinds: Sequence[Hashable], names: Sequence[str]) -> list[str]:
+    """For each record what tells it from the others of its kind, as " (γ = 3, head 73861f)"; empty where nothing does.
+
+    Args:
+        kinds: of each record, what it would otherwise be called; names: in `MIXABLE`, or `HEAD`.
+    """
+    values: dict[tuple[Hashable, str], set[Any]] = defaultdict(set)
+    for kind, record in zip(kinds, records, strict=True):
+        for name in names:
+            values[kind, name].add(setting(record, name))
+    found = []
+    for kind, record in zip(kinds, records, strict=True):
+        words = [_told(record, name) for name in names if len(values[kind, name]) > 1]
+        found.append(f" ({', '.join(words)})" if words else "")
+    return found
+
+
+def setting(record: Record, name: str) -> Any:
+    """A value that tells records apart; of a head its fingerprint, or its file in records from before they held one."""
+    if name == HEAD:
+        return record["fingerprints"].get(HEAD) or record["point"].get(HEAD)
+    return record["point"][name]
+
+
+def _told(record: Record, name: str) -> str:
+    """A value for a curve's name; a draft temperature that is not named is the method's own or the target's."""
+    value = setting(record, name)
+    if name == HEAD:
+        known = record["fingerprints"].get(HEAD)
+        return f"head {known[:6]}" if known else f"head {value}" if value else "head not recorded"
+    return MIXABLE[name].format(f"{value:g}" if isinstance(value, int | float) else "own" if value is None else value)

@@ -1,0 +1,165 @@
+"""A panel's points as families that differ in one number: γ of fixed blocks, or the stop threshold h. Needs no JAX."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from speccascade_jax.core.names import TARGET
+from speccascade_jax.results import distinctions, panels
+from speccascade_jax.results.distinctions import HEAD
+from speccascade_jax.results.labels import label, ordered
+from speccascade_jax.results.panels import Panel, Spot
+from speccascade_jax.results.store import Record
+
+GAMMA, THRESHOLD, NO_NUMBER = "γ", "h", ""
+
+ORACLES = ("stop_oracle",)
+
+LOSSLESS = ("spec_decode",)
+"""Rules whose law is the target's, so that it is one law whatever follows a kept block."""
+
+Law = tuple[str, float | None, bool]
+"""Rule, α, and whether a kept block is followed by the target's law instead of the rule's."""
+
+REJECTION = ("specdecpp", "specdecpp_lag0", "stop_cumulative_confidence")
+"""Methods that compare h with an estimate of P(some token of the block is rejected), as theorem 3.1 does.
+
+Those with a head do so where its loss weighed rejections once (`w_rej`); records from before they said count as such.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Points of one method, or of one rule with fixed blocks.
+
+    Attributes:
+        name: for readers; symbol: `GAMMA` or `THRESHOLD`.
+        law: what says the outputs' law; only families of one law are rivals.
+        spots: γ or h -> what was measured there, rising.
+        on_rejection: whether h is compared with an estimate of P(some token of the block is rejected).
+        w_rej: weight of rejections in its head's loss; `None` where there is no head, or the records do not say.
+    """
+
+    name: str
+    symbol: str
+    law: Law
+    spots: dict[float, Spot]
+    on_rejection: bool = False
+    w_rej: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Families:
+    """What a panel holds: families, and oracles, which have no number to choose."""
+
+    panel: Panel
+    fixed: list[Family] = field(default_factory=list)
+    adaptive: list[Family] = field(default_factory=list)
+    oracles: dict[str, Spot] = field(default_factory=dict)
+
+    @property
+    def target(self) -> Spot:
+        """The target alone.
+
+        Raises:
+            ValueError: the records hold none.
+        """
+        if self.panel.target is None:
+            raise ValueError(f"no record of the target alone ({TARGET}) for {self.panel.title()}; sweep.py measures it")
+        return self.panel.target
+
+    @property
+    def records(self) -> list[Record]:
+        """All records of the panel."""
+        panel = self.panel
+        spots = [*(end for end in (panel.target, panel.draft) if end), *(s for c in panel.curves.values() for s in c)]
+        return [record for spot in spots for record in spot.records]
+
+    def rival(self, family: Family) -> Family | None:
+        """The fixed blocks of the same law."""
+        return next((fixed for fixed in self.fixed if fixed.law == family.law), None)
+
+
+def of_records(records: Iterable[Record]) -> list[Families]:
+    """The families of every panel that has any: one task, pair and sampling, all block sizes together.
+
+    Raises:
+        ValueError: no panel has any.
+    """
+    found = [of_panel(panel) for panel in panels.panels(records, together=("block_size",))]
+    found = [each for each in found if each.fixed or each.adaptive]
+    if not found:
+        raise ValueError("the records hold neither fixed block sizes nor stop thresholds: nothing to compare")
+    return found
+
+
+class _Kind(NamedTuple):
+    """What the points of a family share; `block` only where it is a cap and not the number in which they differ."""
+
+    name: str
+    symbol: str
+    law: Law
+    block: int | None
+    bonus: str | None
+    head: str | None
+
+
+def of_panel(panel: Panel) -> Families:
+    """The families of a panel whose block sizes stand together; methods with neither number are left out."""
+    sorted_ = defaultdict[_Kind, dict[float, Spot]](dict)
+    for spot in (spot for curve in panel.curves.values() for spot in curve):
+        if placed := _place(spot.records[0]):
+            kind, at = placed
+            sorted_[kind][at] = spot
+    order = ordered({kind.name for kind in sorted_})
+    kinds = sorted(
+        sorted_, key=lambda kind: (order.index(kind.name), kind.law[1] or 0.0, kind.block or 0, str(kind[4:]))
+    )
+    records = [next(iter(sorted_[kind].values())).records[0] for kind in kinds]
+    weights = [record.get("head", {}).get("w_rej") for record in records]
+    families = [
+        Family(
+            name=name,
+            symbol=kind.symbol,
+            law=kind.law,
+            spots=dict(sorted(sorted_[kind].items())),
+            on_rejection=re.split(r"[\[:]", kind.name)[0] in REJECTION and weight in (None, 1.0),
+            w_rej=weight,
+        )
+        for kind, name, weight in zip(kinds, _names(kinds, records), weights, strict=True)
+    ]
+    fixed, adaptive, oracles = (
+        [each for each in families if each.symbol == symbol] for symbol in (GAMMA, THRESHOLD, NO_NUMBER)
+    )
+    known = {each.name: spot for each in oracles for spot in each.spots.values()}
+    return Families(panel=panel, fixed=fixed, adaptive=adaptive, oracles=known)
+
+
+def _place(record: Record) -> tuple[_Kind, float] | None:
+    """A record's family, and γ or h; `None` where it has neither and is no oracle."""
+    point = record["point"]
+    name = point.get("family", point["method"])  # older records have none
+    rule, bonus = point.get("law", name), point["bonus"]
+    law = rule, point["alpha"], bonus == "target" and rule not in LOSSLESS
+    if (stop := point.get("stop_threshold")) is not None:
+        return _Kind(name, THRESHOLD, law, point["block_size"], bonus, distinctions.setting(record, HEAD)), stop
+    if panels.is_swept(record):
+        return _Kind(name, GAMMA, law, None, bonus, None), point["block_size"]
+    if name in ORACLES:
+        return _Kind(name, NO_NUMBER, law, point["block_size"], bonus, None), 0.0
+    return None
+
+
+def _names(kinds: Sequence[_Kind], records: Sequence[Record]) -> list[str]:
+    """What families are called: by more than method and α only where a panel has several of one."""
+    same = [(kind.name, kind.symbol, kind.law[1]) for kind in kinds]
+    fixed, others = (
+        distinctions.suffixes(records, same, names) for names in (("bonus",), ("block_size", "bonus", HEAD))
+    )
+    told = [one if kind.symbol == GAMMA else other for kind, one, other in zip(kinds, fixed, others, strict=True)]
+    alphas = ["" if kind.law[1] is None else f" α {kind.law[1]:g}" for kind in kinds]
+    return [label(kind.name) + alpha + words for kind, alpha, words in zip(kinds, alphas, told, strict=True)]

@@ -1,0 +1,1 @@
+"""Figures; they load matplotlib."""

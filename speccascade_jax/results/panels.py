@@ -1,0 +1,292 @@
+"""From records to curves and to paper 1's Table 2; what tables and plots share. Needs no JAX."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from speccascade_jax.core.names import DRAFT, TARGET
+from speccascade_jax.results.distinctions import HEAD, MIXABLE, suffixes
+from speccascade_jax.results.labels import label, ordered
+from speccascade_jax.results.store import Record
+
+_SHARED = (
+    "pair", "task", "split", "max_new_tokens", "quality_examples", "latency_examples", "latency_trials",
+    "temperature", "top_p", "top_k", "draft_temperature",
+)  # fmt: skip
+
+TOGETHER = "what does not keep panels apart: curves that differ in it stand side by side and say so in their names"
+
+
+class Value(NamedTuple):
+    """A number and its spread: `low` to `high`, both equal to `value` where no spread is known."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spot:
+    """One point of a curve, averaged over seeds. `None` where it was not measured or is undefined.
+
+    `alpha` is what is swept along the curve; a stop threshold where the rule has no α (`axis` says so).
+
+    Spreads: with one seed those of the record (bootstrap over examples; extremes of the trials), with several one
+    standard deviation over seeds to either side. `records` are what it is the average of, one per seed.
+    """
+
+    method: str
+    alpha: float | None
+    quality: Value
+    latency: Value | None
+    ms_per_example: float | None
+    measures: dict[str, Value]
+    seeds: int
+    inconclusive: bool
+    records: tuple[Record, ...]
+
+    @property
+    def axis(self) -> str:
+        """What `alpha` is: the rule's, or the stop threshold of a method whose rule has none."""
+        point = self.records[0]["point"]
+        return "h" if point["alpha"] is None and point.get("stop_threshold") is not None else "α"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """Everything that may be compared: one pair, task, sampling, block size and bonus.
+
+    Methods whose blocks end where the draft is unsure, or that have none, stand beside those of any block size.
+
+    Attributes:
+        setting: the shared coordinates, `block_size` and `bonus` among them, the weights' fingerprint and the device;
+            `None` where curves differ in one that was to be put side by side.
+        metric: name of the quality metric.
+        target, draft: the two ends; `None` where the records have none.
+        curves: method -> its spots by rising α, in the order of `labels.LABELS`.
+    """
+
+    setting: dict[str, Any]
+    metric: str
+    target: Spot | None
+    draft: Spot | None
+    curves: dict[str, list[Spot]]
+
+    def title(self) -> str:
+        """What the panel is, in one line."""
+        s = self.setting
+        parts = [f"{s['task']}, {short_name(s['pair'])}", f"T = {s['temperature']:g}"]
+        if s["draft_temperature"] is not None:
+            parts.append(f"draft T = {s['draft_temperature']:g}")
+        if s["top_p"] < 1:
+            parts.append(f"top-p = {s['top_p']:g}")
+        if s["top_k"]:
+            parts.append(f"top-k = {s['top_k']}")
+        if s["block_size"] is not None:
+            parts.append(f"γ = {s['block_size']}")
+        if s["bonus"] is not None:
+            parts.append(f"bonus {s['bonus']}")
+        return ", ".join(parts)
+
+    def asides(self) -> list[str]:
+        """Curves with another block size or bonus than the title's, one sentence each, where their name is silent."""
+        found = []
+        for curve, spots in self.curves.items():
+            point = spots[0].records[0]["point"]
+            own = [name for name in ("block_size", "bonus") if point[name] not in (None, self.setting[name])]
+            words = [MIXABLE[name].format(point[name]) for name in own]
+            if told := [word for word in words if word not in curve]:
+                found.append(f"{label(curve)}: {', '.join(told)}.")
+        return found
+
+    def sizes(self) -> str:
+        """On how much it rests, in one line."""
+        spots = [spot for curve in self.curves.values() for spot in curve]
+        spots += [end for end in (self.target, self.draft) if end]
+        seeds = sorted({spot.seeds for spot in spots})
+        text = f"{self.setting['quality_examples']} examples for quality"
+        if self.setting["latency_examples"]:
+            text += (
+                f", {self.setting['latency_examples']} examples × {self.setting['latency_trials']} trials for latency"
+            )
+        return f"{text}, {'–'.join(map(str, seeds))} {'seed' if seeds == [1] else 'seeds'}"
+
+
+def short_name(pair: str) -> str:
+    """A pair's name, or the last part of its path."""
+    return pair.rstrip("/").rsplit("/", 1)[-1]
+
+
+def panels(records: Iterable[Record], together: Sequence[str] = ()) -> list[Panel]:
+    """The records sorted into what may be compared with each other.
+
+    Target and draft alone, and methods without a choice of γ, belong to every block size and bonus of their sampling.
+
+    Args:
+        records: from one store or several.
+        together: names in `MIXABLE` that do not separate panels: curves that differ in them say so in their name.
+
+    Raises:
+        ValueError: another name.
+    """
+    if strange := [name for name in together if name not in MIXABLE]:
+        raise ValueError(f"together={strange[0]!r} is not one of {', '.join(MIXABLE)}")
+    shared: dict[tuple, list[Record]] = defaultdict(list)
+    for record in records:
+        values = {name: record["point"][name] for name in _SHARED if name not in together}
+        values |= {
+            "first_example": record["point"].get("first_example", 0),  # older records have none
+            "weights": record["fingerprints"]["weights"],
+            "examples": record["fingerprints"]["examples"],
+            "device": f"{record['device']['kind']} ({record['device']['processor']})",
+        }
+        shared[tuple(values.items())].append(record)
+    return [panel for values, members in shared.items() for panel in _of_blocks(dict(values), members, together)]
+
+
+def _of_blocks(setting: dict[str, Any], records: Sequence[Record], together: Sequence[str]) -> Iterator[Panel]:
+    """One panel per block size and bonus that the records swept."""
+    apart = [name for name in ("block_size", "bonus") if name not in together]
+    swept = [r for r in records if is_swept(r)]
+    choices = {tuple(r["point"][name] for name in apart) for r in swept}
+    for choice in sorted(choices, key=str) or [(None,) * len(apart)]:
+        mine = [r for r in swept if tuple(r["point"][name] for name in apart) == choice]
+        mixed = {name: {r["point"][name] for r in mine} for name in together}
+        chosen = dict.fromkeys(MIXABLE) | setting | dict(zip(apart, choice, strict=True))
+        chosen |= {name: next(iter(values)) for name, values in mixed.items() if len(values) == 1}
+        members = {id(r) for r in mine}
+        yield _panel(chosen, [r for r in records if id(r) in members or not is_swept(r)])
+
+
+def _is_end(record: Record) -> bool:
+    return record["point"]["method"] in (TARGET, DRAFT)
+
+
+def is_swept(record: Record) -> bool:
+    """Whether γ is a choice of the sweep's; records from before this was written down have it in `block_size`."""
+    return not _is_end(record) and record["point"].get("swept_block", record["point"]["block_size"] is not None)
+
+
+def _panel(setting: dict[str, Any], records: Sequence[Record]) -> Panel:
+    by_point: dict[tuple[str, float | None], dict[int, Record]] = defaultdict(dict)
+    for curve, record in zip(_curve_names(records), records, strict=True):
+        # a point measured again (with larger batches, say) is no further seed: the latest record counts
+        by_point[curve, _along(record)[1]][record["point"]["seed"]] = record
+    curves: dict[str, list[Spot]] = defaultdict(list)
+    for (curve, alpha), members in by_point.items():
+        curves[curve].append(_spot(curve, alpha, list(members.values())))
+    drafts = [curve for curve in curves if curve.startswith(DRAFT)]  # several where draft temperatures differ
+    target, draft = (next(iter(curves.pop(end, ())), None) for end in (TARGET, drafts[0] if drafts else DRAFT))
+    return Panel(
+        setting=setting,
+        metric=records[0]["quality"]["metric"],
+        target=target,
+        draft=draft,
+        curves={name: sorted(curves[name], key=lambda spot: spot.alpha or 0.0) for name in ordered(curves)},
+    )
+
+
+def _curve_names(records: Sequence[Record]) -> list[str]:
+    """Each record's method, with what tells it from other records of the same method that are in the panel too."""
+    methods = [_along(record)[0] for record in records]
+    apart = suffixes(records, methods, (*MIXABLE, HEAD))
+    return [method + (words if method != TARGET else "") for method, words in zip(methods, apart, strict=True)]
+
+
+def _along(record: Record) -> tuple[str, float | None]:
+    """A record's curve and its place on it: α, or the stop threshold where there is no α to sweep."""
+    point = record["point"]
+    if point["alpha"] is None and point.get("stop_threshold") is not None:
+        return point["family"], point["stop_threshold"]
+    return point["method"], point["alpha"]
+
+
+def _spot(curve: str, alpha: float | None, records: Sequence[Record]) -> Spot:
+    relative = [r["relative_latency"] for r in records if r.get("relative_latency")]
+    absolute = [r["latency"]["ms_per_example"]["value"] for r in records if r.get("latency")]
+    names = dict.fromkeys(name for record in records for name in record["measures"])
+    measured = {name: [r["measures"].get(name) for r in records] for name in names}
+    return Spot(
+        method=curve,
+        alpha=alpha,
+        quality=_pool([value_of(r["quality"]) for r in records]),
+        latency=_pool([value_of(each) for each in relative]) if relative else None,
+        ms_per_example=statistics.fmean(absolute) if absolute else None,
+        measures={
+            name: _pool([Value(x, x, x) for x in values])
+            for name, values in measured.items()
+            if all(isinstance(x, int | float) for x in values)
+        },
+        seeds=len(records),
+        inconclusive=any(r.get("inconclusive", False) for r in records) and not _is_end(records[0]),
+        records=tuple(records),
+    )
+
+
+def share_of(spot: Spot, name: str) -> Value | None:
+    """A measure of `labels.SHARES`; `target_share` is what `draft_share` leaves."""
+    if name != "target_share":
+        return spot.measures.get(name)
+    drafted = spot.measures.get("draft_share")
+    return drafted and Value(1 - drafted.value, 1 - drafted.high, 1 - drafted.low)
+
+
+def value_of(entry: dict[str, Any]) -> Value:
+    """A record's entry with `value`, `low` and `high`."""
+    return Value(entry["value"], entry["low"], entry["high"])
+
+
+def _pool(values: Sequence[Value]) -> Value:
+    if len(values) == 1:
+        return values[0]
+    mean, spread = statistics.fmean(v.value for v in values), statistics.stdev(v.value for v in values)
+    return Value(mean, mean - spread, mean + spread)
+
+
+class Row(NamedTuple):
+    """A method's row of Table 2; `None` where no point qualifies.
+
+    `fastest`: the fastest spot that reaches the target's quality; `best`: the best one no slower than the target.
+    """
+
+    method: str
+    fastest: Spot | None
+    best: Spot | None
+
+
+def table2(panel: Panel, tolerance: float = 0.0, margin: float = 0.0) -> list[Row]:
+    """Paper 1's Table 2 for one panel.
+
+    Inconclusive points (nothing was drafted) qualify for neither column.
+
+    Args:
+        panel: with a target.
+        tolerance: quality counts as reached from `target − tolerance` on; 0 is the exact comparison.
+        margin: no slower means relative latency up to `1 + margin`.
+
+    Raises:
+        ValueError: the records hold no target to compare with.
+    """
+    if panel.target is None:
+        raise ValueError(f"no record of the target alone ({TARGET}) for {panel.title()}; sweep.py always measures it")
+    needed = panel.target.quality.value - tolerance
+    rows = []
+    for method, spots in panel.curves.items():
+        valid = [spot for spot in spots if spot.latency is not None and not spot.inconclusive]
+        good = [spot for spot in valid if spot.quality.value >= needed]
+        quick = [spot for spot in valid if spot.latency and spot.latency.value <= 1 + margin]
+        rows.append(Row(method, min(good, key=_latency, default=None), max(quick, key=_quality, default=None)))
+    return rows
+
+
+def _latency(spot: Spot) -> float:
+    return spot.latency.value if spot.latency else math.inf
+
+
+def _quality(spot: Spot) -> float:
+    return spot.quality.value

@@ -1,0 +1,1 @@
+"""Tables: cells, what must be said below them, and their forms."""

@@ -1,0 +1,272 @@
+"""Paper 3's tables: forward times (Table 2), throughputs (Table 1), theorem 3.1's threshold, and dominance (Figure 4).
+
+What stands in the cells and what must be said below; the numbers come from `metrics.forward_times`, `throughput` and
+`pareto`. Brackets hold 95% bootstrap intervals over examples. Needs no JAX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import numpy as np
+
+from speccascade_jax.core.names import DRAFT, TARGET
+from speccascade_jax.results import forward_times, pareto
+from speccascade_jax.results.bootstrap import Bootstrap, Interval
+from speccascade_jax.results.families import GAMMA, Families, Family
+from speccascade_jax.results.forward_times import Fit
+from speccascade_jax.results.labels import label
+from speccascade_jax.results.panels import Spot
+from speccascade_jax.results.store import Record
+from speccascade_jax.results.tables.grid import NONE, Grid
+from speccascade_jax.results.throughput import Best, Throughputs
+
+_RESAMPLES = (
+    f"[low, high]: 95% bootstrap over examples, {Bootstrap().samples:,} resamples, the same for every entry; seeds are "
+    "averaged, not resampled."
+)
+_CHOSEN = "No interval allows for γ and h having been chosen on the same examples, nor for how many are compared."
+_PREDICTED = (
+    "Predicted: from the counts of the {} examples that quality is taken on and t_draft = {:.3g} ms, t_target = {:.3g} "
+    "ms, {:.3g} ms per generation (R² {:.3f}); the target alone from its own fit. Forward times are taken as exact."
+)
+_MEASURED = (
+    "Measured: of the timed runs, at batch 1; a speed-up is over the target's runs beside, and intervals resample "
+    "trials too."
+)
+
+
+def forward_time_grids(families: Families) -> list[Grid]:
+    """Paper 3's Table 2: where both models take part (all, and family by family), and each of them alone."""
+    records, notes, rows = families.records, list[str](), list[list[str]]()
+    for name, fitted in _fits(families, records):
+        try:
+            rows.append([name, *_fit_cells(fitted(), fitted(intercept=False))])
+        except ValueError as error:
+            rows.append([name, *[NONE] * 8])
+            notes.append(f"{name}: {error}.")
+    header = ["Runs", "generations", "t_draft ms", "t_target ms", "per generation ms", "R²"]
+    header += [f"without constant: {name}" for name in ("t_draft ms", "t_target ms", "R²")]
+    notes += [
+        "Least squares of a generation's seconds on its draft steps and target calls, and a constant for its prefill "
+        "and its call, which paper 3's equation 2.1 lacks: on the right the fit without. ± standard error, of "
+        "independent residuals. R²: explained share of the variance about the mean.",
+        f"{families.panel.sizes()}. Device: {families.panel.setting['device']}.",
+    ]
+    return [Grid(title=f"Forward times: {families.panel.title()}", header=header, rows=rows, notes=notes)]
+
+
+def _fits(families: Families, records: Sequence[Record]) -> Iterator[tuple[str, Callable[..., Fit]]]:
+    """What each row is called, and what fits it."""
+    groups = {"Both models, all": records}
+    for family in (*families.fixed, *families.adaptive):
+        groups[_family_name(family)] = [record for spot in family.spots.values() for record in spot.records]
+    for name, members in groups.items():
+        yield name, partial(forward_times.speculative, members)
+    for end in (TARGET, DRAFT):
+        yield label(end), partial(forward_times.alone, records, end)
+
+
+def _fit_cells(fit: Fit, plain: Fit) -> list[str]:
+    cells = [str(fit.generations)]
+    for one, names in ((fit, ("draft_steps", "target_calls", "generation")), (plain, ("draft_steps", "target_calls"))):
+        value = {"draft_steps": one.draft, "target_calls": one.target, "generation": one.constant}
+        for name in names:
+            error = one.errors.get(name)
+            cells.append(NONE if error is None else f"{value[name] * 1e3:.3f} ± {error * 1e3:.3f}")
+        cells.append(f"{one.r_squared:.3f}")
+    return cells
+
+
+def throughput_grids(families: Families) -> list[Grid]:
+    """Paper 3's Table 1, every point's prediction beside what was measured, and theorem 3.1's threshold.
+
+    Raises:
+        ValueError: records without counts or without timings, no target alone, or forward times that cannot be fitted.
+    """
+    found = Throughputs(families, Bootstrap())
+    grids = [_best_grid(found), _prediction_grid(found)]
+    heads = any(family.on_rejection or family.w_rej is not None for family in families.adaptive)
+    return [*grids, _threshold_grid(found)] if heads else grids
+
+
+def _best_grid(found: Throughputs) -> Grid:
+    families, rows, bold = found.families, list[list[str]](), set[tuple[int, int]]()
+    for family in (*families.fixed, *families.adaptive):
+        rival = None if family.symbol == GAMMA else families.rival(family)
+        row = [_family_name(family)]
+        for column, best in ((1, found.best_predicted), (5, found.best_measured)):
+            cells, over = _best_cells(found, family.symbol, best(family), None if rival is None else best(rival))
+            row += cells
+            if over is not None and over.low > 0:
+                bold.add((len(rows), column + 3))
+        rows.append(row)
+    for name, spot in {label(TARGET): families.target, **families.oracles}.items():
+        rows.append([name, *_single_cells(found, spot)])
+    header = ["Method"] + [
+        f"{how}: {what}"
+        for how in ("predicted", "measured")
+        for what in ("best at", "tokens/s", "speed-up", "over best fixed γ")
+    ]
+    notes = [_resting(found), _MEASURED, _RESAMPLES, "Bold: faster than the best fixed γ beyond the interval.", _CHOSEN]
+    return Grid(title=f"Throughput: {families.panel.title()}", header=header, rows=rows, notes=notes, bold=bold)
+
+
+def _best_cells(found: Throughputs, symbol: str, own: Best, rival: Best | None) -> tuple[list[str], Interval | None]:
+    """A family's four cells, and its gain over the best fixed γ of its law."""
+    interval = found.bootstrap.interval
+    over = interval(own.speed_up / rival.speed_up - 1) if rival else None
+    cells = [f"{symbol} = {own.at:g}", _cell(interval(own.tokens), ".1f"), _cell(interval(own.speed_up), ".2f", "×")]
+    return [*cells, _percent(over) if over else NONE], over
+
+
+def _single_cells(found: Throughputs, spot: Spot) -> list[str]:
+    """The cells of what has no number to choose; an oracle need not have been timed."""
+    interval, cells = found.bootstrap.interval, list[str]()
+    timed = all(record.get("latency") for record in spot.records)
+    kinds = [(found.predicted, found.speed_up_predicted, True), (found.measured, found.speed_up_measured, timed)]
+    for tokens, speed_up, known in kinds:
+        if not known:
+            cells += [NONE] * 4
+        elif spot is found.families.target:
+            cells += [NONE, _cell(interval(tokens(spot)), ".1f"), "1.00×", NONE]
+        else:
+            cells += [NONE, _cell(interval(tokens(spot)), ".1f"), _cell(interval(speed_up(spot)), ".2f", "×"), NONE]
+    return cells
+
+
+def _prediction_grid(found: Throughputs) -> Grid:
+    families, rows, errors = found.families, list[list[str]](), list[float]()
+    interval = found.bootstrap.interval
+    for name, at, spot in _places(families):
+        discard, verification = (interval(each) for each in pareto.rates(spot, found.bootstrap))
+        row = [
+            name,
+            at,
+            _cell(verification, ".3f"),
+            _cell(discard, ".3f"),
+            _cell(interval(found.predicted(spot)), ".1f"),
+        ]
+        if all(record.get("latency") for record in spot.records):
+            errors.append(found.error(spot))
+            row += [_cell(interval(found.measured(spot)), ".1f"), f"{errors[-1]:+.1%}"]
+        rows.append(row if len(row) > 5 else [*row, NONE, NONE])
+    header = ["Method", "at", "verification rate", "discard rate", "predicted tokens/s", "measured tokens/s", "error"]
+    notes = [
+        _resting(found),
+        _MEASURED,
+        f"Error: predicted over measured, less 1, both of the timed runs; at most {max(map(abs, errors)):.1%}.",
+        _RESAMPLES,
+    ]
+    title = f"Predicted and measured throughput: {families.panel.title()}"
+    return Grid(title=title, header=header, rows=rows, notes=notes)
+
+
+def _threshold_grid(found: Throughputs) -> Grid:
+    rows, notes = list[list[str]](), list[str]()
+    for family in (each for each in found.families.adaptive if each.on_rejection):
+        try:
+            given = found.suggestion(family)
+        except ValueError as error:
+            notes.append(f"{family.name}: {error}.")
+            rows.append([family.name, *[NONE] * 6])
+            continue
+        interval, near = found.bootstrap.interval, [f"{h:g}" for h in given.between]
+        how = f"between {near[0]} and {near[1]}" if len(near) == 2 else f"measured at {near[0]}"
+        if len(near) == 1 and not np.isclose(given.at, given.between[0]):
+            how = f"that of {near[0]}, the nearest"
+        row = [family.name, f"{given.at:.3f}", _cell(interval(given.tokens), ".1f"), how]
+        row += [f"{given.best.at:g}", _cell(interval(given.best.tokens), ".1f"), _percent(interval(given.lost))]
+        rows.append(row)
+    header = ["Method", "suggested h", "tokens/s there", "read off", "best h", "tokens/s there", "left on the table"]
+    notes += [
+        "Theorem 3.1 with Δ = 0: h = 1 − t_draft / t_target, of P(some token is rejected): methods that compare h with "
+        "anything else (max q, entropy) are left out.",
+        *_weighted(found.families),
+        "Tokens/s are predicted; between two measured thresholds they are taken as linear in h.",
+        _resting(found),
+        _RESAMPLES,
+    ]
+    title = f"Theorem 3.1's threshold: {found.families.panel.title()}"
+    return Grid(title=title, header=header, rows=rows, notes=notes)
+
+
+def _weighted(families: Families) -> list[str]:
+    """Which heads are left out of theorem 3.1's table, if any are."""
+    named = [f"{each.name} ({each.w_rej:g})" for each in families.adaptive if each.w_rej not in (None, 1.0)]
+    why = "Left out, for the loss of their heads weighed rejections other than once (w_rej), which moves all that h is"
+    return [f"{why} compared with away from that probability: {', '.join(named)}."] if named else []
+
+
+def dominance_grids(families: Families) -> list[Grid]:
+    """Figure 4 in numbers: the adaptive fronts against every fixed γ of their law.
+
+    Raises:
+        ValueError: records without counts, or with no fixed blocks and stop thresholds of one law.
+    """
+    compared = list(pareto.compare(families, Bootstrap()))
+    if not compared:
+        raise ValueError(
+            "no stop thresholds and fixed blocks of the same law to compare; sweep both, the blocks by their rule "
+            "(spec_decode) over several block_sizes"
+        )
+    bold = {(n, 6) for n, each in enumerate(compared) if each.verdict == pareto.DOMINATES}
+    header = ["Front of", "against", "discard rate", "verification rate", "front's there", "difference", "verdict"]
+    notes = [
+        "The front's verification rate at the fixed blocks' discard rate, by straight lines between thresholds that "
+        "no other beats in both rates; beyond its highest discard rate it goes on (level): larger thresholds may "
+        "do better there; below its lowest it is not reached.",
+        "Dominates, loses: the paired interval of the difference lies below, above 0; ties: it includes 0.",
+        _RESAMPLES,
+        _CHOSEN,
+        *(
+            f"{family.name}: no fixed blocks of the same law."
+            for family in families.adaptive
+            if not families.rival(family)
+        ),
+        f"{families.panel.setting['quality_examples']} examples.",
+    ]
+    title, rows = f"Verification against discard rate: {families.panel.title()}", list(map(_dominance_row, compared))
+    return [Grid(title=title, header=header, rows=rows, notes=notes, bold=bold)]
+
+
+def _dominance_row(each: pareto.Comparison) -> list[str]:
+    front = NONE if np.isnan(each.front) else f"{each.front:.4f}" + (" (level)" if each.level else "")
+    row = [each.family.name, f"{each.fixed.name}, γ = {each.block}", *(f"{rate:.4f}" for rate in each.rates), front]
+    return [*row, _cell(each.difference, "+.4f") if each.difference else NONE, each.verdict]
+
+
+def _places(families: Families) -> Iterator[tuple[str, str, Spot]]:
+    """Every point of a panel: method, γ or h, and what was measured."""
+    for family in (*families.fixed, *families.adaptive):
+        for at, spot in family.spots.items():
+            yield _family_name(family), f"{family.symbol} = {at:g}", spot
+    for name, spot in {**families.oracles, label(TARGET): families.target}.items():
+        yield name, NONE, spot
+
+
+def _resting(found: Throughputs) -> str:
+    times, examples = found.times, found.families.panel.setting["quality_examples"]
+    values = (1e3 * times.draft, 1e3 * times.target, 1e3 * times.constant, times.r_squared)
+    return _PREDICTED.format(examples, *values)
+
+
+def _family_name(family: Family) -> str:
+    return f"{family.name} (fixed γ)" if family.symbol == GAMMA else family.name
+
+
+def _cell(interval: Interval, form: str, unit: str = "") -> str:
+    return f"{interval.value:{form}}{unit} [{interval.low:{form}}, {interval.high:{form}}]"
+
+
+def _percent(interval: Interval) -> str:
+    return _cell(Interval(*(100 * each for each in interval)), "+.1f") + " %"
+
+
+GRIDS: dict[str, Callable[[Families], list[Grid]]] = {
+    "forward_times": forward_time_grids,
+    "throughput": throughput_grids,
+    "dominance": dominance_grids,
+}
+"""What `experiments/tables.py` is asked for -> the tables of one panel."""

@@ -1,0 +1,210 @@
+"""★ Rules: what is kept of a draft. A new rule is one function here and one row in `RULES` below.
+
+A deferral rule `r(pair, alpha)` says which drafted tokens are handed to the target: 1 defers, 0 keeps, shape
+`[..., 1]` (the whole position) or `[..., V]` (token by token). It reads the raw laws `pair.q`, `pair.p`;
+`alpha` has shape `[..., 1]`. Comparisons are strict: at equality the draft is kept.
+Formulas: METHODS section 3; paper 1, Tables 1 and 3.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade_jax.core import names
+from speccascade_jax.core.types import Array, LawPair
+from speccascade_jax.rules import divergences, laws
+from speccascade_jax.rules.measures import entropy, max_of, total_variation
+from speccascade_jax.rules.rule import Rule
+
+
+def chow(pair: LawPair, alpha: Array) -> Array:
+    """Defer where `max q < 1 − α` (paper 1, eq. 2)."""
+    return max_of(pair.q) < 1.0 - alpha
+
+
+def chow_log(pair: LawPair, alpha: Array) -> Array:
+    """Defer where `H(q) > α`."""
+    return entropy(pair.q) > alpha
+
+
+def diff(pair: LawPair, alpha: Array) -> Array:
+    """Defer where `max q < max p − α` (paper 1, eq. 5)."""
+    return max_of(pair.q) < max_of(pair.p) - alpha
+
+
+def diff_log(pair: LawPair, alpha: Array) -> Array:
+    """Defer where `H(p) < H(q) − α`."""
+    return entropy(pair.p) < entropy(pair.q) - alpha
+
+
+def opt(pair: LawPair, alpha: Array) -> Array:
+    """Defer where `max q < max p − α TV(p̃, q̃)` (paper 1, eq. 10): more disagreement defers less."""
+    return max_of(pair.q) < max_of(pair.p) - alpha * total_variation(pair.p_tilde, pair.q_tilde)
+
+
+def opt_log(pair: LawPair, alpha: Array) -> Array:
+    """Defer where `H(p) < H(q) − α TV(p̃, q̃)`."""
+    return entropy(pair.p) < entropy(pair.q) - alpha * total_variation(pair.p_tilde, pair.q_tilde)
+
+
+def bild_star(pair: LawPair, alpha: Array) -> Array:
+    """Big-Little's rejection as a rule: defer where `D(q, p) > α` (paper 1, §B; its §F.5 misprints the sign).
+
+    Draft sampled: `D = −Σ q log p`; draft greedy: `D = −log p(argmax q)`. Where `q > 0 = p`, `D` is infinite.
+    """
+    surprise = -jnp.log(pair.p)
+    sampled = jnp.where(pair.q > 0, pair.q * surprise, 0.0).sum(-1, keepdims=True)
+    # q̃ is the one-hot of argmax q exactly where the draft is greedy
+    greedy = jnp.where(pair.q_tilde > 0, surprise, 0.0).sum(-1, keepdims=True)
+    return jnp.where(pair.greedy, greedy, sampled) > alpha
+
+
+def token_v1(pair: LawPair, alpha: Array) -> Array:
+    """Defer token `v` where `q(v) < max p − α` (paper 1, eq. 13)."""
+    return pair.q < max_of(pair.p) - alpha
+
+
+def token_v2(pair: LawPair, alpha: Array) -> Array:
+    """Defer token `v` where `p(v) < max p − α` (paper 1, eq. 14)."""
+    return pair.p < max_of(pair.p) - alpha
+
+
+def token_v3(pair: LawPair, alpha: Array) -> Array:
+    """Defer token `v` where `p(v) < (1 − α) max p` (paper 1, eq. 15)."""
+    return pair.p < (1.0 - alpha) * max_of(pair.p)
+
+
+def lossy_greedy(pair: LawPair, alpha: Array) -> Array:
+    """Defer where `p(argmax q) < (1 − α) max p`, at temperature 0 only (Leviathan et al. 2023, App. A.5)."""
+    drafted = max_of(jnp.where(pair.q_tilde > 0, pair.p, 0.0))  # q̃ is a one-hot
+    return drafted < (1.0 - alpha) * max_of(pair.p)
+
+
+def lossy(beta: float = 1.0) -> Rule:
+    """The rule `lossy` with another `β`; α must satisfy `β >= 1 − α` (METHODS section 3).
+
+    Raises:
+        ValueError: `β <= 0`.
+    """
+    if not beta > 0:
+        raise ValueError(f"beta={beta} must be positive; 1 is the usual choice")
+    name = "lossy" if beta == 1.0 else f"lossy_beta_{beta:g}"
+    # with β > 1 nothing may be left to refill although something was rejected: then π exceeds the ceiling
+    kept = laws.kept_below_ceiling if beta <= 1.0 else None
+    return Rule(name=name, law=laws.lossy_with(beta), kept=kept, grid=(0.0, 0.9), domain=(max(0.0, 1.0 - beta), 1.0))
+
+
+def random_accept(pair: LawPair, alpha: Array) -> Array:
+    """Defer every token with probability `1 − α`, whatever the laws are: paper 2's random baseline."""
+    return (1.0 - alpha) + 0.0 * pair.greedy
+
+
+# the largest value of each divergence, or where a sweep of those without one may end
+_LARGEST = {"js": 1.0, "js_reference": 2.0, "kl": 10.0, "kl_reversed": 10.0, "tv": 1.0}
+
+
+def fuzzy(divergence: str = "js", top_k: int = 0, scaled: bool = False) -> Rule:
+    """Fuzzy speculative decoding's decision: defer where `Div(p, q) >= τ`, with τ as α (METHODS section 5; paper 2).
+
+    Args:
+        divergence: a row of `divergences.DIVERGENCES`.
+        top_k: compare the target's `top_k` likeliest tokens and the rest as one; 0 compares all.
+        scaled: compare `p̃` and `q̃` instead of the raw laws.
+
+    Raises:
+        ValueError: no such divergence, or a negative `top_k`.
+    """
+    if divergence not in divergences.DIVERGENCES:
+        raise ValueError(f"unknown divergence {divergence!r}: choose one of {', '.join(divergences.DIVERGENCES)}")
+    if top_k < 0:
+        raise ValueError(f"top_k={top_k} is negative; 0 compares the whole vocabulary")
+    return _fuzzy(divergence, int(top_k), bool(scaled))
+
+
+@functools.cache  # one rule per choice: a new one each time would be a new program each time
+def _fuzzy(divergence: str, top_k: int, scaled: bool) -> Rule:
+    name = f"fuzzy_{divergence}" + (f"_top{top_k}" if top_k else "") + ("_scaled" if scaled else "")
+    deferral = divergences.deferral(divergence, top_k, scaled)
+    return Rule(name=name, deferral=deferral, grid=(0.0, _LARGEST.get(divergence, 1.0)))
+
+
+def get(rule: str | Rule) -> Rule:
+    """The rule of that name.
+
+    Raises:
+        ValueError: no such rule; the message names the nearest ones.
+    """
+    if isinstance(rule, Rule):
+        return rule
+    if rule not in RULES:
+        raise ValueError(f"unknown rule {rule!r}: {names.hint(rule, RULES)}the rules are {', '.join(RULES)}")
+    return RULES[rule]
+
+
+def check_alpha(rule: Rule, alpha: np.ndarray) -> None:
+    """Refuse α outside the rule's domain, naming the value.
+
+    Raises:
+        ValueError: some α is outside it.
+    """
+    low, high = rule.domain
+    bad = ~((alpha >= low) & ((alpha <= high) if rule.closed else (alpha < high)))
+    if bad.any():
+        value, end = float(np.asarray(alpha)[bad].ravel()[0]), "]" if rule.closed else ")"
+        raise ValueError(f"alpha={value:g} is outside the domain [{low:g}, {high:g}{end} of rule {rule.name!r}")
+
+
+def check_greedy(rule: Rule, temperature: Any, draft_temperature: Any = None) -> None:
+    """Refuse a temperature above 0 under a rule that is defined at 0 only.
+
+    Raises:
+        ValueError: names the temperature.
+    """
+    for name, value in (("temperature", temperature), ("draft_temperature", draft_temperature)):
+        if rule.greedy_only and value is not None and np.max(np.asarray(value)) > 0:
+            raise ValueError(
+                f"rule {rule.name!r} is defined at temperature 0 only, got {name}={value}; "
+                f"at other temperatures use 'token_v3'"
+            )
+
+
+def even_grid(rule: Rule, count: int, vocab_size: int) -> np.ndarray:
+    """`count` α's at equal distances over the rule's sweep range, ends included, float64."""
+    return np.linspace(*grid_bounds(rule, vocab_size), count)
+
+
+def grid_bounds(rule: Rule, vocab_size: int) -> tuple[float, float]:
+    """The rule's sweep range of α as numbers (`ln V` resolved)."""
+    if rule.grid is None:
+        raise ValueError(f"rule {rule.name!r} has no alpha to sweep")
+    words = {"lnV": math.log(vocab_size), "-lnV": -math.log(vocab_size)}
+    low, high = (words[x] if isinstance(x, str) else float(x) for x in rule.grid)
+    return low, high
+
+
+_ROWS = (
+    Rule(name="spec_decode", law=laws.spec_decode, kept=laws.kept_lossless, grid=None, reads_q=False, lossless=True),
+    lossy(),
+    Rule(name="lossy_tuned", law=laws.lossy_tuned, kept=laws.kept_below_ceiling, grid=(0.0, 0.9), domain=(0.0, 1.0)),
+    Rule(name="lossy_greedy", deferral=lossy_greedy, greedy_only=True),
+    Rule(name="chow", deferral=chow),
+    Rule(name="chow_log", deferral=chow_log, grid=(0.0, "lnV")),
+    Rule(name="diff", deferral=diff, grid=(-1.0, 1.0)),
+    Rule(name="diff_log", deferral=diff_log, grid=("-lnV", "lnV")),
+    Rule(name="opt", deferral=opt, grid=(-1.0, 1.0)),
+    Rule(name="opt_log", deferral=opt_log, grid=(-1.0, 1.0)),
+    Rule(name="bild_star", deferral=bild_star, grid=(0.0, 10.0)),
+    Rule(name="token_v1", deferral=token_v1, grid=(-1.0, 1.0)),
+    Rule(name="token_v2", deferral=token_v2),
+    Rule(name="token_v3", deferral=token_v3),
+    Rule(name="random_accept", deferral=random_accept, domain=(0.0, 1.0), closed=True),
+    Rule(name="sd_reference", law=laws.sd_reference, grid=None),
+    *(fuzzy(*each) for each in itertools.product(divergences.DIVERGENCES, (0, 50), (False, True))),
+)
+RULES: dict[str, Rule] = {row.name: row for row in _ROWS}

@@ -1,0 +1,22 @@
+"""Numbers that rules decide by, of laws `[..., V]`."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from speccascade_jax.core.types import Array
+
+
+def max_of(law: Array) -> Array:
+    """`max_v law(v)`, `[..., 1]`."""
+    return law.max(-1, keepdims=True)
+
+
+def entropy(law: Array) -> Array:
+    """`H` in nats, `[..., 1]`, with `0 log 0 = 0`."""
+    return -jnp.where(law > 0, law * jnp.log(jnp.where(law > 0, law, 1.0)), 0.0).sum(-1, keepdims=True)
+
+
+def total_variation(first: Array, second: Array) -> Array:
+    """`TV = ½ Σ abs(first − second)`, `[..., 1]`."""
+    return 0.5 * jnp.abs(first - second).sum(-1, keepdims=True)

@@ -1,0 +1,123 @@
+"""T5X's command line for gin: `--gin_file`, `--gin.NAME=VALUE`, `--gin_search_paths`, shared by the experiments.
+
+A script calls `main(function, required)` with the function of its gin file; gin supplies that function's arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import gin
+from absl import app, flags, logging
+
+from speccascade_jax.runtime.paths import repository_root
+
+PREFIX = "--gin."
+
+
+def rewrite_arguments(argv: Sequence[str]) -> list[str]:
+    """`--gin.NAME=VALUE` as `--gin_bindings=NAME = VALUE`; everything else as it is.
+
+    Raises:
+        ValueError: a setting without a value.
+    """
+    return [argv[0], *(_rewrite(argument) for argument in argv[1:])] if argv else []
+
+
+def _rewrite(argument: str) -> str:
+    if not argument.startswith(PREFIX):
+        return argument
+    name, equals, value = argument.removeprefix(PREFIX).partition("=")
+    if not equals:
+        raise ValueError(f"{argument} has no value; write {PREFIX}{name}=VALUE (strings in quotes: '\"text\"')")
+    return f"--gin_bindings={name} = {value}"
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """A bad value ends the program in one line that says what to do; `--debug` shows the trace."""
+    try:
+        yield
+    except (ValueError, TypeError, ArithmeticError, OSError, RuntimeError, ImportError) as error:
+        if "debug" in flags.FLAGS and flags.FLAGS.debug:
+            raise
+        message = str(error).partition("\n  In call to configurable")[0]
+        hint = "\n(--debug shows where)" if "debug" in flags.FLAGS else ""
+        sys.exit(f"error: {message}{hint}")
+
+
+def define_flags() -> None:
+    """Declare T5X's gin flags, shown by `--help`; harmless when they are declared already."""
+    if "gin_file" in flags.FLAGS:
+        return
+    flags.DEFINE_multi_string(
+        "gin_file", [], "gin file; may be given several times: later files fill holes of earlier ones"
+    )
+    flags.DEFINE_multi_string(
+        "gin_bindings", [], "one gin binding, NAME=VALUE, strings in quotes; --gin.NAME=VALUE is the same"
+    )
+    flags.DEFINE_list(
+        "gin_search_paths", [], "folders to look up gin files in, besides the current one and the repository"
+    )
+    flags.DEFINE_bool("debug", False, "show the full trace of an error")
+    for name in ("gin_file", "gin_bindings", "gin_search_paths", "debug"):
+        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
+
+
+def parse_gin(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequence[str] = ()) -> None:
+    """Read gin files (and their includes), then bindings, and lock the configuration.
+
+    Raises:
+        ValueError: an unknown name, an unfilled hole, a syntax error; gin's message names the place.
+        OSError: a file that lies in none of the search paths.
+    """
+    folders = (*search_paths, str(repository_root()))
+    for folder in folders:
+        gin.add_config_file_search_path(folder)
+    # gin takes a path that is not there for a package and stumbles over folders without __init__: look first.
+    found = [_find(name, (".", *folders)) for name in files]
+    try:
+        gin.parse_config_files_and_bindings(found, list(bindings))
+    except SyntaxError as error:
+        raise ValueError(
+            f"{error.filename or 'a binding'}, line {error.lineno}: {error.msg} {error.text or ''}"
+        ) from error
+
+
+def _find(name: str, folders: Sequence[str]) -> str:
+    for folder in folders:
+        if (Path(folder) / name).is_file():
+            return str(Path(folder) / name)
+    raise FileNotFoundError(f"no gin file {name!r} in {', '.join(folders)}; --gin_search_paths adds folders")
+
+
+def main(function: Callable[..., Any], example: str) -> None:
+    """Parse the command line and call `function` with gin's arguments; a bad value ends in one line, not a trace.
+
+    Args:
+        function: what the gin files bind, for instance `experiment.run`.
+        example: a command that works, shown when no gin file is named.
+    """
+    define_flags()
+
+    def run(argv: Sequence[str]) -> None:
+        logging.set_verbosity(logging.WARNING)
+        if len(argv) > 1 or not flags.FLAGS.gin_file:
+            wrong = f"unexpected argument {argv[1]!r}" if len(argv) > 1 else "name at least one --gin_file"
+            sys.exit(f"error: {wrong}; for example: {example}; --help explains")
+        with one_line_errors():
+            parse_gin(flags.FLAGS.gin_file, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths)
+            gin.get_configurable(function)()
+
+    app.run(run, flags_parser=_parse_flags)
+
+
+def _parse_flags(args: Sequence[str]) -> list[str]:
+    try:
+        return app.parse_flags_with_usage(rewrite_arguments(args))
+    except ValueError as error:
+        sys.exit(f"error: {error}")

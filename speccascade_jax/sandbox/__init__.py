@@ -1,5 +1,0 @@
-"""Running a generated Python program where it can harm nobody; where that cannot be had, it does not run."""
-
-from speccascade_jax.sandbox.running import Outcome, SandboxUnavailable, available, describe, run
-
-__all__ = ["Outcome", "SandboxUnavailable", "available", "describe", "run"]

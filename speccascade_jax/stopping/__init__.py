@@ -1,0 +1,1 @@
+"""★ When a draft stops before its block is full."""

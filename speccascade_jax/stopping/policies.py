@@ -1,0 +1,166 @@
+"""★ Stop policies: when a drafter stops before its block is full.
+
+A policy is a stopping time. It is asked at each slot with that position's `q`, the hidden state behind it and its
+own state, never the token about to be drawn, and it can't take a token back: the law holds by construction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from speccascade_jax.core.checks import whole
+from speccascade_jax.core.protocols import Decision, DraftStep
+from speccascade_jax.core.types import Array, Controls, PyTree
+from speccascade_jax.rules.measures import entropy
+from speccascade_jax.stopping import acceptance_head
+
+
+@dataclass(frozen=True)
+class _Capped:
+    """A policy without a state of its own that lets at most `block` tokens through."""
+
+    block: int
+    adaptive: ClassVar[bool] = True
+    threshold: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        whole("block_size", self.block, 1)
+
+    def init(self, batch_size: int) -> PyTree:
+        """No state."""
+        return ()
+
+    def _below_cap(self, step: DraftStep) -> Array:
+        return step.slot + 1 < self.block
+
+
+@dataclass(frozen=True)
+class Fixed(_Capped):
+    """Always `block` tokens (γ)."""
+
+    adaptive: ClassVar[bool] = False
+
+    def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
+        """End *after* the last token of the block."""
+        yes = jnp.ones(step.q.shape[:1], bool)
+        return Decision(draw=yes, proceed=yes & self._below_cap(step)), state
+
+
+@dataclass(frozen=True)
+class Confidence(_Capped):
+    """Draw while `max q >= 1 − stop_threshold`: Big-Little's fallback (METHODS section 4).
+
+    The block ends *before* the unsure token.
+    """
+
+    threshold: ClassVar[str] = "it drafts while max q >= 1 - stop_threshold"
+
+    def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
+        """Draw only where the draft is sure."""
+        sure = step.max_q >= 1.0 - controls.stop_threshold
+        return Decision(draw=sure, proceed=sure & self._below_cap(step)), state
+
+
+@dataclass(frozen=True)
+class Entropy(_Capped):
+    """Draw while `H(q) <= stop_threshold` (nats): `Confidence` with ChowLog's measure."""
+
+    threshold: ClassVar[str] = "it drafts while the entropy of q is at most stop_threshold (nats)"
+
+    def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
+        """Draw only where the draft is sure."""
+        sure = entropy(step.q)[..., 0] <= controls.stop_threshold
+        return Decision(draw=sure, proceed=sure & self._below_cap(step)), state
+
+
+@dataclass(frozen=True)
+class CumulativeConfidence(_Capped):
+    """Draw while `Π max q >= 1 − stop_threshold`, the product over the block, this position included."""
+
+    threshold: ClassVar[str] = "it drafts while the product of max q over the block is at least 1 - stop_threshold"
+
+    def init(self, batch_size: int) -> PyTree:
+        """The product so far, float32 `[B]`."""
+        return jnp.ones((batch_size,), jnp.float32)
+
+    def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
+        """Draw only while the draft has been sure of all of it."""
+        product = jnp.where(step.slot == 0, 1.0, state) * step.max_q
+        sure = product >= 1.0 - controls.stop_threshold
+        return Decision(draw=sure, proceed=sure & self._below_cap(step)), product
+
+
+@dataclass(frozen=True)
+class AcceptanceHead(_Capped):
+    """SpecDec++: stop once `1 − Π P_i > stop_threshold` (h), `P_i` a head's prediction that `y_i` is kept.
+
+    Paper 3, Algorithm 2; METHODS section 6. Parameters are the head's (`heads.acceptance`); one that reads the law that
+    a token was drawn from is given it. At least `least` and at most `block` tokens (the authors' 2 and 20), but for a
+    stop id or the row's limit.
+
+    `lag=1`: after `y_k` is drawn it is the last if the product over `i < k` says so: no pass of the draft is made whose
+    law is not drawn from. `lag=0`: `P_k` counts too, which takes the pass that reads `y_k`: one more per round, unless
+    the rule wants `q` at the bonus position anyway.
+    """
+
+    block: int = 20
+    least: int = 2
+    lag: int = 1
+    threshold: ClassVar[str] = "it drafts until the predicted chance of a rejection exceeds stop_threshold (h)"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole("least", self.least, 0)
+        if self.lag not in (0, 1):
+            raise ValueError(f"lag={self.lag!r} is not 0 or 1: how many tokens the product stays behind the drawn one")
+
+    def init(self, batch_size: int) -> PyTree:
+        """The product so far, and `max q` of the law that the token before was drawn from, float32 `[B]` each."""
+        ones = jnp.ones((batch_size,), jnp.float32)
+        return ones, ones
+
+    def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
+        """End after (`lag=1`) or before (`lag=0`) the token at which the block has become unlikely to be kept whole."""
+        assert step.hidden is not None, "the draft model gives no hidden states"
+        (product, max_q), inputs = state, step.hidden
+        if acceptance_head.reads_law(params, step.hidden.shape[-1]):
+            inputs, max_q = acceptance_head.with_law(step.hidden, max_q, step.drawn), step.max_q
+        kept = jax.nn.sigmoid(acceptance_head.logits(params, inputs))
+        product = jnp.where(step.slot == 0, 1.0, product * kept)  # at slot 0 the token behind is committed
+        sure = 1.0 - product <= controls.stop_threshold
+        if self.lag:
+            draw, proceed = jnp.ones_like(sure), sure | (step.slot + 1 < self.least)
+        else:
+            draw = proceed = sure | (step.slot < self.least)
+        return Decision(draw, proceed & self._below_cap(step)), (product, max_q)
+
+
+@dataclass(frozen=True)
+class Oracle(_Capped):
+    """Lemma 2.1's: stop before every token that will not be kept. Parameters: bool `[B, L]`, where to stop before.
+
+    What is to be known beforehand, `oracle.py` finds out.
+    """
+
+    def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
+        """Draw where the token will be kept; go on where the next one will be too."""
+
+        def stops_at(position: Array) -> Array:
+            return jnp.take_along_axis(params, position[:, None], axis=1, mode="fill", fill_value=True)[:, 0]
+
+        draw = ~stops_at(step.position)
+        return Decision(draw, draw & ~stops_at(step.position + 1) & self._below_cap(step)), state
+
+
+STOP_POLICIES = {
+    "fixed": Fixed,
+    "confidence": Confidence,
+    "cumulative_confidence": CumulativeConfidence,
+    "entropy": Entropy,
+    "acceptance_head": AcceptanceHead,
+    "oracle": Oracle,
+}

@@ -1,0 +1,1 @@
+"""Acceptance heads: data, training, what they are worth."""

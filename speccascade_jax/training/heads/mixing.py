@@ -1,0 +1,150 @@
+"""What acceptance heads are trained on: the target's tokens and the draft's proposals, mixed anew in every epoch.
+
+Paper 3, section 3.3: `Z_i` is the target's token `X_i` with probability `from_target`, else the proposal `Y_i`, and the
+loss counts at the `Y` tokens. Batches are pure functions of seed and epoch, and hold about the same number of positions
+whatever their width, so that what reads their hidden states is compiled once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade_jax.core import rngs
+from speccascade_jax.core.arrays import bucket
+from speccascade_jax.core.types import Params, Prompt
+from speccascade_jax.models.along import states
+from speccascade_jax.models.cache import Array
+from speccascade_jax.stopping.acceptance_head import with_law
+from speccascade_jax.training.heads.shards import Examples
+
+HELD_OUT = 2**31 - 1
+"""The epoch whose mixes the held-out prompts are judged on."""
+
+
+class Batch(NamedTuple):
+    """A batch `[B, T]` of examples and their numbers `rows` `[B]`; rows that fill it up have length 0."""
+
+    prompt: Prompt
+    rows: np.ndarray
+    tokens: np.ndarray
+    proposals: np.ndarray
+    kept: np.ndarray
+    max_q: np.ndarray
+    drawn: np.ndarray
+    lengths: np.ndarray
+
+
+def mix(key: Array, batch: Batch, from_target: float) -> tuple[Array, Array]:
+    """`Z` int32 `[B, T]`, and where it is the draft's, bool `[B, T]`; a row's bits hang on `key` and its number."""
+    rows, width = batch.tokens.shape
+    slots = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (rows, width))
+    zero = jnp.zeros(rows, jnp.int32)
+    uniform = rngs.RoundKeys(rngs.row_keys(key, jnp.asarray(batch.rows), 0), zero, zero).uniform(slots, rngs.DRAFT)
+    ours = uniform >= from_target
+    return jnp.where(ours, batch.proposals, batch.tokens), ours & (slots < jnp.asarray(batch.lengths)[:, None])
+
+
+def mix_key(seed: int, epoch: int | Array) -> Array:
+    """The key of an epoch's mixes."""
+    return jax.random.fold_in(jax.random.key(np.uint32(seed), impl="threefry2x32"), epoch)
+
+
+@partial(jax.jit, static_argnames=("model", "from_target", "size"))
+def mixed_states(
+    model: Any, params: Params, batch: Batch, key: Array, from_target: float, size: int
+) -> tuple[Array, Array, Array]:
+    """Of a mix: what heads read `[size, D + 2]`, labels `[size]` and which count, bool `[size]`, flat and padded.
+
+    The law of a proposal is the one behind the target's own words, as its label is; only the state has read the mix.
+    """
+    z, counted = mix(key, batch, from_target)
+    inputs = with_law(states(model, params, batch.prompt, z), jnp.asarray(batch.max_q), jnp.asarray(batch.drawn))
+    missing = size - z.size
+
+    def flat(x: Array) -> Array:
+        x = x.reshape(z.size, *x.shape[2:])
+        return jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))
+
+    return flat(inputs), flat(jnp.asarray(batch.kept)), flat(counted)
+
+
+def split(prompts: Sequence[bytes], held_out: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of the rows that are trained on, and of those that are held out; at least one of each.
+
+    A row is dealt to either side whatever its prompt is. A prompt of several rows then belongs where its last row is;
+    its rows on the other side are left out of both, so that nothing is judged on a prompt that is trained on.
+
+    Args:
+        prompts: of every row what tells its prompt from others (`acceptance_shards.prompt_keys`).
+
+    Raises:
+        ValueError: fewer than two prompts, or one side is left without any.
+    """
+    count, last = len(prompts), {prompt: row for row, prompt in enumerate(prompts)}
+    if len(last) < 2:
+        raise ValueError(f"{len(last)} prompts are too few to hold some of them out: make more data")
+    order = np.random.default_rng((seed, HELD_OUT)).permutation(count)
+    side = np.zeros(count, bool)
+    side[order[: min(max(1, round(held_out * count)), count - 1)]] = True
+    stays = side == side[[last[prompt] for prompt in prompts]]
+    train, aside = np.flatnonzero(stays & ~side), np.flatnonzero(stays & side)
+    if not len(train) or not len(aside):
+        raise ValueError(f"held_out={held_out} leaves a side of the {len(last)} prompts empty: make more data")
+    return train, aside
+
+
+def widths(examples: Examples) -> np.ndarray:
+    """The bucket of every example's longest part, int `[N]`."""
+    encoder = np.count_nonzero(examples.encoder_tokens, axis=1)
+    longest = np.maximum(np.maximum(examples.lengths, examples.prompt_lengths), encoder)
+    return np.asarray([bucket(int(length)) for length in longest])
+
+
+class Batches:
+    """Examples cut into batches of at most `positions` positions, rows times width.
+
+    Raises:
+        ValueError: an example is longer than a batch.
+    """
+
+    def __init__(self, examples: Examples, positions: int):
+        self.examples, self.positions, self.widths = examples, positions, widths(examples)
+        if self.widths.max() > positions:
+            raise ValueError(f"batch_positions={positions} holds no row of width {self.widths.max()}: raise it")
+
+    def epoch(self, rows: np.ndarray, seed: int, epoch: int) -> list[Batch]:
+        """All of `rows`, shuffled."""
+        draws = np.random.default_rng((seed, epoch))
+        cut = self.cut(draws.permutation(rows))
+        return [self.batch(cut[n]) for n in draws.permutation(len(cut))]
+
+    def cut(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Rows of one width together, in order, -1 where a batch is filled up."""
+        found = []
+        for width in np.unique(self.widths[rows]):
+            same, size = rows[self.widths[rows] == width], self.positions // int(width)
+            filled = np.pad(same, (0, -len(same) % size), constant_values=-1)
+            found += list(filled.reshape(-1, size))
+        return found
+
+    def batch(self, rows: np.ndarray) -> Batch:
+        """The batch of one cut."""
+        width, real = int(self.widths[rows[0]]), rows >= 0
+        some = self.examples.rows(np.where(real, rows, rows[0]))
+        prompt = some.prompt()
+        encoder = None if prompt.encoder_tokens is None else prompt.encoder_tokens[:, :width]
+        named = (some.tokens, some.proposals, some.kept, some.max_q, some.q_of_proposal)
+        tokens, proposals, kept, max_q, drawn = (_to_width(array, width) for array in named)
+        prompt = Prompt(prompt.tokens[:, :width], prompt.length, encoder)
+        lengths = np.where(real, some.lengths, 0)
+        return Batch(prompt, rows.astype(np.int32), tokens, proposals, kept, max_q, drawn, lengths)
+
+
+def _to_width(array: np.ndarray, width: int) -> np.ndarray:
+    return np.pad(array, [(0, 0), (0, max(0, width - array.shape[1]))])[:, :width]

@@ -1,0 +1,205 @@
+"""What acceptance heads are trained on, as files: the format, written and read.
+
+A folder holds `manifest.json` and shards `shard-00000.npz`, `shard-00001.npz`, …, each written whole or not at all.
+
+`manifest.json`: `format` (1); what a label means (`MEANING`): `pair_fingerprint`, `draft_fingerprint`, `rule`, `alpha`,
+`temperature`, `top_p`, `top_k`, `draft_temperature`; and which examples: `pair`, `dtype`, `task`, `split`,
+`first_example`, `prompts`, `max_new_tokens`, `batch`, `seed`, `shard_size`. A shard holds the arrays of `Examples`, the
+last shard of a folder fewer rows, and `key`, the hash of the manifest, so that no shard of another folder gets in; the
+checksums of its zip archive are all compared when it is read.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from speccascade_jax.core.files import claim, point_key
+from speccascade_jax.core.types import Prompt
+from speccascade_jax.training.runs import write_atomically
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+_SAMPLING = ("temperature", "top_p", "top_k", "draft_temperature")
+MEANING = ("format", "pair_fingerprint", "draft_fingerprint", "rule", "alpha", *_SAMPLING)
+"""Entries of a manifest in which folders that are read together must agree."""
+_MAKE = "python experiments/make_acceptance_data.py"
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Prompts, the target's outputs for them, and one draft proposal at every position of these.
+
+    `N` examples; `L` positions, `P` context tokens and `E` encoder tokens at most, 0 where padded.
+
+    Attributes:
+        ids: int32 `[N]`, the task's.
+        prompt_tokens, prompt_lengths, encoder_tokens: int32 `[N, P]`, `[N]`, `[N, E]` as in `models.base.Prompt`;
+            `E` is 0 for decoder-only models.
+        tokens: int32 `[N, L]`, `X`, which the target wrote, the stop id included; lengths: int32 `[N]`.
+        proposals: int32 `[N, L]`, `Y_i ~ q̃(· | X_<i)`.
+        kept: float32 `[N, L]`, `P_i = min(1, π(Y_i)/q̃(Y_i))` at the same prefix.
+        max_q, entropy_q: float32 `[N, L]`, of the draft's raw law there (nats); q_of_proposal: `q̃(Y_i)`.
+    """
+
+    ids: np.ndarray
+    prompt_tokens: np.ndarray
+    prompt_lengths: np.ndarray
+    encoder_tokens: np.ndarray
+    tokens: np.ndarray
+    lengths: np.ndarray
+    proposals: np.ndarray
+    kept: np.ndarray
+    max_q: np.ndarray
+    entropy_q: np.ndarray
+    q_of_proposal: np.ndarray
+
+    @property
+    def counted(self) -> np.ndarray:
+        """bool `[N, L]`: the positions that are not padding."""
+        return np.arange(self.tokens.shape[1])[None] < self.lengths[:, None]
+
+    def prompt(self) -> Prompt:
+        """The prompts as a model takes them."""
+        encoder: Any = self.encoder_tokens if self.encoder_tokens.shape[1] else None
+        tokens: Any = self.prompt_tokens
+        lengths: Any = self.prompt_lengths
+        return Prompt(tokens, lengths, encoder)
+
+    def rows(self, chosen: np.ndarray) -> Examples:
+        """Some of the examples."""
+        return Examples(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
+
+def prompt_keys(prompt: Prompt) -> list[bytes]:
+    """Of every row what tells its prompt from others, however they are padded: the ids of context and encoder."""
+    tokens, lengths = np.asarray(prompt.tokens), np.asarray(prompt.length)
+    encoder = np.zeros((len(lengths), 0)) if prompt.encoder_tokens is None else np.asarray(prompt.encoder_tokens)
+    parts = ((tokens[n, :length], [-1], np.trim_zeros(encoder[n], "b")) for n, length in enumerate(lengths))
+    return [np.concatenate(part).astype(np.int32).tobytes() for part in parts]
+
+
+@dataclass(frozen=True)
+class Data:
+    """Examples, and the manifest that they share what a label means with."""
+
+    examples: Examples
+    manifest: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        """What the data are, for cards and for runs to be resumed."""
+        return point_key(manifest=self.manifest)
+
+
+def join(parts: Sequence[Examples]) -> Examples:
+    """All examples of all parts in order, padded to the widest."""
+    return Examples(*(_stacked([getattr(part, field.name) for part in parts]) for field in fields(Examples)))
+
+
+def _stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    if arrays[0].ndim == 1:
+        return np.concatenate(arrays)
+    width = max(array.shape[1] for array in arrays)
+    return np.concatenate([np.pad(array, [(0, 0), (0, width - array.shape[1])]) for array in arrays])
+
+
+def begin(folder: Path, manifest: dict[str, Any]) -> None:
+    """Write the manifest; refuse a folder that was begun with another one.
+
+    Raises:
+        ValueError: names the entries that differ.
+    """
+    claim(folder / MANIFEST, manifest, "name another output, or remove the folder")
+
+
+def shard_path(folder: Path, number: int) -> Path:
+    """The file of a shard."""
+    return folder / f"shard-{number:05}.npz"
+
+
+def write_shard(folder: Path, number: int, manifest: dict[str, Any], examples: Examples) -> None:
+    """Write a shard, whole or not at all; equal examples give equal bytes."""
+    content = io.BytesIO()
+    arrays = {field.name: getattr(examples, field.name) for field in fields(examples)}
+    np.savez_compressed(content, key=np.asarray(point_key(manifest=manifest)), **arrays)
+    write_atomically(shard_path(folder, number), content.getvalue())
+
+
+def read_shard(path: Path, manifest: dict[str, Any]) -> Examples:
+    """One shard.
+
+    Raises:
+        ValueError: it is damaged, or belongs to another folder.
+    """
+    content = io.BytesIO(path.read_bytes())
+    try:
+        with zipfile.ZipFile(content) as archive:  # whole members: `np.load` stops before their checksums are compared
+            members = {name: archive.read(name) for name in archive.namelist()}
+        arrays = {name.removesuffix(".npy"): np.load(io.BytesIO(member)) for name, member in members.items()}
+        key, examples = str(arrays.pop("key")), Examples(**arrays)
+    except Exception as error:  # zlib and zipfile raise whatever the flipped bit makes them meet
+        raise ValueError(f"{path} is damaged ({error!r}): remove it and make it again with {_MAKE}") from error
+    if key != point_key(manifest=manifest):
+        raise ValueError(f"{path} was made with other settings than its folder's {MANIFEST}: remove it, make it again")
+    return examples
+
+
+def read(folders: str | Path | Sequence[str | Path]) -> Data:
+    """The examples of one folder or several.
+
+    Raises:
+        FileNotFoundError: a folder without a manifest.
+        ValueError: an unfinished folder, a damaged or foreign shard, or folders whose labels mean different things
+            (says which entries differ).
+    """
+    paths = [Path(folders)] if isinstance(folders, str | Path) else [Path(folder) for folder in folders]
+    if not paths:
+        raise ValueError(f"no folder of acceptance data is named: make one with {_MAKE}")
+    manifests = [_manifest(path) for path in paths]
+    for path, other in zip(paths, manifests, strict=True):
+        if wrong := [name for name in MEANING if other.get(name) != manifests[0].get(name)]:
+            said = ", ".join(f"{name} is {other.get(name)!r}, not {manifests[0].get(name)!r}" for name in wrong)
+            raise ValueError(f"{path} does not go with {paths[0]}: {said}; train on one of them, or make it again")
+    parts = [part for path, manifest in zip(paths, manifests, strict=True) for part in _parts(path, manifest)]
+    shared = {name: manifests[0][name] for name in (*MEANING, "pair")}
+    return Data(join(parts), shared | {"folders": [point_key(manifest=manifest) for manifest in manifests]})
+
+
+def check_draft(data: Data, draft: str, name: str) -> None:
+    """Refuse data that another draft proposed.
+
+    Raises:
+        ValueError: names both.
+    """
+    made = data.manifest["draft_fingerprint"]
+    if made != draft:
+        raise ValueError(
+            f"the data were made with the draft {made} of pair {data.manifest['pair']!r}, but the draft of {name!r} is "
+            f"{draft}: make data with this pair, or train a head for that one"
+        )
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} holds no acceptance data (no {MANIFEST}): make some with {_MAKE}")
+    manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if manifest.get("format") != FORMAT:
+        raise ValueError(f"{path} has format {manifest.get('format')!r}, this version reads {FORMAT}: make it again")
+    return manifest
+
+
+def _parts(folder: Path, manifest: dict[str, Any]) -> list[Examples]:
+    count = -(-manifest["prompts"] // manifest["shard_size"])
+    paths = [shard_path(folder, number) for number in range(count)]
+    if missing := [path.name for path in paths if not path.exists()]:
+        raise ValueError(f"{folder} lacks {len(missing)} of {count} shards ({missing[0]}): finish it with {_MAKE}")
+    return [read_shard(path, manifest) for path in paths]

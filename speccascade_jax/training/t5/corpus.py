@@ -1,0 +1,113 @@
+"""Sentence pairs to training batches: joining, length buckets, a fixed number of shapes.
+
+An *epoch* is a pure function of (seed, epoch number): pairs are shuffled, joined in groups of 1 to
+`max_joined`, sorted into buckets by length, cut into batches of about the same number of tokens, and the batches
+shuffled. A resumed run rebuilds its epoch and skips what it has seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from speccascade_jax.core.arrays import right_pad
+from speccascade_jax.data.sentence_pairs import TokenPair, group, join_tokens, read_tokens
+from speccascade_jax.data.vocabularies.load import Vocabulary
+
+
+class Batch(NamedTuple):
+    """`source` and `target`, int32 `[B, T]` of one width: ids ending in EOS, 0 where padded.
+
+    Rows that only fill up a batch hold a lone EOS as source and no target, so they carry no loss.
+    """
+
+    source: np.ndarray
+    target: np.ndarray
+
+
+def bucketed(
+    examples: Sequence[TokenPair], widths: Sequence[int], tokens_per_batch: int, eos_id: int = Vocabulary.eos_id
+) -> list[Batch]:
+    """Batches of `tokens_per_batch // width` rows, every example once, in order within its bucket.
+
+    Args:
+        widths: increasing; an example goes to the first width that holds its longer side and EOS.
+
+    Raises:
+        ValueError: an example is longer than the last width, or a width leaves no row per batch.
+    """
+    members: dict[int, list[TokenPair]] = {width: [] for width in widths}
+    for example in examples:
+        needed = max(len(example.source), len(example.target)) + 1
+        width = next((w for w in widths if w >= needed), None)
+        if width is None:
+            raise ValueError(f"an example needs {needed} slots, the widest bucket has {widths[-1]}")
+        members[width].append(example)
+    batches = []
+    for width, inside in members.items():
+        rows = tokens_per_batch // width
+        if rows == 0:
+            raise ValueError(f"tokens_per_batch={tokens_per_batch} holds no row of width {width}")
+        batches += [_pack(inside[at : at + rows], rows, width, eos_id) for at in range(0, len(inside), rows)]
+    return batches
+
+
+def _pack(examples: Sequence[TokenPair], rows: int, width: int, eos_id: int) -> Batch:
+    fill = rows - len(examples)
+    source = [[*example.source, eos_id] for example in examples] + [[eos_id]] * fill
+    target = [[*example.target, eos_id] for example in examples] + [[]] * fill
+    return Batch(right_pad(source, width), right_pad(target, width))
+
+
+@dataclasses.dataclass(frozen=True)
+class JoinedCorpus:
+    """What training reads: a file of pairs and how its batches are made.
+
+    Attributes:
+        path: as `read_pairs` takes it; text, or pieces if the name says so (`holds_pieces`).
+        max_joined: pairs joined into one example, at most.
+        widths: bucket widths in tokens, EOS included; pairs that do not fit the last one are left out.
+        tokens_per_batch: rows times width of a batch.
+        limit: use the first `limit` pairs only; 0 for all.
+        short_first: how many epochs, from the first on, go from narrow to wide batches. Which source word a
+            target word belongs to is easier to find out in short examples.
+    """
+
+    path: str
+    max_joined: int = 4
+    widths: tuple[int, ...] = (16, 24, 32, 48, 64)
+    tokens_per_batch: int = 2560
+    limit: int = 0
+    short_first: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "widths", tuple(self.widths))
+        if not self.widths or list(self.widths) != sorted(set(self.widths)):
+            raise ValueError(f"widths must increase, got {self.widths}")
+        if self.max_joined < 1:
+            raise ValueError(f"max_joined must be at least 1, got {self.max_joined}")
+
+    def tokens(self, vocabulary: Vocabulary) -> list[TokenPair]:
+        """The encoded pairs that fit the widest bucket."""
+        encoded = read_tokens(self.path, vocabulary, self.limit or None)
+        fitting = [pair for pair in encoded if max(map(len, pair)) < self.widths[-1]]
+        if not fitting:
+            raise ValueError(f"no pair of {self.path} fits into {self.widths[-1]} tokens: check it, or raise widths")
+        return fitting
+
+    def examples(self, pairs: Sequence[TokenPair], rng: np.random.Generator) -> list[TokenPair]:
+        """One pass over `pairs` (from `tokens`) as joined examples, in random order."""
+        groups = group(pairs, self.max_joined, rng, self.widths[-1] - 1)
+        return [join_tokens(pairs, one) for one in groups]
+
+    def epoch(self, pairs: Sequence[TokenPair], seed: int, epoch: int) -> list[Batch]:
+        """The batches of one epoch over `pairs` (from `tokens`), shuffled (by width first: `short_first`)."""
+        rng = np.random.default_rng((seed, epoch))
+        batches = bucketed(self.examples(pairs, rng), self.widths, self.tokens_per_batch)
+        shuffled = [batches[i] for i in rng.permutation(len(batches))]
+        if epoch < self.short_first:
+            shuffled.sort(key=lambda batch: batch.source.shape[1])
+        return shuffled

@@ -1,0 +1,65 @@
+"""Batched decoding by one model, for validation and for distillation: the engine with nothing that drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from speccascade_jax.api import assemble, make_controls, make_prompt
+from speccascade_jax.core.types import BoundModel
+from speccascade_jax.data.tasks import table
+from speccascade_jax.data.vocabularies.load import Vocabulary
+from speccascade_jax.engine.generate import generate, raise_on_failure
+from speccascade_jax.metrics import quality
+from speccascade_jax.pairs.pair import Pair
+
+
+def decode(
+    bound: BoundModel,
+    vocabulary: Vocabulary,
+    sources: Sequence[Sequence[int]],
+    max_new: int = 128,
+    *,
+    batch_size: int = 64,
+    temperature: float = 0.0,
+    seed: int = 0,
+    first_id: int = 0,
+) -> list[list[int]]:
+    """What the model writes for every source, in order; sources are sorted by length into batches.
+
+    Args:
+        sources: token ids without EOS.
+        max_new: tokens to write at most, EOS included.
+        temperature: 0 is greedy, 1 samples from the model's own law.
+        seed, first_id: source `i` draws the bits of example `first_id + i` under `seed`, in whatever batch it is.
+
+    Returns:
+        Token ids, ending in EOS unless `max_new` was reached first.
+    """
+    pair = Pair(target=bound, draft=bound, vocabulary=vocabulary)
+    engine, params = assemble(pair, method="autoregressive")
+    controls = make_controls(batch_size, temperature=temperature)
+    order = np.argsort([len(ids) for ids in sources], kind="stable").tolist()
+    outputs: list[list[int]] = [[] for _ in sources]
+    for at in range(0, len(order), batch_size):
+        chosen = order[at : at + batch_size]
+        # the last batch is filled up: another number of rows would be another compilation
+        rows = chosen + chosen[-1:] * (batch_size - len(chosen))
+        prompt = make_prompt(pair, [[*sources[i], vocabulary.eos_id] for i in rows])
+        ids = first_id + np.asarray(rows)
+        found = generate(engine, params, prompt, seed, controls=controls, max_new_tokens=max_new, example_ids=ids)
+        raise_on_failure(found)
+        for i, tokens, length in zip(chosen, np.asarray(found.tokens), np.asarray(found.lengths), strict=False):
+            outputs[i] = tokens[:length].tolist()
+    return outputs
+
+
+def bleu(bound: BoundModel, vocabulary: Vocabulary, task_name: str, count: int) -> float:
+    """BLEU (sacrebleu's defaults) of greedy decoding on the first `count` examples of a task's first split."""
+    task = table.get_task(task_name)
+    examples = task.load(limit=count)
+    sources = [vocabulary.encode(task.build_prompt(example)) for example in examples]
+    found = [vocabulary.decode(ids) for ids in decode(bound, vocabulary, sources, task.max_output_length)]
+    references = [example.reference for example in examples]
+    return quality.score(["bleu"], [task.postprocess(text) for text in found], references)["bleu"]

@@ -1,0 +1,140 @@
+"""`tokenizer.json` files of the two kinds there are, and which special ids the files beside them give."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speccascade_jax.data.vocabularies.huggingface import HuggingFaceVocabulary
+from tests.support import tokenizer_files
+
+pytest.importorskip("tokenizers", reason="tokenizer.json is read through tokenizers")
+WRITERS = {"byte-level": tokenizer_files.byte_level, "metaspace": tokenizer_files.metaspace}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> dict[str, HuggingFaceVocabulary]:
+    return {kind: HuggingFaceVocabulary(write(tmp_path_factory.mktemp(kind))) for kind, write in WRITERS.items()}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+# "▁" is how a space is written, and the names of special pieces, all in "<>", are these pieces
+@given(text=st.text(max_size=30).filter(lambda text: not set("▁<") & set(text)))
+def test_every_text_survives_a_round_trip(made, kind, text):
+    vocabulary = made[kind]
+    ids = vocabulary.encode(text)  # neither cut nor begun by the post-processor
+    assert vocabulary.decode(ids) == text
+    assert not vocabulary.specials & set(ids)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@given(text=st.text("the house é雪\n ", min_size=1, max_size=20), data=st.data())
+def test_a_continuation_reads_on_where_the_text_before_it_ends(made, kind, text, data):
+    vocabulary = made[kind]
+    ids = vocabulary.encode(text)
+    cut = data.draw(st.integers(1, len(ids)))
+    before = vocabulary.decode(ids[:cut])
+    if not before.endswith("�"):
+        assert before + vocabulary.decode(ids[cut:], after=ids[:cut]) == text
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@given(data=st.data())
+def test_what_was_read_does_not_change_when_more_comes(made, kind, data):
+    """Streams show a text as it grows: only replacement characters at its end may still become something else."""
+    vocabulary = made[kind]
+    bytes_of = [n for n, name in enumerate(vocabulary.piece_table()) if name in tokenizer_files.BYTES]
+    token = st.integers(0, vocabulary.vocab_size - 1) | st.sampled_from(bytes_of or [0])
+    ids = data.draw(st.lists(token.filter(lambda one: one not in vocabulary.stop_ids), max_size=12))
+    texts = [vocabulary.decode(ids[:n], after=[vocabulary.encode("a")[0]]) for n in range(len(ids) + 1)]
+    for before, after in zip(texts, texts[1:], strict=False):
+        assert after.startswith(before.rstrip("�"))
+
+
+def test_special_ids_by_name(made):
+    qwen, llama = made["byte-level"], made["metaspace"]
+    assert (qwen.bos_id, qwen.piece(qwen.eos_id), qwen.stop_ids) == (None, "<|endoftext|>", (qwen.eos_id,))
+    assert (llama.bos_id, llama.eos_id, llama.stop_ids) == (1, 2, (2,))
+    assert llama.decode([1, *llama.encode("the"), 2, 70]) == "the"
+
+
+def test_names_come_before_numbers_and_every_number_ends_an_output(tmp_path):
+    path = tokenizer_files.byte_level(
+        tmp_path,
+        tokenizer_config={"bos_token": None, "eos_token": "<|im_end|>", "add_bos_token": False},
+        config={"bos_token_id": 0, "eos_token_id": 5},
+        generation_config={"eos_token_id": [316, 317]},
+    )
+    found = HuggingFaceVocabulary(path)
+    assert found.piece_table()[316:] == ["<|endoftext|>", "<|im_end|>", "<|begin|>"]
+    assert (found.bos_id, found.eos_id, found.stop_ids) == (None, 317, (317, 316))
+
+
+@pytest.mark.parametrize(
+    ("beside", "expected"),
+    [
+        ({"config": {"bos_token_id": 318, "eos_token_id": 316}}, (318, 316, (316,))),
+        (
+            {"special_tokens_map": {"bos_token": {"content": "<|begin|>"}, "eos_token": "<|im_end|>"}},
+            (318, 317, (317,)),
+        ),
+        ({"generation_config": {"eos_token_id": [317, 316]}, "config": {"eos_token_id": 3}}, (None, 317, (317, 316))),
+        (
+            {"tokenizer_config": {"bos_token": "<|begin|>", "add_bos_token": False, "eos_token": "<|im_end|>"}},
+            (None, 317, (317,)),
+        ),
+        (
+            {"tokenizer_config": {"bos_token": None, "eos_token": "<|endoftext|>"}, "config": {"bos_token_id": 316}},
+            (None, 316, (316,)),
+        ),
+        ({"tokenizer_config": {"model_max_length": 9}, "config": {"eos_token_id": 316}}, (None, 316, (316,))),
+    ],
+)
+def test_where_special_ids_come_from(tmp_path, beside, expected):
+    found = HuggingFaceVocabulary(tokenizer_files.byte_level(tmp_path, **beside))
+    assert (found.bos_id, found.eos_id, found.stop_ids) == expected
+
+
+@pytest.mark.parametrize(
+    ("beside", "message"),
+    [
+        ({"config": {"vocab_size": 9}}, "no end of sequence beside .*: give eos_token in tokenizer_config.json"),
+        ({"tokenizer_config": {"eos_token": "<eos>"}}, "eos_token '<eos>' beside .* is no piece of it"),
+        ({"config": {"eos_token_id": 128001}}, "eos_token_id 128001 beside .* is no piece of it"),
+        ({"config": {"eos_token_id": 3, "bos_token_id": 999}}, "bos_token_id 999 beside .* is no piece of it"),
+        ({"config": [1]}, "config.json holds no JSON object"),
+    ],
+)
+def test_special_ids_that_do_not_fit_are_refused(tmp_path, beside, message):
+    with pytest.raises(ValueError, match=message):
+        HuggingFaceVocabulary(tokenizer_files.byte_level(tmp_path, **beside))
+
+
+def test_equality_is_of_the_file_and_its_special_ids(tmp_path):
+    folders = [tmp_path / name for name in ("one", "same", "other")]
+    for folder in folders:
+        folder.mkdir()
+    names = ["<|endoftext|>", "<|endoftext|>", "<|im_end|>"]
+    one, same, other = (
+        HuggingFaceVocabulary(tokenizer_files.byte_level(folder, tokenizer_config={"eos_token": name}))
+        for folder, name in zip(folders, names, strict=True)
+    )
+    assert one == same and hash(one) == hash(same) and one != other
+
+
+def test_other_files_are_refused(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps({"version": "1.0"}))
+    with pytest.raises(ValueError, match=r'tokenizer.json is no tokenizer.json \(JSON with a "model"'):
+        HuggingFaceVocabulary(path)
+
+
+def test_without_the_library_the_error_says_what_to_install(tmp_path, monkeypatch):
+    path = tokenizer_files.byte_level(tmp_path)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ImportError, match=r"pip install 'speccascade_jax\[huggingface\]'"):
+        HuggingFaceVocabulary(path)

@@ -1,0 +1,129 @@
+"""llama2.c's tokenizer files: merges as its loop makes them, bytes for what has no piece, spaces of continuations."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from speccascade_jax.data import directory
+from speccascade_jax.data.vocabularies.llama2c import Llama2cVocabulary
+from tests.support import tokenizer_files
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> Llama2cVocabulary:
+    return Llama2cVocabulary(tokenizer_files.llama2c(tmp_path_factory.mktemp("small") / "tok.bin"))
+
+
+@pytest.fixture(scope="module")
+def stories() -> Llama2cVocabulary:
+    try:
+        return Llama2cVocabulary(directory.require("models", "stories260K", "tok512.bin"))
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+
+
+def looped(vocabulary: Llama2cVocabulary, text: str) -> list[int]:
+    """The loop of llama2.c's `encode`, pair by pair."""
+    names = [piece.text for piece in vocabulary._table]
+    ids = []
+    for character in (" " if text else "") + text:
+        spelt = character.encode()
+        ids += [names.index(spelt)] if spelt in names else [byte + 3 for byte in spelt]
+    while True:
+        best_score, best = -1e10, None
+        for at in range(len(ids) - 1):
+            joined = names[ids[at]] + names[ids[at + 1]]
+            if joined in names and vocabulary._table[names.index(joined)].score > best_score:
+                best_score, best = vocabulary._table[names.index(joined)].score, (at, names.index(joined))
+        if best is None:
+            return ids
+        ids[best[0] : best[0] + 2] = [best[1]]
+
+
+@given(
+    text=st.text("abc ", max_size=14),
+    scores=st.lists(st.sampled_from([-3.0, -2.0, 0.0, 5.0, -2e10]), min_size=9, max_size=9),
+)
+@example(text="a", scores=[-2e10] * 9)
+def test_pieces_are_merged_as_llama2c_merges_them(tmp_path_factory, text, scores):
+    names = ["ab", "bc", "abc", " a", "aa", "ca", "bca", " ab", "aaa"]
+    pieces = dict.fromkeys(" ab", -1.0) | dict(zip(names, scores, strict=True))  # "c" is spelt in bytes
+    path = tmp_path_factory.getbasetemp() / "merged.bin"
+    vocabulary = Llama2cVocabulary(tokenizer_files.llama2c(path, pieces))
+    assert vocabulary.encode(text) == looped(vocabulary, text)
+    assert vocabulary.decode(vocabulary.encode(text)) == text
+
+
+@given(text=st.text(max_size=30) | st.text("aeOnt <0x41>\n", max_size=30))
+def test_every_text_survives_a_round_trip(small, text):
+    ids = small.encode(text)
+    assert small.decode(ids) == text
+    assert not {0, 1, 2} & set(ids)
+
+
+@given(text=st.text(max_size=30) | st.text("aeOnt <0x41>\n", max_size=30))
+def test_every_text_survives_a_round_trip_through_the_real_file(stories, text):
+    assert stories.decode(stories.encode(text)) == text
+
+
+@given(text=st.text("Once upon a time é", min_size=1, max_size=20), data=st.data())
+def test_a_continuation_reads_on_where_the_text_before_it_ends(small, text, data):
+    ids = small.encode(text)
+    cut = data.draw(st.integers(1, len(ids)))
+    before = small.decode(ids[:cut])
+    if not before.endswith("�"):  # not in the middle of a character
+        assert before + small.decode(ids[cut:], after=ids[:cut]) == text
+
+
+def test_a_leading_space_is_dropped_after_bos_only(small):
+    ids = small.encode("Once upon")
+    upon = ids[-1:]
+    assert small.piece(upon[0]) == "▁upon"
+    found = [small.decode(upon, after=after) for after in ((), [1], ids[:1], [*ids, 2])]
+    assert found == ["upon", "upon", " upon", "upon"]
+
+
+def test_special_ids_end_an_output(small):
+    assert (small.bos_id, small.eos_id, small.stop_ids) == (1, 2, (1, 2))
+    ids = small.encode("a time")
+    assert small.decode([*ids, 1, *ids]) == small.decode([*ids, 2, *ids]) == "a time"
+    assert small.decode([1, *ids, 9999, -1]) == "a time"  # a prompt's BOS is no end
+
+
+def test_bytes_that_are_no_character_are_replaced(small):
+    assert small.decode([*small.encode("a"), 0xE9 + 3, 0x9B + 3]) == "a�"
+
+
+def test_pieces_are_written_as_sentencepiece_writes_them(small):
+    table = small.piece_table()
+    assert table[:4] == ["<unk>", "<s>", "</s>", "<0x00>"] and len(table) == small.vocab_size
+    assert "▁upon" in table and not any(" " in piece for piece in table)
+
+
+def test_known_facts_of_the_stories_vocabulary(stories):
+    assert stories.vocab_size == 512
+    assert [stories.piece(token) for token in stories.encode("Once upon a time")] == ["▁Once", "▁upon", "▁a", "▁time"]
+
+
+def damaged(content: bytes) -> dict[str, bytes]:
+    return {
+        "cut short": content[:-1],
+        "empty": b"",
+        "only a header": content[:4],
+        "a longer piece than the header allows": struct.pack("<i", 3) + content[4:],
+        "a model": struct.pack("<7i", 64, 172, 5, 8, 4, 512, 512) + bytes(1000),
+        "no bytes": struct.pack("<ifi", 6, 0.0, 6) + b"<unk>x",
+        "a piece of negative length": content + struct.pack("<fi", 0.0, -1),
+    }
+
+
+@pytest.mark.parametrize("kind", damaged(b""))
+def test_other_files_are_refused(tmp_path, kind):
+    path = tokenizer_files.llama2c(tmp_path / "tok.bin")
+    path.write_bytes(damaged(path.read_bytes())[kind])
+    with pytest.raises(ValueError, match="tok.bin is no tokenizer of llama2.c"):
+        Llama2cVocabulary(path)

@@ -1,0 +1,117 @@
+"""Telling kinds of vocabularies apart, finding them in folders, comparing them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from speccascade_jax.data import directory
+from speccascade_jax.data.vocabularies import load
+from speccascade_jax.data.vocabularies.load import candidates, first_difference, load_vocabulary
+from tests.support import tokenizer_files
+
+
+@pytest.fixture(scope="module")
+def trained() -> bytes:
+    return load.train(tokenizer_files.texts(), 340)
+
+
+def test_kinds_are_told_by_content_not_by_name(trained, tmp_path):
+    (tmp_path / "a").write_bytes(trained)
+    tokenizer_files.llama2c(tmp_path / "b")
+    tokenizer_files.byte_level(tmp_path).rename(tmp_path / "c")
+    kinds = {name: type(load_vocabulary(tmp_path / name)).__name__ for name in "abc"}
+    assert kinds == {"a": "SentencePieceVocabulary", "b": "Llama2cVocabulary", "c": "HuggingFaceVocabulary"}
+
+
+def test_a_folder_is_searched_in_order(trained, tmp_path):
+    tokenizer_files.llama2c(tmp_path / "tok.bin")
+    (tmp_path / "model.bin").write_bytes(bytes(range(256)) * 9)  # weights may have the same ending
+    assert load_vocabulary(tmp_path).path == tmp_path / "tok.bin"
+    for name in ("vocabulary.model", "spiece.model", "tokenizer.model"):
+        (tmp_path / name).write_bytes(trained)
+        assert load_vocabulary(tmp_path).path == tmp_path / name
+    tokenizer_files.metaspace(tmp_path)
+    assert load_vocabulary(tmp_path).path == tmp_path / "tokenizer.json"
+    assert candidates(tmp_path / "model.bin") == [tmp_path / "tokenizer.json"]  # what lies beside a file
+
+
+def test_what_is_no_vocabulary_is_named(tmp_path):
+    looked_for = "tokenizer.json, tokenizer.model, spiece.model, vocabulary.model, or one tokenizer of llama2.c"
+    for path in (tmp_path, tmp_path / "absent.model"):
+        with pytest.raises(FileNotFoundError, match=f"no vocabulary at {path}: looked for {looked_for}"):
+            load_vocabulary(path)
+    for content in (b"", b"[1, 2]", b"text"):
+        (tmp_path / "file").write_bytes(content)
+        with pytest.raises(ValueError, match="file is no vocabulary: it is neither JSON with a model"):
+            load_vocabulary(tmp_path / "file")
+    for name in ("one.bin", "two.bin"):
+        tokenizer_files.llama2c(tmp_path / name)
+    with pytest.raises(ValueError, match=r"several tokenizers of llama2.c \(one.bin, two.bin\): name the file"):
+        load_vocabulary(tmp_path)
+
+
+def _llama2c(folder, name, **pieces):
+    return load_vocabulary(tokenizer_files.llama2c(folder / name, {"a": -1.0, " a": -2.0} | pieces))
+
+
+def test_the_first_difference_is_a_piece_then_a_size_then_a_special_id(tmp_path):
+    one, same = (_llama2c(tmp_path, name, b=-1.0, c=-1.0) for name in ("one", "same"))
+    assert first_difference(one, same) is None
+    assert first_difference(one, _llama2c(tmp_path, "scores", b=-5.0, c=-1.0)) is None  # the pieces are the same
+    found = first_difference(one, _llama2c(tmp_path, "two", x=-1.0, y=-1.0))
+    assert found == f"id 261 is 'b' in {tmp_path}/one and 'x' in {tmp_path}/two"
+    longer = _llama2c(tmp_path, "longer", b=-1.0, c=-1.0, d=-1.0)
+    assert first_difference(one, longer) == f"{tmp_path}/one has 263 pieces and {tmp_path}/longer 264"
+    assert first_difference(longer, one) == f"{tmp_path}/longer has 264 pieces and {tmp_path}/one 263"
+
+
+def test_special_ids_are_compared(tmp_path):
+    folders = [tmp_path / name for name in ("base", "chat")]
+    for folder, begin in zip(folders, (None, "<|begin|>"), strict=True):
+        folder.mkdir()
+        names = {"eos_token": "<|im_end|>", "bos_token": begin}
+        tokenizer_files.byte_level(folder, tokenizer_config=names)
+    base, chat = map(load_vocabulary, folders)
+    assert first_difference(base, chat) == f"bos_id is None in {base.path} and 318 in {chat.path}"
+
+
+def test_kinds_with_the_same_pieces_do_not_differ(tmp_path):
+    pytest.importorskip("tokenizers", reason="tokenizer.json is read through tokenizers")
+    theirs = load_vocabulary(tokenizer_files.metaspace(tmp_path))
+    pieces = {name.replace("▁", " "): -1.0 for name in theirs.piece_table()[259:]}
+    ours = load_vocabulary(tokenizer_files.llama2c(tmp_path / "tok.bin", pieces))
+    assert first_difference(ours, theirs) is None
+
+
+def test_sentinels_beyond_the_shorter_vocabulary_are_no_difference(tmp_path):
+    plain = _llama2c(tmp_path, "plain")
+    sentinels = _llama2c(tmp_path, "sentinels", **{f"<extra_id_{n}>": 0.0 for n in (1, 0)})
+    assert first_difference(plain, sentinels) is None and first_difference(sentinels, plain) is None
+    another = _llama2c(tmp_path, "another", **{"<extra_id_0>": 0.0, "b": 0.0})
+    assert first_difference(plain, another) == f"{plain.path} has 261 pieces and {another.path} 263"
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "special"),
+    [
+        ("maxtext_default_32k.model", 32768, (1, 2)),
+        ("hf_fixture_bytefallback_2k.model", 2000, (1, 2)),
+        ("opennmt_sample_1k.sp.model", 1000, (1, 2)),
+        ("seqio_test_26piece.sentencepiece.model", 26, (None, 1)),
+    ],
+)
+def test_real_sentencepiece_files(name, size, special):
+    try:
+        found = load_vocabulary(directory.require("vocab", name))
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    assert (found.vocab_size, (found.bos_id, found.eos_id), found.stop_ids) == (size, special, special[1:])
+    assert len(found.piece_table()) == size and first_difference(found, found) is None
+
+
+def test_importing_the_package_imports_no_tokenizers():
+    code = "import sys, speccascade_jax; sys.exit('tokenizers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

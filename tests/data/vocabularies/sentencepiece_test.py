@@ -1,0 +1,192 @@
+"""The sentencepiece wrapper and its training."""
+
+import pytest
+import sentencepiece
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speccascade_jax.data.vocabularies import load
+from speccascade_jax.data.vocabularies.sentencepiece import SentencePieceVocabulary
+from speccascade_jax.evaluation.spec_bench.questions import get_conversation
+from speccascade_jax.pairs.prompts import stop_ids
+
+SENTENCES = [
+    f"{subject} {verb} {thing}."
+    for subject in ("Tom", "Mary", "She", "Er", "Das Kind", "We")
+    for verb in ("sees", "wants", "kauft", "findet", "trägt")
+    for thing in ("the house", "a little dog", "den Schlüssel", "große Äpfel", "nothing")
+]
+
+
+@pytest.fixture(scope="module")
+def trained() -> bytes:
+    return load.train(SENTENCES, 296)
+
+
+@pytest.fixture
+def vocabulary(trained, tmp_path) -> load.Vocabulary:
+    path = tmp_path / "vocabulary.model"
+    path.write_bytes(trained)
+    return load.Vocabulary(path)
+
+
+def test_training_is_deterministic(trained):
+    assert load.train(SENTENCES, 296) == trained
+
+
+def test_special_ids_are_those_of_t5(vocabulary):
+    assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id) == (0, 1, 2)
+    assert vocabulary.vocab_size == 296
+
+
+@pytest.mark.parametrize("text", [SENTENCES[0], "Das Kind trägt große Äpfel.", "unseen: 日本, ☃ and Zyklop", ""])
+def test_text_survives_a_round_trip_without_unknown_pieces(vocabulary, text):
+    ids = vocabulary.encode(text)
+    assert vocabulary.decode(ids) == text
+    assert not {0, 1, 2} & set(ids)
+
+
+def test_pieces_keep_ids_that_text_does_not(vocabulary):
+    # every special and byte piece, and a word cut into its letters
+    ids = [*range(vocabulary.vocab_size), *(vocabulary.encode(letter)[-1] for letter in "Tom")]
+    assert vocabulary.ids_of_pieces(vocabulary.pieces(ids)) == ids
+    assert vocabulary.encode(vocabulary.decode(ids)) != ids
+    assert vocabulary.ids_of_pieces(vocabulary.pieces([])) == []
+
+
+def test_a_piece_of_another_vocabulary_is_named(vocabulary):
+    with pytest.raises(ValueError, match="'▁zyklop' is no piece of vocabulary"):
+        vocabulary.ids_of_pieces(vocabulary.pieces(vocabulary.encode("Tom")) + " ▁zyklop")
+
+
+def test_ids_of_texts_joined_by_spaces_are_joined_ids(vocabulary):
+    joined = vocabulary.encode(" ".join(SENTENCES[:4]))
+    assert joined == [token for text in SENTENCES[:4] for token in vocabulary.encode(text)]
+
+
+def test_decoding_stops_at_eos_and_skips_padding(vocabulary):
+    ids = vocabulary.encode("Tom sees nothing.")
+    assert vocabulary.decode([0, *ids, 1, *ids]) == "Tom sees nothing."
+    assert vocabulary.decode([*ids, 0, 0, 9999]) == "Tom sees nothing."
+
+
+def test_equality_is_by_content(vocabulary, trained, tmp_path):
+    (tmp_path / "copy.model").write_bytes(trained)
+    (tmp_path / "other.model").write_bytes(load.train(SENTENCES, 293))
+    copy, other = (load.Vocabulary(tmp_path / name) for name in ("copy.model", "other.model"))
+    assert vocabulary == copy and hash(vocabulary) == hash(copy)
+    assert vocabulary != other
+
+
+def test_bad_files_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="train_vocab"):
+        load.Vocabulary(tmp_path / "absent.model")
+    (tmp_path / "text.model").write_text("not a model")
+    with pytest.raises(ValueError, match="text.model is not a sentencepiece model"):
+        load.Vocabulary(tmp_path / "text.model")
+
+
+def test_other_special_ids_are_refused(tmp_path):
+    prefix = str(tmp_path / "other")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES), model_prefix=prefix, vocab_size=40, minloglevel=2
+    )
+    with pytest.raises(ValueError, match=r"\(0, 1, 2\) are needed"):
+        load.Vocabulary(prefix + ".model")
+
+
+# --- other special ids
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory) -> SentencePieceVocabulary:
+    """Ids and byte fallback as in Llama 2's `tokenizer.model`."""
+    return SentencePieceVocabulary(_trained(tmp_path_factory.mktemp("llama"), bos_id=1, eos_id=2, unk_id=0, pad_id=-1))
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory) -> SentencePieceVocabulary:
+    """Ids as in Gemma's `tokenizer.model`, which puts no space before a text."""
+    ids = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3}
+    return SentencePieceVocabulary(_trained(tmp_path_factory.mktemp("gemma"), add_dummy_prefix=False, **ids))
+
+
+def _trained(folder, **options):
+    options = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False} | options
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES), model_prefix=str(folder / "tokenizer"), vocab_size=370, byte_fallback=True,
+        model_type="bpe", minloglevel=2, **options,
+    )  # fmt: skip
+    return folder / "tokenizer.model"
+
+
+def test_special_ids_are_the_files(llama, gemma, vocabulary):
+    found = [(v.bos_id, v.eos_id, v.unk_id, v.stop_ids) for v in (llama, gemma, vocabulary)]
+    assert found == [(1, 2, 0, (2,)), (2, 1, 3, (1,)), (None, 1, 2, (1,))]
+    assert [v.specials for v in (llama, gemma)] == [{1, 2}, {0, 1, 2}]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma"])
+@given(text=st.text("Tom sees é雪\n ", min_size=1, max_size=20), data=st.data())
+def test_a_continuation_reads_on_where_the_text_before_it_ends(llama, gemma, kind, text, data):
+    vocabulary = {"llama": llama, "gemma": gemma}[kind]
+    ids = vocabulary.encode(text)
+    cut = data.draw(st.integers(1, len(ids)))
+    before = vocabulary.decode(ids[:cut])
+    if not before.endswith("�"):  # not in the middle of a character
+        assert before + vocabulary.decode(ids[cut:], after=ids[:cut]) == text == vocabulary.decode(ids)
+
+
+def test_a_leading_space_is_dropped_where_a_text_begins(llama, gemma):
+    sees = llama.encode("Tom sees")[-1:]
+    assert [llama.decode([1, *sees]), llama.decode(sees, after=[1])] == ["sees", "sees"]
+    assert llama.decode(sees, after=llama.encode("Tom")) == " sees"
+    assert gemma.decode(gemma.encode(" sees")) == " sees"  # its space is no prefix but the text's own
+
+
+def test_names_of_control_pieces_are_read_as_these_between_texts_of_their_own(llama, gemma):
+    assert llama.encode("Tom</s>Tom sees") == [*llama.encode("Tom"), 2, *llama.encode("Tom sees")]
+    assert llama.encode("Tom </s><s>Tom") == [*llama.encode("Tom "), 2, 1, *llama.encode("Tom")]
+    assert gemma.encode("<s>Tom<pad></s>") == [2, *gemma.encode("Tom"), 0, 1]
+    turns = get_conversation("vicuna").prompt(["Tom", "Mary"], ["sees"])
+    first, second = (
+        llama.encode(f"USER: {turn} ASSISTANT:{answer}") for turn, answer in (("Tom", " sees"), ("Mary", ""))
+    )
+    assert llama.encode(turns) == [*first, llama.eos_id, *second]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma"])
+@given(texts=st.lists(st.text("Tom s</>é雪\n", max_size=8), min_size=1, max_size=4), data=st.data())
+def test_names_of_control_pieces_change_nothing_else(llama, gemma, kind, texts, data):
+    vocabulary = {"llama": llama, "gemma": gemma}[kind]
+    texts = [text.replace("<s>", "").replace("</s>", "") for text in texts]
+    ids = vocabulary._pieces.encode(texts[0])
+    written = texts[0]
+    for text in texts[1:]:
+        control = data.draw(st.sampled_from(sorted(vocabulary.specials)))
+        written += vocabulary.piece(control) + text
+        ids += [control, *vocabulary._pieces.encode(text)]
+    assert vocabulary.encode(written) == ids
+
+
+def test_in_t5s_files_they_are_text(vocabulary):
+    same = SentencePieceVocabulary(vocabulary.path)
+    for text in ("Tom</s>Mary", "<pad> Tom"):
+        assert vocabulary.encode(text) == same.encode(text) == list(vocabulary._pieces.encode(text))
+        assert vocabulary.decode(vocabulary.encode(text)) == text
+
+
+def test_stop_strings_that_are_a_byte_piece_or_a_control_piece_are_found(llama):
+    byte = llama.piece_table().index("<0x0A>")
+    assert stop_ids(llama, ["\n"]) == [2, byte] and stop_ids(llama, ["</s>", "\nTom", "\n\n", ""]) == [2]
+
+
+def test_special_ids_have_no_text(llama):
+    ids = llama.encode("Tom sees")
+    assert llama.decode([1, *ids[:1], 1, *ids[1:], 2, *ids]) == "Tom sees"
+
+
+def test_a_vocabulary_without_an_end_of_sequence_is_refused(tmp_path):
+    path = _trained(tmp_path, eos_id=-1)
+    with pytest.raises(ValueError, match="tokenizer.model has no end of sequence, so nothing would end an output"):
+        SentencePieceVocabulary(path)

@@ -1,0 +1,106 @@
+"""An engine that drafts for an engine: the boundary keeps the law (paper 4, Theorem 2.1)."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.api import make_controls
+from speccascade_jax.core.types import Prompt
+from speccascade_jax.drafters.model import ModelDrafter
+from speccascade_jax.drafters.nested import NestedDrafter
+from speccascade_jax.engine.generate import generate
+from speccascade_jax.engine.loop import Engine
+from speccascade_jax.models.fake import Fake
+from speccascade_jax.rules.acceptance import Speculative
+from speccascade_jax.rules.deferral import RULES
+from speccascade_jax.stopping.policies import CumulativeConfidence, Fixed
+from tests.support import conformance, reference
+
+ROWS = 30_000
+
+
+def three_tables():
+    """Logits of a smallest, a middle and a largest tabular model over V = 3."""
+    q, middle = conformance.tables(3, seed=21)
+    return q, middle, conformance.tables(3, seed=22)[1]
+
+
+def nested(inner_rule, outer_rule, budget, policy):
+    """Engine and parameters: smallest drafts under `policy` for middle, which collects `budget` for the largest."""
+    small, middle, large = (sc.TableLM(t) for t in three_tables())
+    inner = Engine(
+        target=middle.model,
+        drafter=ModelDrafter(small.model, policy),
+        accept=Speculative(RULES[inner_rule]),
+        adaptive=policy.adaptive,
+    )
+    engine = Engine(
+        target=large.model,
+        drafter=NestedDrafter(inner, budget),
+        accept=Speculative(RULES[outer_rule]),
+        adaptive=policy.adaptive,
+    )
+    inner_params = {"target": middle.params, "drafter": {"model": small.params}}
+    return engine, {"target": large.params, "drafter": inner_params}
+
+
+def logs(laws):
+    with np.errstate(divide="ignore"):
+        return np.log(laws)
+
+
+@pytest.mark.parametrize(
+    ("inner_rule", "outer_rule", "budget", "policy"),
+    [
+        ("spec_decode", "spec_decode", 3, Fixed(2)),
+        ("spec_decode", "token_v3", 2, Fixed(1)),
+        ("opt", "chow", 2, Fixed(2)),
+        ("opt", "token_v3", 3, CumulativeConfidence(3)),  # scored in widths at both levels
+    ],
+)
+def test_law_of_two_levels(inner_rule, outer_rule, budget, policy):
+    engine, params = nested(inner_rule, outer_rule, budget, policy)
+    small, middle, large = three_tables()
+    inner_alpha, outer_alpha, inner_t, outer_t = 0.2, 0.4, 0.6, 1.0
+    inner = make_controls(ROWS, alpha=inner_alpha, temperature=inner_t, stop_threshold=0.7)
+    tokens = conformance.run_rows(engine, params, ROWS, outer_alpha, [(outer_t, 1.0)], length=6, inner=inner)
+    # what the inner engine hands up: its own law; a lossless one lets the level above read its target's raw law
+    handed = reference.transitions(inner_rule, small, middle, inner_alpha, inner_t)
+    raw = middle if RULES[inner_rule].lossless else logs(handed)
+    law = outer_law(outer_rule, raw, handed, large, outer_alpha, outer_t)
+    assert conformance.sequence_p_value(tokens[0], law) > 1e-3
+
+
+def outer_law(rule, raw_logits, handed, p_table, alpha, temperature):
+    """`π` where the raw `q` and what was drawn from, `q̃`, are given separately."""
+    rows = []
+    for raw, q_tilde, p in zip(raw_logits, handed, p_table, strict=True):
+        p_tilde = reference.scale(p, temperature)
+        if rule == "spec_decode":
+            rows.append(p_tilde)
+            continue
+        r = reference.DECISIONS[rule](reference.softmax(raw), reference.softmax(p), q_tilde, p_tilde, alpha, False)
+        r = np.broadcast_to(np.asarray(r, float), q_tilde.shape)
+        rows.append((1 - r) * q_tilde + p_tilde * (r * q_tilde).sum())
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("outer_rule", ["spec_decode", "token_v3"])
+def test_caches_of_every_level_follow(outer_rule):
+    """Fakes whose laws depend on the whole prefix: a stale cache at any level would change the greedy output."""
+    models = [Fake(16, noise=0.4, seed=1), Fake(16, noise=0.2, seed=2), Fake(16, seed=3)]
+    inner = Engine(
+        target=models[1], drafter=ModelDrafter(models[0], Fixed(2)), accept=Speculative(RULES["spec_decode"])
+    )
+    engine = Engine(target=models[2], drafter=NestedDrafter(inner, 3), accept=Speculative(RULES[outer_rule]))
+    plain = Engine(target=models[2], drafter=ModelDrafter(models[1], Fixed(3)), accept=Speculative(RULES[outer_rule]))
+    prompt = Prompt(np.array([[3, 4, 5, 0], [7, 0, 0, 0]], np.int32), np.array([3, 1], np.int32))
+    controls = make_controls(2, alpha=0.3, inner=make_controls(2))
+    none = {"target": (), "drafter": {"model": ()}}
+    deep = generate(engine, {"target": (), "drafter": none}, prompt, controls=controls, max_new_tokens=24)
+    flat = generate(plain, none, prompt, controls=replace(controls, inner=None), max_new_tokens=24)
+    # greedy: the middle model's output is what a plain draft of it would be
+    np.testing.assert_array_equal(deep.tokens, flat.tokens)
+    assert int(deep.inner["counters"].kept.sum()) > 0

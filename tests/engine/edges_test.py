@@ -1,0 +1,110 @@
+"""Edge cases of a round: blocks of length 0, stop ids, limits, laws that nobody needs, engines inside engines."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.api import assemble, make_controls
+from speccascade_jax.core.types import Prompt
+from speccascade_jax.drafters.model import ModelDrafter
+from speccascade_jax.drafters.nested import NestedDrafter
+from speccascade_jax.drafters.none import NoDrafter
+from speccascade_jax.engine.generate import generate
+from speccascade_jax.engine.loop import Engine
+from speccascade_jax.models.fake import Fake
+from speccascade_jax.rules.acceptance import Speculative
+from speccascade_jax.rules.deferral import RULES
+from speccascade_jax.stopping.policies import Confidence, Fixed
+from tests.support import conformance, reference
+
+
+@pytest.mark.parametrize("bonus", ["rule", "target", "none"])
+def test_blocks_of_length_zero_under_any_bonus(bonus):
+    """The target then gives one token: under "rule" and "none" from the rule's law."""
+    q_table, p_table = conformance.tables(3, seed=51)
+    alpha = conformance.telling_alpha(RULES["token_v3"], q_table, p_table)
+    pair = conformance.tabular_pair(q_table, p_table)
+    engine, params = assemble(pair, rule="token_v3", bonus=bonus, stop_policy=Confidence(2))
+    tokens = conformance.run_rows(engine, params, 20_000, alpha, [(1.0, 1.0)], length=4, stop_threshold=-1.0)
+    rule = "spec_decode" if bonus == "target" else "token_v3"
+    law = reference.transitions(rule, q_table, p_table, alpha, 1.0)
+    assert conformance.sequence_p_value(tokens[0], law) > 1e-3
+
+
+def test_nan_behind_the_end_is_nobodys_business():
+    """The end of sequence has no next token: a block that is drafted or scored past it must not fail."""
+    table = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    table[3] = np.nan
+    pair = sc.Pair(target=sc.TableLM(table), draft=sc.TableLM(table))
+    out = sc.decode(pair, np.zeros((64, 1), int), temperature=1.0, max_new_tokens=12, stop_ids=[3], block_size=4)
+    ended = out.tokens[np.arange(64), out.lengths - 1] == 3
+    assert ended.any()
+    with pytest.raises(FloatingPointError, match="target model"):
+        sc.decode(pair, np.zeros((64, 1), int), temperature=1.0, max_new_tokens=12, block_size=4)
+
+
+def test_bild_star_decides_the_same_at_every_position_of_a_block():
+    """`greedy` is gathered with the laws: past the first position it once read out of bounds, as true."""
+    q = np.log(np.tile([[0.5, 0.3, 0.2]], (3, 1)))
+    p = np.log(np.tile([[0.05, 0.15, 0.8]], (3, 1)))  # D(q, p) = 2.1, while the sum of all surprises is 5.1
+    engine, params = assemble(conformance.tabular_pair(q, p), rule="bild_star", block_size=3)
+    tokens = conformance.run_rows(engine, params, 20_000, 3.0, [(1.0, 1.0)], length=6)
+    law = reference.transitions("bild_star", q, p, 3.0, 1.0)
+    np.testing.assert_allclose(law, np.exp(q), atol=1e-9)
+    assert conformance.sequence_p_value(tokens[0], law) > 1e-3
+
+
+def test_a_law_of_the_draft_needs_a_draft():
+    with pytest.raises(ValueError, match="'chow' reads the draft's law, but nothing drafts"):
+        Engine(target=Fake(4), drafter=NoDrafter(), accept=Speculative(RULES["chow"]))
+
+
+@pytest.mark.parametrize(("stops", "bonus"), [((), "rule"), ((2, 5), "target"), ((2, 5), "none")])
+def test_three_levels_decode_like_the_target_alone(stops, bonus):
+    """Rows of unequal prompts, stop ids, every bonus: at temperature 0 a lossless hierarchy is the target."""
+    models = [Fake(8, noise=0.5, seed=1), Fake(8, noise=0.3, seed=2), Fake(8, noise=0.1, seed=3), Fake(8)]
+    lossless, params = Speculative(RULES["spec_decode"]), {"model": ()}
+    drafter = ModelDrafter(models[0], Fixed(2))
+    for model, budget in zip(models[1:3], (2, 3), strict=True):
+        drafter = NestedDrafter(Engine(target=model, drafter=drafter, accept=lossless, bonus=bonus), budget)
+        params = {"target": (), "drafter": params}
+    engine = Engine(target=models[3], drafter=drafter, accept=lossless, stop_ids=stops, bonus=bonus)
+    alone = Engine(target=models[3], drafter=NoDrafter(), accept=lossless, stop_ids=stops, bonus="target")
+    tokens = np.array([[3, 4, 5, 0], [7, 0, 0, 0], [1, 1, 0, 0]], np.int32)
+    prompt = Prompt(jnp.asarray(tokens), jnp.asarray([3, 1, 2], jnp.int32))
+    controls = make_controls(3, inner=make_controls(3, inner=make_controls(3)))
+    deep = generate(engine, {"target": (), "drafter": params}, prompt, controls=controls, max_new_tokens=20)
+    flat = generate(alone, {"target": (), "drafter": {}}, prompt, controls=make_controls(3), max_new_tokens=20)
+    np.testing.assert_array_equal(deep.tokens, flat.tokens)
+    np.testing.assert_array_equal(deep.lengths, flat.lengths)
+    assert int(deep.stats.kept.sum()) > 0
+
+
+def test_nested_stop_ids_under_a_rule_that_reads_q():
+    """The inner engine stops where the outer one does, whatever its own stop ids; the law holds up to the stop."""
+    q_table, p_table = conformance.tables(3, seed=52)
+    large = conformance.tables(3, seed=53)[1]
+    accept = Speculative(RULES["spec_decode"])
+    inner = Engine(
+        target=sc.TableLM(p_table).model, drafter=ModelDrafter(sc.TableLM(q_table).model, Fixed(2)), accept=accept,
+        stop_ids=(1,),
+    )  # fmt: skip
+    alpha = conformance.telling_alpha(RULES["chow"], p_table, large)
+    engine = Engine(
+        target=sc.TableLM(large).model,
+        drafter=NestedDrafter(inner, 2),
+        accept=Speculative(RULES["chow"]),
+        stop_ids=(2,),
+    )
+    inner_params = {"target": jnp.asarray(p_table), "drafter": {"model": jnp.asarray(q_table)}}
+    rows = 20_000
+    prompt = Prompt(jnp.zeros((rows, 1), jnp.int32), jnp.ones((rows,), jnp.int32))
+    controls = make_controls(rows, alpha=alpha, temperature=1.0, inner=make_controls(rows, temperature=1.0))
+    params = {"target": jnp.asarray(large), "drafter": inner_params}
+    out = generate(engine, params, prompt, 1, controls=controls, max_new_tokens=5)
+    law = reference.transitions("chow", p_table, large, alpha, 1.0)
+    law[2] = [0, 0, 1]  # after the stop nothing follows: read it as the stop again
+    tokens = np.asarray(out.tokens)
+    ended = np.arange(5)[None] >= np.asarray(out.lengths)[:, None]
+    assert conformance.sequence_p_value(np.where(ended, 2, tokens), law) > 1e-3

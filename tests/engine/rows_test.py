@@ -1,0 +1,146 @@
+"""Rows: what a row generates depends on its prompt, its id and its controls, never on its neighbours."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.api import assemble, make_controls
+from speccascade_jax.core.arrays import right_pad
+from speccascade_jax.core.types import Prompt
+from speccascade_jax.engine.generate import generate
+from speccascade_jax.engine.measures import COUNTS
+from speccascade_jax.rules.deferral import grid_bounds
+from tests.support import conformance
+
+# the sizes, the block and the stop id of api_test.py: both files then share their compiled programs
+ROWS, LENGTH, VOCAB, STOP, BLOCK = 16, 14, 9, 4, 3
+INTEGERS = [*COUNTS, "decided", "examined_at", "kept_at"]
+
+
+def pairs(name):
+    """A tabular pair, or one of fakes that agree in part."""
+    if name == "table":
+        return conformance.tabular_pair(*conformance.tables(VOCAB, seed=0))
+    return sc.Pair(target=sc.FakeLM(VOCAB), draft=sc.FakeLM(VOCAB, noise=0.7, seed=3))
+
+
+def prompts(rows=ROWS, seed=0):
+    """Prompts of 1 to 8 tokens."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, VOCAB, rng.integers(1, 9)).tolist() for _ in range(rows)]
+
+
+def settings(rule, rows=ROWS):
+    """α, temperature and top-p that differ from row to row, temperatures 0 and 1 among them."""
+    low, high = (0.0, 0.0) if rule.grid is None else grid_bounds(rule, VOCAB)
+    if np.isfinite(rule.domain[1]):
+        high = 0.9
+    return {
+        "alpha": np.linspace(low, high, rows),
+        "temperature": np.zeros(rows) if rule.greedy_only else np.tile([0.0, 1.0, 0.5, 1.0], rows // 4),
+        "top_p": np.tile([1.0, 1.0, 1.0, 0.8, 0.8], rows)[:rows],
+    }
+
+
+def run(built, tokens, chosen, ids, values):
+    """A generation of the rows `chosen`, every prompt padded to 8."""
+    rows = [tokens[i] for i in chosen]
+    prompt = Prompt(jnp.asarray(right_pad(rows, 8)), jnp.asarray([len(r) for r in rows], jnp.int32))
+    controls = make_controls(len(rows), **{name: column[list(chosen)] for name, column in values.items()})
+    out = generate(
+        *built, prompt, 7, controls=controls, max_new_tokens=LENGTH, example_ids=np.asarray(ids)[list(chosen)]
+    )
+    return jax.tree.map(np.asarray, out)
+
+
+def assert_same_rows(out, at, other, there, what):
+    """Tokens, lengths and integer counters of rows `at` of one generation and `there` of another, bit for bit."""
+    np.testing.assert_array_equal(out.tokens[at], other.tokens[there], err_msg=what)
+    np.testing.assert_array_equal(out.lengths[at], other.lengths[there], err_msg=what)
+    for name in INTEGERS:
+        np.testing.assert_array_equal(getattr(out.stats, name)[at], getattr(other.stats, name)[there], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("models", "rule", "bonus"),
+    [
+        ("table", "token_v3", "rule"),
+        ("table", "spec_decode", "rule"),
+        ("fake", "lossy_tuned", "none"),
+        ("fake", "opt_log", "target"),
+    ],
+)
+def test_alone_in_a_batch_and_permuted(models, rule, bonus):
+    built = assemble(pairs(models), rule=rule, block_size=BLOCK, stop_ids=[STOP], bonus=bonus)
+    tokens, values = prompts(), settings(sc.RULES[rule])
+    ids = np.random.default_rng(2).permutation(1000)[:ROWS]
+    together = run(built, tokens, range(ROWS), ids, values)
+    order = np.random.default_rng(3).permutation(ROWS)
+    permuted = run(built, tokens, order, ids, values)
+    assert_same_rows(permuted, np.arange(ROWS), together, order, "permuted")
+    for row in range(ROWS):
+        alone = run(built, tokens, [row], ids, values)
+        assert_same_rows(alone, 0, together, row, f"row {row} alone")
+    assert len({tuple(t) for t in together.tokens}) > ROWS // 2  # the rows do differ
+    assert together.stats.rejected.sum() > 0 < together.stats.kept.sum()
+    assert len(set(together.lengths)) > 1
+
+
+def test_neighbours_with_other_ids_change_nothing():
+    """The same row beside other prompts, ids, temperatures and lengths."""
+    built = assemble(pairs("fake"), rule="opt_log", block_size=BLOCK, stop_ids=[STOP], bonus="target")
+    tokens, values, ids = prompts(), settings(sc.RULES["opt_log"]), np.arange(ROWS)
+    first = run(built, tokens, range(ROWS), ids, values)
+    others, shifted = prompts(seed=9), {name: np.roll(column, 5) for name, column in values.items()}
+    for row in (1, 6):
+        others[row] = tokens[row]
+        for name in values:
+            shifted[name][row] = values[name][row]
+    ids = np.arange(ROWS) + 100
+    ids[[1, 6]] = [1, 6]
+    second = run(built, others, range(ROWS), ids, shifted)
+    assert_same_rows(second, [1, 6], first, [1, 6], "other neighbours")
+    assert (second.tokens[2] != first.tokens[2]).any()
+
+
+@pytest.fixture(scope="module")
+def greedy_fakes():
+    """Prompts of different lengths, and what the target alone writes after each."""
+    pair, tokens = pairs("fake"), prompts(seed=5)
+    alone = assemble(pair, method="autoregressive", stop_ids=[STOP])
+    zero = {"temperature": np.zeros(ROWS)}
+    return pair, tokens, zero, run(alone, tokens, range(ROWS), np.arange(ROWS), zero)
+
+
+@pytest.mark.parametrize(("block", "bonus"), [(1, "none"), (2, "target"), (5, "rule")])
+def test_greedy_speculation_is_the_target_alone(greedy_fakes, block, bonus):
+    """A fake's cache is a hash of all it was fed: any slip of a cache changes everything after it."""
+    pair, tokens, zero, expected = greedy_fakes
+    built = assemble(pair, rule="spec_decode", block_size=block, bonus=bonus, stop_ids=[STOP])
+    out = run(built, tokens, range(ROWS), np.arange(ROWS), zero)
+    np.testing.assert_array_equal(out.tokens, expected.tokens)
+    np.testing.assert_array_equal(out.lengths, expected.lengths)
+    assert 0 < out.stats.kept.sum() < out.stats.drafted.sum()
+    assert (out.stats.target_calls <= expected.stats.target_calls).all()
+
+
+def test_fake_alone_is_its_own_forward_pass(greedy_fakes):
+    """The expectation itself, without the engine: one token at a time from a fresh cache each."""
+    pair, tokens, _, expected = greedy_fakes
+    model = pair.target.model
+
+    @jax.jit
+    def best(prompt, length):
+        cache = model.prefill((), Prompt(prompt, length), prompt.shape[1] + 1)
+        pending = jnp.take_along_axis(prompt, length[:, None] - 1, axis=1)
+        return model.extend((), cache, pending)[0].logits[:, 0].argmax(-1)
+
+    rows = [list(t) for t in tokens]
+    for step in range(6):
+        new = np.asarray(best(jnp.asarray(right_pad(rows, 16)), jnp.asarray([len(r) for r in rows], jnp.int32)))
+        for row, token in zip(rows, new.tolist(), strict=True):
+            row.append(token)
+        written = expected.lengths > step
+        np.testing.assert_array_equal(new[written], expected.tokens[written, step])

@@ -1,0 +1,144 @@
+"""Heads are checked before anything is measured, and records name the one that was used."""
+
+import dataclasses
+import warnings
+
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.core import files
+from speccascade_jax.evaluation import environment, experiment, session
+from speccascade_jax.evaluation.heads import Heads
+from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.profiling import profiling
+from speccascade_jax.evaluation.spec_bench import questions
+from speccascade_jax.evaluation.spec_bench.conversing import Speaker
+from speccascade_jax.pairs import head_files
+from tests.support import conformance, text_pair
+from tests.support.acceptance_heads import head_for
+
+SMALL = Evaluation(task="tiny_translation", max_new_tokens=4, quality_examples=3, quality_batch=3, latency_examples=0)
+SOURCE = ModelPair(name="tabular")
+TRAINED_ON = Sampling(temperature=1.0)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return conformance.tabular_pair(*conformance.tables(5, seed=3))
+
+
+def saved(path, pair, seed=0, **card):
+    head = head_for(pair, seed=seed)
+    head_files.save(path, head_files.Head(head.params, dataclasses.replace(head.card, **card)))
+    return Method(name="specdecpp", stop_threshold=0.5, head=path)
+
+
+def asked(method, sampling=TRAINED_ON, **changes):
+    return dataclasses.replace(method, **changes), sampling
+
+
+@pytest.fixture
+def silent():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+@pytest.mark.usefixtures("silent")
+def test_missing_and_foreign_heads_are_refused_by_name_wherever_they_stand(pair, tmp_path):
+    good = asked(saved(tmp_path / "good.msgpack", pair))
+    foreign = asked(saved(tmp_path / "foreign.msgpack", conformance.tabular_pair(*conformance.tables(5, seed=4))))
+    Heads(pair).check([good])
+    Heads(pair).check([(Method(name="stop_entropy", stop_threshold=1.0), TRAINED_ON)])
+    with pytest.raises(ValueError, match=r"foreign\.msgpack: the acceptance head belongs to the draft"):
+        Heads(pair).check([good, foreign])
+    with pytest.raises(FileNotFoundError, match=r"no acceptance head at .*gone\.msgpack"):
+        Heads(pair).check([good, asked(good[0], head=str(tmp_path / "gone.msgpack"))])
+    with pytest.raises(ValueError, match="has no acceptance head"):
+        Heads(pair).check([good, asked(good[0], head=None)])
+
+
+@pytest.mark.usefixtures("silent")
+def test_a_head_under_the_settings_that_it_was_trained_for_is_not_warned_of(pair, tmp_path):
+    method = saved(tmp_path / "a.msgpack", pair, rule="opt", alpha=0.1, temperature=0.7, top_p=0.9, top_k=4)
+    sampling = Sampling(temperature=0.7, top_p=0.9, top_k=4, draft_temperature=0.7)
+    Heads(pair).check([asked(method, sampling, rule="opt", alpha=0.1, stop_threshold=h) for h in (0.1, 0.9)])
+
+
+def test_one_warning_per_head_names_both_sides_of_every_difference(pair, tmp_path):
+    method = saved(tmp_path / "a.msgpack", pair)
+    settings = [
+        asked(method, Sampling(temperature=t, top_p=0.9), rule="opt", alpha=alpha, stop_threshold=h)
+        for t in (1.0, 0.5) for alpha in (0.1, 0.2) for h in (0.3, 0.6)
+    ]  # fmt: skip
+    with pytest.warns(UserWarning) as found:
+        Heads(pair).check([*settings, asked(saved(tmp_path / "b.msgpack", pair, top_k=3))])
+    first, second = (str(each.message) for each in found)
+    assert "a.msgpack was trained for rule spec_decode and is asked under opt (alpha 0.1), opt (alpha 0.2);" in first
+    assert "; for temperature 1 and is asked under 0.5;" in first and "; for top_p 1 and is asked under 0.9:" in first
+    assert "top_k" not in first and "draft_temperature" not in first and "keep their law" in first
+    assert "b.msgpack was trained for top_k 3 and is asked under 0:" in second and ";" not in second
+
+
+def test_the_drafts_temperature_counts_where_it_is_its_own(pair, tmp_path):
+    method = saved(tmp_path / "a.msgpack", pair)
+    with pytest.warns(UserWarning, match="for draft_temperature the target's and is asked under 0.5:"):
+        Heads(pair).check([asked(method, Sampling(temperature=1.0, draft_temperature=0.5))])
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    pair = text_pair.make(tmp_path_factory.mktemp("pair"))
+    return dataclasses.replace(pair, head=head_for(pair))
+
+
+def test_a_sweep_refuses_before_it_measures_and_a_run_too(texts, tmp_path, monkeypatch):
+    foreign = sc.Pair(texts.target, sc.TableLM(np.asarray(texts.draft.params) + 1), texts.vocabulary)
+    bad = saved(tmp_path / "bad.msgpack", foreign)
+    monkeypatch.setattr(session, "load_pair", lambda name, dtype: texts)
+    monkeypatch.setattr(session.Evaluator, "evaluate", lambda *_: pytest.fail("measured"))
+    shared = {"pair": SOURCE, "evaluation": SMALL, "output": str(tmp_path / "s.jsonl")}
+    with pytest.raises(ValueError, match=r"bad\.msgpack: the acceptance head belongs to"):
+        experiment.sweep(rules=["spec_decode"], methods=[bad], temperatures=(1.0,), **shared)
+    with pytest.raises(ValueError, match=r"bad\.msgpack: the acceptance head belongs to"):
+        experiment.run(method=bad, sampling=TRAINED_ON, **shared)
+
+
+def test_conversations_and_profiles_check_too(texts, tmp_path, monkeypatch):
+    given = {"method": saved(tmp_path / "a.msgpack", texts, top_k=3), "sampling": TRAINED_ON}
+    with pytest.warns(UserWarning, match="was trained for top_k 3 and is asked under 0"):
+        Speaker(texts, **given, conversation=questions.get_conversation("plain"))
+    monkeypatch.setattr(session, "load_pair", lambda name, dtype: texts)
+    monkeypatch.setattr(profiling, "measure", lambda *_: {})
+    monkeypatch.setattr(profiling.profile_report, "show", lambda *_: None)
+    with pytest.warns(UserWarning, match="was trained for top_k 3 and is asked under 0"):
+        profiling.profile(pair=SOURCE, evaluation=SMALL, **given)
+
+
+def test_a_sweep_that_is_planned_refuses_before_the_survey(texts, tmp_path, monkeypatch):
+    gone = Method(name="specdecpp", stop_threshold=0.5, head="gone.msgpack")
+    monkeypatch.setattr(session, "load_pair", lambda name, dtype: texts)
+    monkeypatch.setattr("speccascade_jax.evaluation.survey.surveying.plan", lambda *_: pytest.fail("surveyed"))
+    with pytest.raises(FileNotFoundError, match="no acceptance head at gone.msgpack"):
+        experiment.sweep(pair=SOURCE, evaluation=SMALL, rules=["opt"], methods=[gone], plan=3)
+
+
+def test_a_record_names_the_head_that_was_used_and_its_key_is_that_of_before(texts, tmp_path, monkeypatch):
+    evaluator = session.Evaluator(SOURCE, SMALL, texts)
+    monkeypatch.setattr(evaluator, "judge", lambda points: [{} for _ in points])
+    chosen = saved(tmp_path / "a.msgpack", texts, seed=1, w_rej=3.0)
+    file = head_files.load(chosen.head)
+    heads = {chosen: file, dataclasses.replace(chosen, head=None): texts.head, Method(name="spec_decode"): None}
+    for method, head in heads.items():
+        point = Point(pair=SOURCE, evaluation=SMALL.resolved(), method=method, sampling=TRAINED_ON)
+        (record,) = evaluator.evaluate([point])
+        named = {} if head is None else {"head": head.fingerprint}
+        assert record["fingerprints"] == evaluator.fingerprints | named
+        assert record.get("head") == (None if head is None else {"w_rej": 3.0 if method is chosen else 1.0})
+        assert record["key"] == files.point_key(
+            configuration=point.configuration(), device=environment.hardware(), format=1, **record["fingerprints"]
+        )
+    saved(tmp_path / "a.msgpack", texts, seed=2)  # trained again while the sweep goes on, which has read it already
+    assert evaluator.heads.of(chosen).fingerprint == evaluator.heads.fingerprint(chosen)["head"] == file.fingerprint
+    assert session.Evaluator(SOURCE, SMALL, texts).heads.fingerprint(chosen)["head"] != file.fingerprint

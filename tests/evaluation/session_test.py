@@ -1,0 +1,321 @@
+"""Measuring points with tabular models over a real vocabulary: batches, keys, resuming, and what a record holds."""
+
+import json
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.core import files
+from speccascade_jax.core.names import PER_EXAMPLE
+from speccascade_jax.data import directory
+from speccascade_jax.data.tasks.few_shot import FewShotTask, Record
+from speccascade_jax.data.tasks.table import TASKS
+from speccascade_jax.engine.generate import compilations
+from speccascade_jax.evaluation import environment, experiment, session
+from speccascade_jax.evaluation.enumeration import enumerate_points
+from speccascade_jax.evaluation.points import DRAFT, TARGET, Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.pairs import prompts
+from speccascade_jax.results import panels
+from speccascade_jax.results import store as results
+from speccascade_jax.results.bootstrap import TIMED
+from tests.support import text_pair
+
+SMALL = Evaluation(
+    task="tiny_translation", max_new_tokens=6, quality_examples=7, quality_batch=5, latency_examples=2, resamples=20
+)
+SOURCE = ModelPair(name="tabular")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> sc.Pair:
+    return text_pair.make(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def evaluator(pair) -> session.Evaluator:
+    return session.Evaluator(SOURCE, SMALL, pair)
+
+
+def _point(name="opt", alpha=None, temperature=1.0, seed=0, block=2) -> Point:
+    method = Method(name=name, alpha=alpha, block_size=block)
+    sampling = Sampling(temperature=temperature)
+    return Point(pair=SOURCE, evaluation=SMALL.resolved(), method=method, sampling=sampling, seed=seed)
+
+
+def test_all_alphas_share_two_compilations(evaluator):
+    list(evaluator.evaluate([_point(alpha=0.0)]))
+    before = compilations()
+    records = list(evaluator.evaluate([_point(alpha=alpha) for alpha in (0.1, 0.4, 0.9)]))
+    list(evaluator.evaluate([_point(alpha=0.2, temperature=0.5, seed=3)]))
+    assert compilations() == before
+    assert [record["point"]["alpha"] for record in records] == [0.1, 0.4, 0.9]
+
+
+def test_an_alpha_alone_and_among_others_gives_the_same_outputs(evaluator):
+    alone = evaluator.judge([_point(alpha=0.4)])[0]
+    among = evaluator.judge([_point(alpha=alpha) for alpha in (-0.3, 0.4)])[1]
+    assert alone["counts"] == among["counts"] and alone["quality"] == among["quality"]
+
+
+def test_counts_are_those_of_decode(evaluator, pair):
+    task = TASKS["tiny_translation"]
+    examples = task.load(limit=7)
+    counts = ("rounds", "drafted", "kept", "rejected", "committed")
+    rows = {}
+    for some in (examples[:5], examples[2:]):  # five rows each time: the program of the evaluator's batches
+        ids = [pair.vocabulary.encode(e.source)[: task.max_input_length] for e in some]
+        out = sc.decode(
+            pair,
+            ids,
+            rule="opt",
+            alpha=0.4,
+            block_size=2,
+            temperature=1.0,
+            max_new_tokens=6,
+            example_ids=[e.id for e in some],
+        )
+        for n, example in enumerate(some):
+            rows[example.id] = [out.stats["rows"][name][n] for name in counts]
+    record = evaluator.judge([_point(alpha=0.4)])[0]
+    assert [record["counts"][name] for name in counts] == np.sum(list(rows.values()), axis=0).tolist()
+
+
+def test_a_record_says_everything(evaluator):
+    (record,) = evaluator.evaluate([_point(alpha=0.6)])
+    record = json.loads(json.dumps(files.plain(record), allow_nan=False))
+    assert record["key"] == evaluator.key(_point(alpha=0.6))
+    assert record["point"]["method"] == "opt" and "points.Method:" in record["configuration"]
+    assert set(record["versions"]) >= {"python", "jax", "flax", "speccascade_jax"}
+    assert record["device"]["platform"] == jax.default_backend() and record["device"]["count"] >= 1
+    assert record["quality"]["low"] <= record["quality"]["high"] and record["quality"]["examples"] == 7
+    assert record["latency"]["examples"] == 2 and record["latency"]["trials"] == 2
+    given, times = record["quality"]["per_example"], [record[x] for x in ("latency", "target_latency")]
+    assert sorted(given["ids"]) == sorted(example.id for example in evaluator.examples[:7])
+    assert np.shape(given["statistics"]["bleu"]) == (7, 10)
+    counted = record["per_example"]
+    assert counted["ids"] == given["ids"] and set(counted) == {"ids", *PER_EXAMPLE}
+    assert all(sum(counted[name]) == record["counts"][name] for name in PER_EXAMPLE)
+    assert all(np.shape(timed[f"per_example_{name}"]) == (2, 2) for timed in times for name in TIMED)
+    assert np.min(times[0]["per_example_draft_steps"]) > 0 and not np.any(times[1]["per_example_draft_steps"])
+    assert times[1]["per_example_tokens"] == times[1]["per_example_target_calls"]
+    own, target = (np.sum(timed["per_example_ms"]) for timed in times)
+    assert own / target == pytest.approx(record["relative_latency"]["value"])
+    assert record["relative_latency"]["value"] > 0 and len(record["relative_latency"]["trials"]) == 2
+    assert record["counts"]["drafted"] > 0 and not record["inconclusive"]
+    measures = record["measures"]
+    assert measures["acceptance_rate"] + measures["rejection_rate"] == pytest.approx(1.0)
+    assert record["wall_seconds"] > 0 and record["started"].endswith("+00:00")
+
+
+def test_ends_are_measured_through_the_same_loop(evaluator):
+    for name in (TARGET, DRAFT):
+        (record,) = evaluator.evaluate([_point(name)])
+        assert record["counts"]["drafted"] == 0 and record["measures"]["rejection_rate"] is None
+        calls, steps = (record["counts"][count] for count in ("target_calls", "draft_steps"))
+        assert (calls, steps)[name == DRAFT] == record["counts"]["committed"] and 0 in (calls, steps)
+        assert record["measures"]["draft_share"] == (name == DRAFT)
+        passes = {"draft_steps": name == DRAFT, "target_calls": name == TARGET}
+        for what, takes_part in passes.items():
+            assert sum(record["per_example"][what]) == record["counts"][what]
+            assert record["latency"][f"per_example_{what}"] == [
+                [n * takes_part for n in trial] for trial in record["latency"]["per_example_tokens"]
+            ]
+
+
+def test_latency_can_be_left_out(pair):
+    quick = replace(SMALL, latency_examples=0)
+    point = replace(_point(alpha=0.5), evaluation=quick.resolved())
+    (record,) = session.Evaluator(SOURCE, quick, pair).evaluate([point])
+    assert "latency" not in record and record["quality"]["value"] >= 0
+
+
+def test_keys_tell_apart_all_that_matters(evaluator, pair):
+    keys = {
+        evaluator.key(p) for p in (_point(alpha=0.1), _point(alpha=0.2), _point(alpha=0.1, seed=1), _point("diff", 0.1))
+    }
+    changed = replace(pair, draft=sc.TableLM(np.asarray(pair.draft.params) + 1e-3))
+    keys.add(session.Evaluator(SOURCE, SMALL, changed).key(_point(alpha=0.1)))
+    assert len(keys) == 5
+    assert session.Evaluator(SOURCE, SMALL, pair).key(_point(alpha=0.1)) in keys
+
+
+def test_keys_of_tasks_without_stop_strings_are_as_before_there_were_such(evaluator):
+    point, prints = _point(alpha=0.1), evaluator.fingerprints
+    assert set(prints) == {"weights", "examples"}
+    known = {"configuration": point.configuration(), "device": environment.hardware(), "format": 1}
+    assert evaluator.key(point) == files.point_key(**known, **prints)
+
+
+def _asking(monkeypatch, *stops, **changes) -> Point:
+    """A point on a few-shot task whose outputs end before `stops`."""
+    asked = [Record(id=n, question=f"The {n} dogs", reference="cat") for n in range(4)]
+    task = FewShotTask(
+        name="toy", splits=("test",), records=lambda _: asked, stop_strings=stops, metrics=("answer_f1",),
+        max_output_length=24, **changes,
+    )  # fmt: skip
+    monkeypatch.setitem(TASKS, "toy", task)
+    part = replace(SMALL, task="toy", max_new_tokens=24, quality_examples=4, quality_batch=4, latency_examples=0)
+    return replace(_point(alpha=0.4), evaluation=part.resolved())
+
+
+def test_generation_stops_at_a_tasks_stop_string_that_is_one_token(pair, monkeypatch):
+    point = _asking(monkeypatch)
+    free = session.Evaluator(SOURCE, point.evaluation, pair)
+    wrote = free._generate(point, np.arange(4), [0.4] * 4, 0)
+    vocabulary, token = pair.vocabulary, 0
+    for token in np.asarray(wrote.tokens)[0, 4:].tolist():
+        text = vocabulary.decode([token], after=vocabulary.encode("a"))
+        if prompts.stop_ids(vocabulary, [text])[-1] == token:
+            break
+    point = _asking(monkeypatch, text, "more than one token")
+    cut = session.Evaluator(SOURCE, point.evaluation, pair)
+    stopped = cut._generate(point, np.arange(4), [0.4] * 4, 0)
+    for row, ends in zip(np.asarray(wrote.tokens), np.asarray(stopped.lengths), strict=True):
+        places = np.flatnonzero(np.isin(row, [*vocabulary.stop_ids, token]))
+        assert ends == (places[0] + 1 if len(places) else 24)
+    assert np.asarray(stopped.lengths).sum() < np.asarray(wrote.lengths).sum()
+    assert free.key(point) != cut.key(point)
+    point = _asking(monkeypatch, "more than one token")
+    assert session.Evaluator(SOURCE, point.evaluation, pair).key(point) == free.key(point)
+
+
+def test_examples_are_loaded_before_the_weights(tmp_path, monkeypatch):
+    monkeypatch.setenv(directory.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(session, "load_source", lambda source: pytest.fail("loaded"))
+    with pytest.raises(ValueError, match="has 0 exemplars, not the 3 asked for"):
+        session.Evaluator(SOURCE, _asking(monkeypatch, shots=3).evaluation)
+    with pytest.raises(ValueError, match="fewer than the 500 asked for"):
+        session.Evaluator(SOURCE, replace(SMALL, quality_examples=500))
+    with pytest.raises(FileNotFoundError, match="gsm8k"):
+        session.Evaluator(SOURCE, replace(SMALL, task="gsm8k"))
+
+
+def _on(evaluator, first, count, timed=0, trials=2) -> Point:
+    window = replace(evaluator.evaluation, first_example=first, quality_examples=count)
+    return replace(_point(alpha=0.4), evaluation=replace(window, latency_examples=timed, latency_trials=trials))
+
+
+def test_a_point_is_measured_on_its_own_examples(evaluator):
+    whole, part = (evaluator.judge([_on(evaluator, *each)])[0]["quality"]["per_example"] for each in ((0, 7), (3, 2)))
+    rows = dict(zip(whole["ids"], whole["statistics"]["bleu"], strict=True))
+    ids = [example.id for example in evaluator.examples[3:5]]
+    assert sorted(part["ids"]) == sorted(ids)
+    assert part["statistics"]["bleu"] == [rows[each] for each in part["ids"]]
+
+
+def test_a_point_is_timed_on_its_own_examples_as_often_as_it_says(evaluator, monkeypatch):
+    (record,) = evaluator.evaluate([_on(evaluator, 3, 2, timed=3, trials=1)])
+    assert np.shape(record["latency"]["per_example_ms"]) == (1, 3) and record["point"]["first_example"] == 3
+    timed, arguments = [], evaluator.arguments
+    monkeypatch.setattr(evaluator, "arguments", lambda p, rows, a: timed.append(rows.tolist()) or arguments(p, rows, a))
+    evaluator.time([_on(evaluator, 3, 2, timed=3, trials=1)])
+    assert timed == [[3], [4], [5]] * 2  # the target alone on the same
+
+
+def test_examples_that_are_not_loaded_are_refused(evaluator):
+    for point in (_on(evaluator, 6, 2), _on(evaluator, 5, 1, timed=3)):
+        with pytest.raises(ValueError, match=r"examples [56] to 7 are asked for, but 7 are loaded: lower"):
+            list(evaluator.evaluate([point]))
+
+
+def test_an_evaluation_that_begins_later_loads_as_many_more(pair):
+    shifted = replace(SMALL, first_example=196, quality_examples=4)
+    found = session.Evaluator(SOURCE, shifted, pair)
+    assert len(found.examples) == 200 and found.window(shifted, 4).tolist() == [196, 197, 198, 199]
+    with pytest.raises(ValueError, match="fewer than the 201 asked for: lower .* or first_example"):
+        session.Evaluator(SOURCE, replace(shifted, quality_examples=5), pair)
+
+
+def test_too_few_examples_are_refused(pair):
+    with pytest.raises(ValueError, match="has 200 examples in split 'test', fewer than the 500 asked for: lower"):
+        session.Evaluator(SOURCE, replace(SMALL, quality_examples=500), pair)
+
+
+def test_a_sweep_stopped_half_way_goes_on_and_repeats_nothing(pair, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(session, "load_pair", lambda name, dtype: pair)
+    given = {
+        "pair": SOURCE, "evaluation": SMALL, "rules": ["opt"], "alphas": {"opt": [0.0, 0.4, 0.8]},
+        "block_sizes": [2], "temperatures": [1.0], "output": str(tmp_path / "sweep.jsonl"),
+    }  # fmt: skip
+    append, count = results.ResultStore.append, []
+
+    def stop_after_three(store, record):
+        append(store, record)
+        count.append(record["key"])
+        if len(count) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(results.ResultStore, "append", stop_after_three)
+    with pytest.raises(KeyboardInterrupt):
+        experiment.sweep(**given)
+    assert experiment.sweep(**given) == tmp_path / "sweep.jsonl"
+    assert len(count) == len(set(count)) == 5
+    said = capsys.readouterr().out
+    assert "5 points, 3 of them already in" in said and "[5/5]" in said and "left)" in said
+    assert "SpecCascade [OPT]" in said and f"plot: {tmp_path / 'sweep.png'}" in said
+    (panel,) = panels.panels(results.read_records(tmp_path / "sweep.jsonl"))
+    assert panel.target and panel.draft and [spot.alpha for spot in panel.curves["opt"]] == [0.0, 0.4, 0.8]
+    monkeypatch.setattr(session.Evaluator, "evaluate", lambda *_: pytest.fail("measured again"))
+    fewer = {"alphas": {"opt": [0.4]}, "output": str(tmp_path / "fewer.jsonl"), "reuse": [given["output"]]}
+    experiment.sweep(**given | fewer)
+    assert len(results.read_records(tmp_path / "fewer.jsonl")) == 3
+
+
+def test_tables_and_axes_that_do_not_exist_are_refused_before_anything_is_measured():
+    given = {"pair": SOURCE, "evaluation": SMALL}
+    with pytest.raises(ValueError, match="together: did you mean block_size.*'block_sizes' is not one of"):
+        experiment.sweep(**given, together=("block_sizes",))
+    with pytest.raises(ValueError, match="share: .*'draft' is not one of rejection_rate, "):
+        experiment.sweep(**given, share="draft")
+
+
+def test_run_adds_one_record_and_prints_it(pair, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(session, "load_pair", lambda name, dtype: pair)
+    given = {
+        "pair": SOURCE, "evaluation": SMALL, "method": Method(name="opt", alpha=0.4, block_size=2),
+        "sampling": Sampling(temperature=1.0), "output": str(tmp_path / "runs.jsonl"),
+    }  # fmt: skip
+    first = experiment.run(**given)
+    assert experiment.run(**given) == first
+    assert len(results.read_records(tmp_path / "runs.jsonl")) == 1
+    said = capsys.readouterr().out
+    assert "bleu" in said and "latency / target's" in said and first["key"] in said
+
+
+def test_nothing_is_loaded_for_a_sweep_with_a_bad_point(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "load_pair", lambda name, dtype: pytest.fail("loaded"))
+    with pytest.raises(ValueError, match=r"outside the domain \[0, 1\) of rule 'lossy'"):
+        experiment.sweep(pair=SOURCE, evaluation=SMALL, rules=["lossy"], alphas={"lossy": [0.5, 2]})
+
+
+def test_a_dry_run_lists_the_points_only(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(session, "load_pair", lambda name, dtype: pytest.fail("loaded"))
+    assert experiment.sweep(pair=SOURCE, evaluation=SMALL, rules=["spec_decode"], dry_run=True) is None
+    assert capsys.readouterr().out.count("\n") == 3
+
+
+def test_groups_hold_the_alphas_of_one_engine():
+    groups = enumerate_points(pair=SOURCE, evaluation=SMALL, rule_names=("opt",), alphas={"opt": (0.0, 0.4)})
+    assert [len(group) for group in groups] == [1, 1, 2]
+
+
+def test_two_checkpoints_are_loaded_under_their_name(pair, monkeypatch):
+    asked = []
+    monkeypatch.setattr(sc.Pair, "load", classmethod(lambda cls, *parts, **named: asked.append((parts, named)) or pair))
+    source = ModelPair(name="two", target="a", draft="b", vocabulary="c", dtype="bfloat16")
+    assert session.Evaluator(source, SMALL).pair.vocabulary is pair.vocabulary
+    assert asked == [(("a", "b", "c"), {"dtype": "bfloat16", "name": "two"})]
+
+
+def test_prompts_are_cut_as_the_task_says(pair, monkeypatch):
+    text = TASKS["tiny_translation"].load(limit=1)[0].source
+    ids = pair.vocabulary.encode(text)
+    for cut, kept in ((lambda ids, room: ids[:room], ids[:5]), (lambda ids, room: ids[-room:], ids[-5:])):
+        short = replace(TASKS["tiny_translation"], max_input_length=5)
+        monkeypatch.setattr(type(short), "cut", lambda self, ids, room, cut=cut: cut(ids, room))
+        monkeypatch.setitem(TASKS, "tiny_translation", short)
+        found = session.Evaluator(SOURCE, replace(SMALL, quality_examples=1, latency_examples=0), pair)
+        assert found._prompts.tokens[0, : found._prompts.length[0]].tolist() == kept

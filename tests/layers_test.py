@@ -1,0 +1,96 @@
+"""The layering: an import goes to a row above only, and no module imports itself by a detour (docs/architecture.md)."""
+
+import ast
+import graphlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import speccascade_jax
+
+PACKAGE = Path(speccascade_jax.__file__).parent
+ROWS = (
+    ("core", "runtime"),
+    ("rules", "models", "metrics"),
+    ("stopping", "data", "checkpoints", "results"),
+    ("engine",),
+    ("drafters", "pairs"),
+    ("methods",),
+    ("api", "streaming"),
+    ("evaluation",),
+    ("training",),
+)
+LATE = {"matplotlib", "seqio", "tokenizers"}
+"""What may be imported inside a function: heavy, or an extra. So may our own modules that import it at their top."""
+LATE_ROOMS = ("results/figures", "data/tasks/seqio_reader")
+
+
+def imports(path):
+    """`(module of ours or top-level name of another's, how)` of every import: how is top, late or typing."""
+    tree = ast.parse(path.read_text())
+    top = {id(node) for node in tree.body}
+    typing = {id(n) for i in ast.walk(tree) if isinstance(i, ast.If) and "TYPE_CHECKING" in ast.unparse(i.test) for n in ast.walk(i)}  # fmt: skip
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [found(f"{node.module}.{alias.name}") or node.module for alias in node.names]
+        for name in names:
+            yield name, "top" if id(node) in top else "typing" if id(node) in typing else "late"
+
+
+def found(name):
+    """The name, if it is a module of ours."""
+    path = PACKAGE.parent.joinpath(*name.split("."))
+    return name if name.startswith("speccascade_jax") and (path.is_dir() or path.with_suffix(".py").is_file()) else None
+
+
+def ours():
+    """Every module of the package with its room and what it imports of ours."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        inside = path.relative_to(PACKAGE).with_suffix("")
+        if inside.parts != ("__init__",):
+            yield path, inside, list(imports(path))
+
+
+def test_an_import_goes_to_a_row_above_only():
+    place = {room: number for number, row in enumerate(ROWS) for room in row}
+    wrong = []
+    for _, inside, imported in ours():
+        room = inside.parts[0]
+        for name, _ in imported:
+            parts = name.split(".")
+            if parts[0] == "speccascade_jax" and len(parts) > 1 and parts[1] != room and place[parts[1]] >= place[room]:
+                wrong.append(f"{inside} imports {name}")
+    assert not wrong
+    assert {inside.parts[0] for _, inside, _ in ours()} == set(place), "a room that has no row, or a row without a room"
+
+
+def test_no_module_imports_itself_by_a_detour():
+    graph = {}
+    for _, inside, imported in ours():
+        name = ".".join(("speccascade_jax", *inside.parts)).removesuffix(".__init__")
+        graph[name] = {other for other, how in imported if other.startswith("speccascade_jax") and other != name}
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError and names the circle
+
+
+def test_what_is_imported_late_is_heavy_and_optional():
+    for path, inside, imported in ours():
+        for name, how in imported:
+            late_room = name.removeprefix("speccascade_jax.").replace(".", "/").startswith(LATE_ROOMS)
+            assert how == "top" or (how == "late" and (name.split(".")[0] in LATE or late_room)), (
+                inside,
+                name,
+                how,
+                path,
+            )
+
+
+@pytest.mark.parametrize("room", ["metrics", "results"])
+def test_rooms_that_need_no_jax_load_none(room):
+    modules = [".".join(p.relative_to(PACKAGE.parent).with_suffix("").parts) for p in (PACKAGE / room).rglob("*.py")]
+    code = f"import sys\nfor m in {modules}: __import__(m)\nsys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,63 @@
+"""Lemma 2.1's oracle: nothing discarded, a target call per disagreement."""
+
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.api import assemble
+from speccascade_jax.methods.oracle import OracleStopping
+from speccascade_jax.stopping.policies import Fixed, Oracle
+from tests.support import conformance
+
+
+def _greedy(table, start, length, stop):
+    tokens = []
+    while len(tokens) < length and stop not in tokens:
+        start = int(np.argmax(table[start]))
+        tokens.append(start)
+    return tokens
+
+
+def test_the_oracle_discards_nothing_and_calls_the_target_once_per_disagreement():
+    """`N_target = |S ∪ {N}|` row by row, rows that end in a stop id and rows that end at their limit."""
+    q_table, p_table = conformance.tables(40, seed=24)
+    q_table = np.where(np.arange(40)[:, None] % 3 == 0, q_table, p_table)  # two thirds of the tokens are agreed on
+    stop, limit = 4, 14
+    out = sc.decode(
+        conformance.tabular_pair(q_table, p_table), np.arange(40)[:, None], method="stop_oracle", block_size=limit,
+        max_new_tokens=limit, stop_ids=[stop],
+    )  # fmt: skip
+    ended = 0
+    for start in range(40):
+        expected = _greedy(p_table, start, limit, stop)
+        before = [start, *expected[:-1]]
+        disagreements = {i for i, t in enumerate(expected) if np.argmax(q_table[before[i]]) != t}
+        assert out.tokens[start, : out.lengths[start]].tolist() == expected
+        assert out.stats["rows"]["target_calls"][start] == len(disagreements | {len(expected) - 1})
+        ended += len(expected) < limit
+    assert out.stats["discarded"] == 0 and out.stats["rejected"] == 0
+    assert 0 < ended < 40  # both ways of ending
+
+
+def test_a_cap_costs_calls_and_discards_nothing_still():
+    q_table, _ = conformance.tables(9, seed=4)
+    pair = conformance.tabular_pair(q_table, q_table)
+    out = sc.decode(pair, [[0]], method="stop_oracle", block_size=4, max_new_tokens=14)
+    # two models that always agree: 4 drafts and a bonus, twice, and what is left but for the last token
+    assert out.stats["rows"]["target_calls"].tolist() == [3]
+    assert out.stats["discarded"] == 0
+
+
+@pytest.mark.parametrize("given", [{"temperature": 0.5}, {"draft_temperature": 1.0}])
+def test_the_oracle_is_greedy(given):
+    pair = conformance.tabular_pair(*conformance.tables(5, seed=5))
+    with pytest.raises(ValueError, match=f"'stop_oracle' is an oracle of greedy decoding, got {[*given][0]}="):
+        sc.decode(pair, [[0]], method="stop_oracle", **given)
+
+
+def test_only_a_policy_that_asks_can_be_told():
+    engine, _ = assemble(conformance.tabular_pair(*conformance.tables(5, seed=5)), stop_policy=Fixed(3))
+    with pytest.raises(ValueError, match="the oracle tells a model's drafts when to stop"):
+        OracleStopping(engine)
+    with pytest.raises(ValueError, match="'speculative' knows its output beforehand and is no engine"):
+        assemble(conformance.tabular_pair(*conformance.tables(5, seed=5)), stop_policy=Oracle(3))

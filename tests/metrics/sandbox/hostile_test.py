@@ -1,0 +1,267 @@
+"""Programs that mean harm: each ends as it should, and the host is as it was."""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import speccascade_jax
+from speccascade_jax.metrics import sandbox
+from tests.support.observing import Watched, found, marked, processes
+
+pytestmark = pytest.mark.skipif(sandbox.available() is not None, reason=str(sandbox.available()))
+
+
+def test_an_endless_loop_ends_at_the_deadline():
+    watched = Watched("loop", "while True: pass", timeout=1.0).watch()
+    assert watched.outcome.kind == "timeout" and not watched.outcome.passed
+    assert 1.0 <= watched.outcome.seconds < 2.0
+    assert watched.most == 1 and watched.left == 0
+
+
+def test_a_program_that_ignores_signals_ends_too():
+    program = "import signal, time\nfor s in (1, 2, 15): signal.signal(s, signal.SIG_IGN)\ntime.sleep(60)"
+    watched = Watched("deaf", program, timeout=1.0).watch()
+    assert watched.outcome.kind == "timeout" and watched.outcome.seconds < 2.0
+    assert watched.most == 1 and watched.left == 0
+
+
+def test_a_fork_bomb_is_bounded_and_leaves_nothing():
+    program = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
+    watched = Watched("bomb", program, timeout=1.0, processes=8).watch()
+    assert watched.outcome.kind == "timeout" and watched.outcome.seconds < 2.5
+    assert watched.most == 8 and watched.left == 0
+
+
+def test_a_process_that_hides_in_the_background_dies_with_the_program():
+    program = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.closerange(0, 64)
+        time.sleep(60)
+    os._exit(0)
+time.sleep(0.5)
+"""
+    watched = Watched("daemon", program, timeout=5.0).watch()
+    assert watched.outcome.kind == "passed" and watched.outcome.seconds < 2.0
+    assert watched.most >= 2 and watched.left == 0
+
+
+def test_ten_gigabytes_are_not_to_be_had():
+    outcome = sandbox.run("kept = bytearray(10 << 30)\nprint('had them')", timeout=5.0)
+    assert outcome.kind == "memory" and outcome.output.endswith("\nMemoryError\n")
+    # what any process of this test run has held: kilobytes
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 8 << 20
+
+
+def test_memory_that_is_taken_piece_by_piece_is_bounded():
+    program = "kept = []\nwhile True: kept.append(b'x' * (8 << 20))"
+    assert sandbox.run(program, timeout=5.0, memory=256 << 20).kind == "memory"
+
+
+@pytest.mark.parametrize("shared", ["b'x' * (96 << 20)", "mmap.mmap(-1, 96 << 20).write(b'x' * (96 << 20))"])
+def test_memory_is_bounded_for_all_processes_together(shared):
+    program = f"import mmap, os, time\nfor _ in range(3): os.fork()\nkept = {shared}\ntime.sleep(5)"
+    watched = Watched("memory", program, timeout=5.0, memory=300 << 20).watch()
+    assert watched.outcome.kind == "memory" and watched.outcome.seconds < 3.0 and watched.left == 0
+
+
+WRITES = """
+import os
+for path in {paths}:
+    for attempt in (lambda: open(path, "w"), lambda: open(path, "a"), lambda: os.mkdir(path + ".d")):
+        try:
+            attempt()
+        except OSError:
+            continue
+        raise AssertionError(path)
+for path in ("/usr/lib", os.__file__, "/program.py", "/proc/1/mem"):
+    for attempt in (os.remove, os.rmdir, lambda p: os.chmod(p, 0o777), lambda p: os.rename(p, "/tmp/x")):
+        try:
+            attempt(path)
+        except OSError:
+            continue
+        raise AssertionError(path)
+open({own!r}, "w").write("mine")
+"""
+
+
+def test_writes_outside_its_folder_fail_and_those_inside_stay_there(tmp_path):
+    package = Path(speccascade_jax.__file__).parent
+    folders = ["/", "/usr", "/usr/lib", "/etc", "/dev", "/proc", "/var/tmp", str(Path.home()), str(Path.cwd())]
+    folders += [str(package), os.path.dirname(os.__file__), str(tmp_path), sys.prefix, sys.base_prefix]
+    paths = [f"{folder}/sbx-written" for folder in folders]
+    own = "/tmp/sbx-written"
+    outcome = sandbox.run(WRITES.format(paths=paths, own=own), timeout=5.0)
+    assert outcome.kind == "passed", outcome.output
+    assert not [path for path in [*paths, own] if os.path.exists(path)]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "open('/tmp/a', 'wb').write(bytes(2 << 20))",
+        "for i in range(9): open(f'/tmp/{i}', 'wb').write(bytes(1 << 18))",
+        "for i in range(9): open(f'/dev/shm/{i}', 'wb').write(bytes(1 << 18))",
+        "for i in range(9000): open(f'/tmp/{i}', 'w')",
+    ],
+)
+def test_files_are_bounded(program):
+    outcome = sandbox.run(program, timeout=5.0, file_size=1 << 20)
+    assert outcome.kind == "failed" and "OSError: [Errno" in outcome.output
+
+
+SOCKETS = """
+import os, socket
+def fails(attempt, error):
+    try:
+        attempt()
+    except error:
+        return
+    raise AssertionError(attempt)
+for family in (socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK, socket.AF_PACKET, socket.AF_VSOCK, socket.AF_ALG):
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW):
+        fails(lambda: socket.socket(family, kind), PermissionError)
+fails(lambda: socket.create_connection(("127.0.0.1", {port}), 1), OSError)
+fails(lambda: socket.getaddrinfo("localhost.", 80), OSError)
+fails(lambda: socket.socket(socket.AF_UNIX).connect({abstract!r}), ConnectionRefusedError)
+fails(lambda: socket.socket(socket.AF_UNIX).connect({file!r}), FileNotFoundError)
+interfaces = [line.split(":") for line in open("/proc/net/dev").readlines()[2:]]
+assert all(int(rest.split()[0]) == 0 for _, rest in interfaces), interfaces
+assert len(open("/proc/net/route").readlines()) <= 1
+"""
+
+
+def test_sockets_reach_nobody(tmp_path):
+    abstract, file = f"\0sbx-{os.getpid()}", str(tmp_path / "socket")
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as hidden:
+        hidden.bind(abstract)
+        hidden.listen()
+        with socket.socket(socket.AF_UNIX) as named:
+            named.bind(file)
+            named.listen()
+            port = server.getsockname()[1]
+            outcome = sandbox.run(SOCKETS.format(port=port, abstract=abstract, file=file), timeout=5.0)
+            assert select.select([server, hidden, named], [], [], 0)[0] == []
+    assert outcome.kind == "passed", outcome.output
+
+
+KILLS = """
+import os, resource, signal
+for number in ({us}, {victim}, os.getppid(), -1):
+    for what in (signal.SIGINT, signal.SIGTERM, signal.SIGSTOP, signal.SIGKILL):
+        try:
+            os.kill(number, what)
+        except OSError:
+            pass
+assert os.getppid() == 1
+try:
+    resource.prlimit(1, resource.RLIMIT_NOFILE, (0, 0))
+except PermissionError:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (32, 32)
+for name in ("mem", "environ", "fd/1", "fd/0", "root", "cwd"):
+    try:
+        open("/proc/1/" + name, "rb").read(1)
+    except PermissionError:
+        continue
+    raise AssertionError(name)
+"""
+
+
+def test_its_parent_survives_and_tells_nothing():
+    with subprocess.Popen(["sleep", "60"]) as victim:
+        try:
+            outcome = sandbox.run(KILLS.format(us=os.getpid(), victim=victim.pid), timeout=5.0)
+            assert outcome.kind == "passed", outcome.output
+            assert victim.poll() is None
+        finally:
+            victim.kill()
+
+
+def test_a_flood_of_output_is_cut_and_ends_the_program():
+    program = "import sys\nwhile True: print('a line', file=sys.stderr); print('x' * 1000)"
+    watched = Watched("flood", program, timeout=10.0, output_limit=10_000).watch()
+    assert watched.outcome.kind == "output" and watched.outcome.seconds < 3.0
+    assert len(watched.outcome.output) == 10_000 and watched.left == 0
+
+
+WALLS = """
+import ctypes, os
+library = ctypes.CDLL(None, use_errno=True)
+def refused(name, *arguments):
+    assert getattr(library, name)(*arguments) == -1, name
+refused("unshare", 0x10000000)
+refused("unshare", 0x20000)
+refused("mount", b"none", b"/tmp", b"tmpfs", 0, b"")
+refused("mount", None, b"/", None, 32 | 4096, None)
+refused("umount2", b"/proc", 2)
+refused("sethostname", b"x", 1)
+refused("shmget", 0, 4096, 0o1600)
+refused("memfd_create", b"x", 0)
+refused("ptrace", 16, 1, 0, 0)
+for number in (425, 442):
+    refused("syscall", number, 1, 0, 0, 0, 0)
+for path in ("/proc/sys/kernel/core_pattern", "/proc/sys/user/max_user_namespaces", "/proc/sysrq-trigger"):
+    assert not os.access(path, os.W_OK), path
+for line in open("/proc/self/mountinfo"):
+    place, options = line.split()[4:6]
+    assert options.startswith("ro,nosuid,nodev") or place in ("/proc", "/tmp") or place.startswith("/dev/"), line
+assert set(os.listdir("/dev")) == {"null", "zero", "full", "random", "urandom", "shm"}
+"""
+
+
+def test_doors_into_the_kernel_are_closed():
+    outcome = sandbox.run(WALLS, timeout=5.0)
+    assert outcome.kind == "passed", outcome.output
+
+
+CALLER = """
+import sys, types
+package = types.ModuleType("speccascade_jax")
+package.__path__ = [sys.argv[1]]
+sys.modules["speccascade_jax"] = package
+from speccascade_jax.metrics import sandbox
+sandbox.run(sys.argv[2], timeout=60.0)
+"""
+
+
+def calling(mark: str, **how) -> subprocess.Popen[bytes]:
+    program = marked(mark, "import time\ntime.sleep(15)")
+    return subprocess.Popen([sys.executable, "-c", CALLER, str(Path(speccascade_jax.__file__).parent), program], **how)
+
+
+@pytest.mark.parametrize("killed", ["caller", "launcher"])
+def test_a_program_does_not_outlive_who_started_it(killed):
+    with calling(killed) as caller:
+        wait_for(lambda: processes(killed) == 1)
+        (launcher,) = Path(f"/proc/{caller.pid}/task/{caller.pid}/children").read_text().split()
+        os.kill(caller.pid if killed == "caller" else int(launcher), signal.SIGKILL)
+        wait_for(lambda: processes(killed) == 0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="who is not root cannot become nobody: the program is the caller's")
+def test_on_the_host_it_is_nobody():
+    with calling("nobody", extra_groups=[1]) as caller:
+        wait_for(lambda: processes("nobody") == 1)
+        status = dict(line.split(":", 1) for line in (found("nobody")[0] / "status").read_text().splitlines())
+        caller.kill()
+    assert status["Uid"].split() == status["Gid"].split() == ["65534"] * 4 and status["Groups"].split() == []
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -1,0 +1,230 @@
+"""Pairs from any two checkpoints: their vocabularies are one, and rows that are no token are never drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax.traverse_util import unflatten_dict
+
+import speccascade_jax as sc
+from speccascade_jax import checkpoints
+from speccascade_jax.checkpoints.infer import expected_shapes
+from speccascade_jax.data import directory
+from speccascade_jax.data.vocabularies import load
+from speccascade_jax.models.t5 import T5, T5Config
+from speccascade_jax.pairs import head_files
+from tests.support import tiny_pair, tokenizer_files
+from tests.support.acceptance_heads import head_for
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[int, Path]:
+    """Number of rows -> a T5 on disk with all of them real; `vocabulary.model` has 340 pieces."""
+    folder, found = tmp_path_factory.mktemp("models"), {}
+    for rows in (340, 344, 352):
+        found[rows] = _save(folder / str(rows), T5Config(rows, rows, 8, 1, 8, 8, 1, 1))
+    (folder / "vocabulary.model").write_bytes(load.train(tokenizer_files.texts(), 340))
+    return found
+
+
+def _save(path: Path, config: T5Config) -> Path:
+    draws = np.random.default_rng(0)
+    flat = {name: draws.normal(size=shape) / 4 for name, shape in expected_shapes(config).items()}
+    checkpoints.save(path, T5(config), unflatten_dict(flat, sep="/"))
+    return path
+
+
+@pytest.fixture
+def folders(models, tmp_path) -> tuple[Path, Path]:
+    """A target and a draft with as many rows as pieces, to put tokenizers into."""
+    for name in ("target", "draft"):
+        shutil.copytree(models[340], tmp_path / name)
+    return tmp_path / "target", tmp_path / "draft"
+
+
+@pytest.fixture(scope="module")
+def vocabulary(models) -> Path:
+    return models[340].parent / "vocabulary.model"
+
+
+def test_a_pair_of_two_checkpoints_and_a_vocabulary(models, vocabulary):
+    pair = sc.Pair.load(target=models[340], draft=models[340], vocabulary=vocabulary, max_prompt_length=40, name="two")
+    assert (pair.name, pair.max_prompt_length, pair.encoder_decoder) == ("two", 40, True)
+    assert pair.vocabulary == load.Vocabulary(vocabulary)
+
+
+def test_a_pair_is_loaded_in_the_dtype_asked_for():
+    pair = sc.load_pair("tatoeba_en_de", dtype="bfloat16")
+    kinds = {leaf.dtype.name for bound in (pair.target, pair.draft) for leaf in jax.tree.leaves(bound.params)}
+    assert kinds == {"bfloat16"} and pair.target.model.config.dtype == "bfloat16"
+    assert pair.head is None  # the shipped head is of the float32 draft
+    with pytest.raises(ValueError, match="'tatoeba_en_de' has no acceptance head, .* of one dtype"):
+        sc.decode(pair, ["Hello."], method="specdecpp", stop_threshold=0.5)
+
+
+def test_a_pair_s_head_is_found_in_its_folder_and_that_of_another_draft_left_out(tmp_path):
+    pair = sc.load_pair(tiny_pair.write(tmp_path))
+    head_files.save(tmp_path / "acceptance_head.msgpack", head_for(pair))
+    assert sc.load_pair(tmp_path).head.card.pair == tmp_path.name
+    stale = head_for(pair)
+    stale = dataclasses.replace(stale, card=dataclasses.replace(stale.card, draft_fingerprint="f00"))
+    head_files.save(tmp_path / "acceptance_head.msgpack", stale)
+    with pytest.warns(
+        UserWarning, match="acceptance_head.msgpack is left out: the acceptance head belongs to the draft f00"
+    ):
+        assert sc.load_pair(tmp_path).head is None
+    (tmp_path / "acceptance_head.msgpack").write_bytes(b"no head")
+    with pytest.raises(checkpoints.CheckpointError, match="acceptance_head.msgpack"):
+        sc.load_pair(tmp_path)
+
+
+def test_a_vocabulary_that_leaves_much_of_a_model_unused_is_another_models(models, tmp_path):
+    large = _save(tmp_path / "large", T5Config(500, 500, 8, 1, 8, 8, 1, 1))
+    with pytest.raises(ValueError, match="large has 500 entries and the text vocabulary only 340 pieces: 160 rows"):
+        sc.Pair.load(large, large, models[340].parent / "vocabulary.model")
+
+
+def test_rows_without_a_piece_are_padding(models, vocabulary):
+    pair = sc.Pair.load(models[352], models[344], vocabulary)
+    assert [bound.model.vocab_size for bound in (pair.target, pair.draft)] == [340, 340]
+    assert pair.target.model.config.num_embeddings == 352
+    with pytest.raises(ValueError, match="the draft's vocabulary has 344 entries and the target's 352"):
+        sc.Pair.load(models[352], models[344])  # without a vocabulary, nobody knows
+
+
+def test_a_checkpoint_that_knows_its_padding_is_believed(vocabulary, tmp_path):
+    """As T5's 32,100 of 32,128 rows, of which the sentencepiece file names 32,000."""
+    path = _save(tmp_path / "model", T5Config(345, 352, 8, 1, 8, 8, 1, 1))
+    assert sc.Pair.load(path, path, vocabulary).target.model.vocab_size == 345
+
+
+def test_models_with_fewer_rows_than_pieces_are_refused(tmp_path, vocabulary):
+    path = _save(tmp_path / "model", T5Config(300, 300, 8, 1, 8, 8, 1, 1))
+    with pytest.raises(ValueError, match="the text vocabulary has 340 pieces, the models only 300 entries"):
+        sc.Pair.load(path, path, vocabulary)
+
+
+@pytest.mark.parametrize("sides", [(0,), (1,), (0, 1)])
+def test_the_vocabulary_is_found_beside_a_model(folders, vocabulary, sides):
+    for side in sides:
+        shutil.copy(vocabulary, folders[side] / "spiece.model")
+    assert sc.Pair.load(*folders).vocabulary == load.Vocabulary(vocabulary)
+
+
+def test_without_any_vocabulary_a_pair_is_over_ids(folders):
+    assert sc.Pair.load(*folders).vocabulary is None
+
+
+def _other(folder: Path) -> Path:
+    """As many pieces, of which the first behind the special ones and bytes is another."""
+    texts = ["Some other words altogether, with zebras, quails and yaks. " * 3, *tokenizer_files.texts()[:60]]
+    path = folder / "tokenizer.model"
+    path.write_bytes(load.train(texts, 340))
+    return path
+
+
+def test_vocabularies_that_differ_are_refused_with_the_first_difference(folders, vocabulary):
+    shutil.copy(vocabulary, folders[0] / "vocabulary.model")
+    _other(folders[1])
+    theirs = [load.load_vocabulary(folder).piece_table() for folder in folders]
+    first = next(n for n, (one, other) in enumerate(zip(*theirs, strict=True)) if one != other)
+    expected = f"the vocabularies differ: id {first} is {theirs[0][first]!r} in .*target.* and {theirs[1][first]!r} in"
+    with pytest.raises(ValueError, match=expected):
+        sc.Pair.load(*folders)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_given_vocabulary_is_compared_with_those_beside_the_models(folders, vocabulary, side):
+    found = _other(folders[side])
+    with pytest.raises(ValueError, match=f"the vocabularies differ: id .* in {vocabulary} and .* in {found}"):
+        sc.Pair.load(*folders, vocabulary)
+
+
+def test_the_right_one_of_several_can_be_named(folders, tmp_path):
+    for name in ("one.bin", "two.bin"):
+        tokenizer_files.llama2c(folders[0] / name)
+    with pytest.raises(ValueError, match=r"several tokenizers of llama2.c \(one.bin, two.bin\): name the file"):
+        sc.Pair.load(*folders)
+    named = folders[0] / "two.bin"
+    assert sc.Pair.load(*folders, named).vocabulary == load.load_vocabulary(named)
+    tokenizer_files.llama2c(folders[1] / "tok.bin")
+    assert sc.Pair.load(*folders).vocabulary.path == folders[1] / "tok.bin"
+
+
+def test_nothing_is_loaded_before_the_vocabularies_agree(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "load", lambda *_, **__: pytest.fail("loaded"))
+    for name, pieces in (("target", {"a": 0.0}), ("draft", {"b": 0.0})):
+        (tmp_path / name).mkdir()
+        tokenizer_files.llama2c(tmp_path / name / "tok.bin", pieces)
+    with pytest.raises(ValueError, match="id 259 is 'a' in .* and 'b' in"):
+        sc.Pair.load(tmp_path / "target", tmp_path / "draft")
+
+
+def test_a_missing_checkpoint_or_vocabulary_is_named(models, tmp_path):
+    with pytest.raises(FileNotFoundError, match="absent does not exist"):
+        sc.Pair.load(models[340], tmp_path / "absent")
+    with pytest.raises(FileNotFoundError, match="no vocabulary at .*absent: looked for tokenizer.json"):
+        sc.Pair.load(models[340], models[340], tmp_path / "absent")
+
+
+def test_the_dtype_is_that_of_the_parameters(models, vocabulary):
+    pair = sc.Pair.load(models[340], models[340], vocabulary, dtype="bfloat16")
+    assert pair.draft.params["token_embedder"]["embedding"].dtype == "bfloat16"
+
+
+def test_two_models_of_llama2c_write_stories():
+    """A pair of decoder-only models, one with a tokenizer beside it."""
+    try:
+        parts = [directory.require("models", *name) for name in (("stories260K",), ("llama2xs", "model.bin"))]
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    pair = sc.Pair.load(*parts)
+    assert pair.vocabulary.path.name == "tok512.bin" and pair.target.model.vocab_size == 512
+    out = sc.decode(pair, "Once upon", method="autoregressive", max_new_tokens=8)  # one model compiles faster than two
+    assert out.texts[0].startswith(" a time")
+
+
+def test_models_of_two_kinds_are_refused(models):
+    t5 = sc.Pair.load(models[340], models[340]).target
+    for target, draft, message in (
+        (t5, sc.FakeLM(340), "the target is an encoder-decoder and the draft a decoder-only model"),
+        (sc.FakeLM(340), t5, "the target is a decoder-only model and the draft an encoder-decoder"),
+    ):
+        with pytest.raises(ValueError, match=f"{message}: .*; choose two models of one kind"):
+            sc.Pair(target=target, draft=draft)
+
+
+# --- load_pair
+
+
+def test_a_pairs_folder_may_hold_any_tokenizer_or_leave_it_to_the_models(folders, vocabulary):
+    pair_folder = folders[0].parent
+    for name, part in (("tokenizer.model", ""), ("spiece.model", "draft")):
+        path = shutil.copy(vocabulary, pair_folder / part / name)
+        pair = sc.load_pair(pair_folder)
+        assert pair.vocabulary.path == Path(path) and pair.name == pair_folder.name
+        Path(path).unlink()
+
+
+@pytest.mark.parametrize("part", ["vocabulary.model", "target", "draft"])
+def test_a_part_that_is_missing_is_named(folders, vocabulary, part):
+    folder = folders[0].parent
+    if part == "vocabulary.model":
+        needs = "vocabulary.model, target/ and draft/"
+    else:
+        shutil.copy(vocabulary, folder / "vocabulary.model")
+        shutil.rmtree(folder / part)
+        needs = "vocabulary.model"
+    with pytest.raises(ValueError, match=f"lacks {part!r}; it needs {needs}"):
+        sc.load_pair(folder)
+
+
+def test_the_shipped_pair_keeps_its_size():
+    pair = sc.load_pair("tatoeba_en_de")
+    config = pair.target.model.config
+    assert pair.vocabulary.vocab_size == config.vocab_size == pair.draft.model.vocab_size

@@ -1,0 +1,178 @@
+"""From texts to the ids that models are given, and from outputs to texts that continue them."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.data.vocabularies.load import load_vocabulary
+from speccascade_jax.models.decoder import tiny
+from speccascade_jax.pairs.prompts import make_prompt, stop_ids, text_ids
+from tests.support import tiny_decoders, tokenizer_files
+
+BOS, EOS = 1, 2
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Of an encoder-decoder only what prompts ask for."""
+
+    vocab_size: int
+    is_encoder_decoder: bool = True
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    return load_vocabulary(tokenizer_files.llama2c(tmp_path_factory.mktemp("vocabulary") / "tok.bin"))
+
+
+@pytest.fixture(scope="module")
+def pair(vocabulary) -> sc.Pair:
+    """Each word of "Once upon a time" is followed by the next, the last by BOS; "Once" begins a text."""
+    logits = np.zeros((vocabulary.vocab_size, vocabulary.vocab_size), np.float32)
+    words = [BOS, *vocabulary.encode("Once upon a time"), BOS]
+    assert [vocabulary.piece(word) for word in words[1:-1]] == ["▁", "Once", "▁upon", "▁a", "▁time"]
+    logits[words[:-1], words[1:]] = 20.0
+    return sc.Pair(target=sc.TableLM(logits), draft=sc.TableLM(logits), vocabulary=vocabulary)
+
+
+@pytest.fixture(scope="module")
+def encoding(vocabulary) -> sc.Pair:
+    model = sc.BoundModel(params=(), model=Encoding(vocabulary.vocab_size))
+    return sc.Pair(target=model, draft=model, vocabulary=vocabulary)
+
+
+@pytest.fixture(scope="module")
+def without_bos(tmp_path_factory) -> sc.Pair:
+    found = load_vocabulary(tokenizer_files.byte_level(tmp_path_factory.mktemp("qwen")))
+    model = sc.FakeLM(found.vocab_size)
+    return sc.Pair(target=model, draft=model, vocabulary=found)
+
+
+def test_what_decoders_continue_begins_and_does_not_end(pair, encoding, vocabulary, without_bos):
+    ids = vocabulary.encode("a time")
+    assert text_ids(pair, "a time") == [BOS, *ids]
+    assert text_ids(encoding, "a time") == [*ids, EOS]
+    assert text_ids(without_bos, "a time") == without_bos.vocabulary.encode("a time")
+
+
+def test_an_empty_text_is_a_beginning(pair, encoding, without_bos):
+    qwen = without_bos.vocabulary
+    assert qwen.piece(qwen.eos_id) == "<|endoftext|>"
+    assert [text_ids(each, "") for each in (pair, encoding, without_bos)] == [[BOS], [EOS], [qwen.eos_id]]
+    prompt = make_prompt(pair, ["", "a"])
+    assert prompt.length.tolist() == [1, 1 + len(pair.vocabulary.encode("a"))] and (prompt.tokens[:, 0] == BOS).all()
+
+
+def test_special_ids_stay_when_a_prompt_is_cut(pair, encoding, without_bos):
+    ids, qwen = pair.vocabulary.encode("Once upon a time"), without_bos.vocabulary.encode("Once upon a time")
+
+    def end(ids, room):
+        return ids[max(0, len(ids) - room) :]
+
+    assert len(ids) > 3 and len(qwen) > 3
+    assert text_ids(pair, "Once upon a time", 3) == [BOS, *ids[:2]]
+    assert text_ids(pair, "Once upon a time", 3, end) == [BOS, *ids[-2:]]
+    assert text_ids(encoding, "Once upon a time", 3) == [*ids[:2], EOS]
+    assert text_ids(encoding, "Once upon a time", 3, end) == [*ids[-2:], EOS]
+    assert text_ids(without_bos, "Once upon a time", 3, end) == qwen[-3:]
+    assert text_ids(pair, "Once upon a time", 99, end) == [BOS, *ids]
+
+
+def test_encoders_get_the_text_and_decoders_their_start(encoding, vocabulary):
+    prompt = make_prompt(encoding, "a")
+    assert prompt.tokens.tolist() == [[0]] and prompt.length.tolist() == [1]
+    ids = [*vocabulary.encode("a"), EOS]
+    assert prompt.encoder_tokens[0, : len(ids)].tolist() == ids
+
+
+def test_a_pair_without_a_vocabulary_takes_no_text():
+    model = sc.FakeLM(7)
+    with pytest.raises(ValueError, match="this pair has no vocabulary: give token ids, or a Pair with vocabulary=…"):
+        text_ids(sc.Pair(target=model, draft=model), "a")
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        (None, "prompts=None are no prompts: give texts, or integer ids"),
+        (5, "prompts=5 are no prompts"),
+        (np.int64(5), "5.* are no prompts"),
+        ({"a"}, "prompts={'a'} are no prompts"),
+        ((text for text in "ab"), "prompts=<generator .* are no prompts"),
+        (["a", [1, 2]], r"prompts hold 'a' and \[1, 2\]: give texts only, or lists of ids only"),
+        ([[1, 2], "a"], r"prompts hold \[1, 2\] and 'a': give texts only"),
+        ([1, [1, 2]], r"prompts hold 1 and \[1, 2\]"),
+        (["a", None], "prompts hold 'a' and None"),
+        ([None], "dtype object: give texts, or integer ids"),
+        ([[1, None]], "prompt 0 holds None, which is no token id"),
+        ([[1], ["5"]], "prompt 1 holds '5', which is no token id"),
+        ([[1, 1.5]], "prompt 0 holds 1.5, which is no token id"),
+        ([[float("nan")]], "prompt 0 holds nan, which is no token id"),
+    ],
+)
+def test_what_is_no_prompt_is_named(pair, prompts, message):
+    with pytest.raises(ValueError, match=message):
+        make_prompt(pair, prompts)
+
+
+def test_prompts_come_in_any_sequence(pair):
+    ids = text_ids(pair, "a")
+    for given in (["a", "a"], ("a", "a"), np.array(["a", "a"]), [ids, np.array(ids)], np.array([ids, ids]), [ids] * 2):
+        assert make_prompt(pair, given).length.tolist() == [len(ids)] * 2
+    for given in (ids, tuple(ids), np.array(ids), "a"):
+        assert make_prompt(pair, given).tokens[0, : len(ids)].tolist() == ids
+
+
+def test_stop_strings_that_are_one_token_are_stop_ids(pair, without_bos, tmp_path):
+    strings = ["\n", "<|im_end|>", "\nQ:"]
+    newline = {"llama2c": pair.vocabulary.encode("\n")[-1:], "byte_level": without_bos.vocabulary.encode("\n")}
+    ends = without_bos.vocabulary.encode("<|im_end|>")
+    assert len(newline["byte_level"]) == len(ends) == 1
+    assert stop_ids(pair.vocabulary, strings) == [BOS, EOS, *newline["llama2c"]]
+    assert stop_ids(without_bos.vocabulary, strings) == [
+        *without_bos.vocabulary.stop_ids,
+        *newline["byte_level"],
+        *ends,
+    ]
+    merged = load_vocabulary(tokenizer_files.metaspace(tmp_path))
+    assert stop_ids(merged, ["\n"]) == [*merged.stop_ids, merged.encode("\n")[-1]]
+    assert stop_ids(pair.vocabulary, ["upon"]) == [BOS, EOS]  # a token of the same letters begins with a space
+
+
+# --- through the engine
+
+SETTINGS = {"max_new_tokens": 8, "block_size": 2}
+PROMPTS = ["", "Once", "Once upon", "a"]
+
+
+def test_prompt_and_text_read_right_together(pair):
+    out = sc.decode(pair, PROMPTS, **SETTINGS)
+    assert [prompt + text for prompt, text in zip(PROMPTS, out.texts, strict=True)] == [
+        "Once upon a time", "Once upon a time", "Once upon a time", "a time"
+    ]  # fmt: skip
+    assert [int(row[n - 1]) for row, n in zip(out.tokens, out.lengths, strict=True)] == [BOS] * 4  # which stops
+
+
+def test_streamed_texts_continue_the_prompt_too(pair):
+    for prompt, rest in (("", "Once upon a time"), ("Once", " upon a time")):
+        assert "".join(token.text for token in sc.stream(pair, prompt, **SETTINGS)) == rest
+
+
+def test_a_generation_alone_is_a_text_of_its_own(pair):
+    out = sc.decode(pair, ["Once"] * 4, **SETTINGS)
+    assert sc.api.collect(pair, out.generation).texts[0] == "upon a time" != out.texts[0]
+
+
+def test_prompt_and_output_must_fit_the_positions_of_both_models():
+    long, short = (dataclasses.replace(tiny("llama2_7b"), max_length=size) for size in (64, 40))
+    pair = sc.Pair(tiny_decoders.bound(long), tiny_decoders.bound(short))
+    assert pair.max_length == 40 and sc.Pair(sc.TableLM(np.eye(3)), sc.TableLM(np.eye(3))).max_length is None
+    assert make_prompt(pair, [[1] * 10, [1] * 30], max_new_tokens=10).length.tolist() == [10, 30]
+    for call in (sc.decode, sc.stream):
+        with pytest.raises(ValueError, match="prompt 0 has 31 tokens and max_new_tokens is 10: .* the 40 positions"):
+            call(pair, [[1] * 31], max_new_tokens=10)

@@ -1,0 +1,204 @@
+"""`π` of every rule against NumPy, strict comparisons, and the table of rules."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from speccascade_jax.core.types import LawPair
+from speccascade_jax.rules import deferral, measures
+from speccascade_jax.rules.deferral import RULES
+from tests.support import conformance, reference
+
+VOCAB = 11
+law = conformance.target_law
+
+METHODS_TABLE = {
+    "spec_decode": None,
+    "lossy": (0.0, 1.0),
+    "lossy_tuned": (0.0, 1.0),
+    "lossy_greedy": (0.0, 1.0),
+    "chow": (0.0, 1.0),
+    "chow_log": (0.0, "lnV"),
+    "diff": (-1.0, 1.0),
+    "diff_log": ("-lnV", "lnV"),
+    "opt": None,  # unbounded: any finite grid will do
+    "opt_log": None,
+    "bild_star": (0.0, 10.0),
+    "token_v1": (-1.0, 1.0),
+    "token_v2": (0.0, 1.0),
+    "token_v3": (0.0, 1.0),
+}
+
+
+def margin(rule, q, p, alpha, temperature, top_p):
+    """How far the float64 decision and the truncation are from tipping over: smaller is no fair comparison."""
+    q_law, p_law = reference.softmax(q), reference.softmax(p)
+    distance = edge = np.inf
+    if top_p < 1 and temperature > 0:
+        edges = [np.abs(np.cumsum(np.sort(reference.scale(x, temperature))[::-1]) - top_p).min() for x in (q, p)]
+        edge = min(edges)
+    if rule in reference.DECISIONS:
+        arguments = (q_law, p_law, reference.scale(q, temperature, top_p), reference.scale(p, temperature, top_p))
+        sides = [
+            np.asarray(reference.DECISIONS[rule](*arguments, alpha + shift, temperature == 0), float)
+            for shift in (-1e-5, 0.0, 1e-5)
+        ]
+        # α moved by 1e-5 either way must not change any decision that carries mass
+        same = all((np.broadcast_to(s == sides[1], q_law.shape) | (arguments[2] == 0)).all() for s in sides)
+        distance = np.inf if same else 0.0
+    return min(distance, edge)
+
+
+@pytest.mark.parametrize("name", [n for n in RULES if n in METHODS_TABLE])
+def test_law_is_the_reference(name):
+    rule, (q, p) = RULES[name], conformance.logit_pairs()
+    low, high = (0.0, 0.0) if rule.grid is None else deferral.grid_bounds(rule, VOCAB)
+    rng, compared, total = np.random.default_rng(1), 0, 0
+    for temperature in (0.0,) if rule.greedy_only else (0.0, 0.5, 1.0):
+        for top_p in (1.0, 0.8):
+            alpha = (low + (high - low) * rng.random(len(q))).astype(np.float32)
+            found = law(rule, q, p, alpha, temperature, top_p)
+            for a, q_row, p_row, row in zip(alpha.astype(float), q, p, found, strict=True):
+                total += 1
+                if margin(name, q_row, p_row, a, temperature, top_p) < 1e-5:
+                    continue
+                compared += 1
+                expected = reference.target_law(name, q_row, p_row, a, temperature, top_p)
+                np.testing.assert_allclose(row, expected, atol=1e-5, err_msg=f"{a} {temperature} {top_p}")
+    assert compared > 0.7 * total
+
+
+def test_law_takes_a_temperature_of_the_drafts_own():
+    q, p = conformance.logit_pairs(2)
+    found = law("bild_star", q, p, 1.5, 1.0, draft_temperature=0.0)
+    for q_row, p_row, row in zip(q, p, found, strict=True):
+        np.testing.assert_allclose(
+            row, reference.target_law("bild_star", q_row, p_row, 1.5, 1.0, draft_temperature=0.0), atol=1e-5
+        )
+
+
+def test_law_keeps_the_leading_axes():
+    q, p = conformance.logit_pairs(3, count=24)
+    shape = (2, 3, 4)
+    alpha = np.linspace(0, 0.9, 24, dtype=np.float32)
+    nested = law("token_v3", q.reshape(*shape, -1), p.reshape(*shape, -1), alpha.reshape(shape), 0.7, 0.9)
+    np.testing.assert_array_equal(nested.reshape(24, -1), law("token_v3", q, p, alpha, 0.7, 0.9))
+    assert nested.dtype == np.float32
+    single = law("token_v3", q[5], p[5], float(alpha[5]), 0.7, 0.9)
+    np.testing.assert_allclose(single, nested.reshape(24, -1)[5], atol=1e-6)
+
+
+# --- comparisons
+
+
+def exact_pair(q, p, *, greedy=False):
+    """A pair whose scaled laws are its raw ones, in exactly these float32 numbers."""
+    q, p = jnp.asarray([q], jnp.float32), jnp.asarray([p], jnp.float32)
+    return LawPair(q=q, p=p, q_tilde=q, p_tilde=p, greedy=jnp.full((1, 1), greedy))
+
+
+@pytest.mark.parametrize(
+    ("name", "q", "p", "alpha"),
+    [
+        ("chow", [0.5, 0.25, 0.25, 0], [1, 0, 0, 0], 0.5),
+        ("diff", [0.5, 0.25, 0.25, 0], [0.75, 0.25, 0, 0], 0.25),
+        ("opt", [0.5, 0.5, 0, 0], [0.75, 0.25, 0, 0], 1.0),  # TV = 1/4
+        ("token_v1", [0.5, 0.5, 0, 0], [0.75, 0.25, 0, 0], 0.25),
+        ("token_v2", [0.5, 0.5, 0, 0], [0.75, 0.25, 0, 0], 0.5),
+        ("token_v3", [0.5, 0.5, 0, 0], [0.5, 0.25, 0.25, 0], 0.5),
+        ("lossy_greedy", [0, 1, 0, 0], [0.5, 0.25, 0.25, 0], 0.5),
+    ],
+)
+def test_comparisons_are_strict(name, q, p, alpha):
+    """At equality the drafted token is kept; a hair below it is deferred."""
+    pair, token = exact_pair(q, p), 1 if name in ("token_v2", "token_v3", "lossy_greedy") else 0
+    at_equality = np.broadcast_to(RULES[name].deferral(pair, jnp.full((1, 1), alpha)), (1, 4))
+    assert not at_equality[0, token]
+    below = np.broadcast_to(RULES[name].deferral(pair, jnp.full((1, 1), alpha - 1e-3)), (1, 4))
+    assert below[0, token]
+
+
+def test_entropy_rules_at_equality():
+    pair = exact_pair([0.5, 0.5], [0.5, 0.5])
+    entropy = measures.entropy(pair.q)
+    assert not RULES["chow_log"].deferral(pair, entropy)[0, 0]
+    for name in ("diff_log", "opt_log"):
+        assert not RULES[name].deferral(pair, jnp.zeros((1, 1)))[0, 0]
+    surprise = -(pair.q * jnp.log(pair.p)).sum(-1, keepdims=True)
+    assert not RULES["bild_star"].deferral(pair, surprise)[0, 0]
+
+
+@pytest.mark.parametrize("name", ["opt", "opt_log"])
+def test_more_disagreement_defers_less(name):
+    near, far = [0.6, 0.2, 0.2, 0.0], [0.0, 0.2, 0.2, 0.6]  # the same maximum and entropy
+    p = [0.7, 0.15, 0.15, 0.0]
+    alpha = jnp.full((1, 1), 0.3)
+    assert bool(RULES[name].deferral(exact_pair(near, p), alpha)[0, 0])
+    assert not bool(RULES[name].deferral(exact_pair(far, p), alpha)[0, 0])
+
+
+def test_bild_star_reads_the_divergence_that_fits_the_draft():
+    q, p = [0.6, 0.4, 0, 0], [0.5, 0.1, 0.4, 0]
+    sampled, greedy = -(0.6 * math.log(0.5) + 0.4 * math.log(0.1)), -math.log(0.5)
+    soft = exact_pair(q, p)
+    cold = LawPair(soft.q, soft.p, jnp.asarray([[1.0, 0, 0, 0]]), soft.p, jnp.ones((1, 1), bool))
+    for pair, value in ((soft, sampled), (cold, greedy)):
+        decide = RULES["bild_star"].deferral
+        assert bool(decide(pair, jnp.full((1, 1), value - 1e-3))[0, 0])
+        assert not bool(decide(pair, jnp.full((1, 1), value + 1e-3))[0, 0])
+    impossible = exact_pair(q, [1, 0, 0, 0])
+    assert bool(RULES["bild_star"].deferral(impossible, jnp.full((1, 1), 1e9))[0, 0])  # q > 0 = p: infinite
+
+
+# --- the table
+
+
+def test_the_table_is_that_of_the_methods():
+    assert set(METHODS_TABLE) <= set(RULES)
+    assert all(name == rule.name for name, rule in RULES.items())
+    for name in METHODS_TABLE:
+        rule = RULES[name]
+        with_domain = name in ("lossy", "lossy_tuned")
+        assert rule.domain == ((0.0, 1.0) if with_domain else (-math.inf, math.inf)), name
+        if METHODS_TABLE[name] is not None and not with_domain:
+            assert rule.grid == METHODS_TABLE[name], name
+    assert RULES["spec_decode"].grid is None
+    assert all(0 <= x < 1 for name in ("lossy", "lossy_tuned") for x in RULES[name].grid)  # inside the domain
+    assert [n for n in METHODS_TABLE if RULES[n].lossless] == ["spec_decode"]
+    assert [n for n in METHODS_TABLE if not RULES[n].reads_q] == ["spec_decode"]
+    assert [n for n in METHODS_TABLE if RULES[n].greedy_only] == ["lossy_greedy"]
+
+
+def test_grid_bounds_resolve_the_vocabulary():
+    assert deferral.grid_bounds(RULES["diff_log"], 100) == (-math.log(100), math.log(100))
+    assert deferral.grid_bounds(RULES["bild_star"], 100) == (0.0, 10.0)
+    with pytest.raises(ValueError, match="rule 'spec_decode' has no alpha"):
+        deferral.grid_bounds(RULES["spec_decode"], 100)
+
+
+def test_any_finite_alpha_is_legal_where_there_is_no_domain():
+    q, p = conformance.logit_pairs(13)
+    finite = [
+        n for n, r in conformance.REPRESENTATIVE.items() if n in RULES and np.isinf(r.domain[0]) and not r.greedy_only
+    ]
+    for name in finite:
+        for alpha in (-100.0, 100.0):
+            found = law(name, q, p, alpha)
+            np.testing.assert_allclose(found.sum(-1), 1.0, atol=1e-5)
+
+
+def test_lossy_refuses_a_beta_below_one_minus_alpha():
+    deferral.check_alpha(deferral.lossy(0.6), np.array([0.4, 0.9]))
+    with pytest.raises(ValueError, match=r"alpha=0.3 is outside the domain \[0.4, 1\)"):
+        deferral.check_alpha(deferral.lossy(0.6), np.array([0.5, 0.3]))
+    with pytest.raises(ValueError, match="beta=0 must be positive"):
+        deferral.lossy(0)
+
+
+def test_a_rule_needs_exactly_one_of_deferral_and_law():
+    with pytest.raises(ValueError, match="either a deferral function or a law"):
+        deferral.Rule(name="neither")
+    with pytest.raises(ValueError, match="either a deferral function or a law"):
+        deferral.Rule(name="both", deferral=deferral.chow, law=RULES["lossy"].law)

@@ -1,0 +1,226 @@
+"""The identities of METHODS section 3, and the two that do not hold, as counter-examples."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import brentq
+
+from speccascade_jax.rules import deferral
+from speccascade_jax.rules.acceptance import Speculative
+from speccascade_jax.rules.deferral import RULES
+from tests.support import conformance, reference
+
+VOCAB = 11
+DELTA = ["chow", "chow_log", "diff", "diff_log", "opt", "opt_log", "bild_star"]
+TOKEN = ["token_v1", "token_v2", "token_v3"]
+law = conformance.target_law
+
+
+def scaled(logits, temperature, top_p=1.0):
+    return np.stack([reference.scale(row, temperature, top_p) for row in logits])
+
+
+# --- the lemmas
+
+
+def root_b(qt, pt, alpha):
+    """`b = 1/β` of `lossy_tuned` by Brent's method; 0 where nothing is cut off."""
+    excess = np.maximum(qt - pt / (1 - alpha), 0).sum()
+    if excess <= 0:
+        return 0.0
+    # at α = 0 the root is the upper end itself, up to rounding
+    return brentq(lambda b: np.maximum(b * pt - qt, 0).sum() - excess, 0, 1 / (1 - alpha) + 1e-9, xtol=1e-14)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10_000), alpha=st.floats(0, 0.95), temperature=st.sampled_from([0.5, 1.0, 2.0]))
+def test_lemma_2_tuned_lossy_is_lossy_with_its_beta(seed, alpha, temperature):
+    """Speculative acceptance of `lossy_tuned`'s law keeps and replaces as lossy sampling with `β = 1/b` does."""
+    q, p = conformance.logit_pairs(seed)
+    pair = conformance.law_pair(q, p, temperature)
+    kept, replacement, _, _ = (
+        np.asarray(x) for x in conformance.evaluate(Speculative(RULES["lossy_tuned"]), pair, alpha)
+    )
+    alpha = float(np.float32(alpha))
+    for i, (qt, pt) in enumerate(zip(scaled(q, temperature), scaled(p, temperature), strict=True)):
+        np.testing.assert_allclose(kept[i], np.minimum(qt, pt / (1 - alpha)), atol=1e-5)
+        b = root_b(qt, pt, alpha)
+        residual = np.maximum(b * pt - qt, 0)
+        if residual.sum() > 1e-3:  # below, float32 has no digits left of the residual's shape
+            np.testing.assert_allclose(replacement[i], residual / residual.sum(), atol=1e-3)
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.8, 0.5])
+def test_tuned_lossy_solves_its_equation(top_p):
+    """Also where the root lies beyond the paper's search range, `β > 10` (errata of METHODS, 3)."""
+    q, p = conformance.logit_pairs(4, count=200)
+    large = 0
+    for alpha in (0.0, 0.3, 0.9, 0.97):
+        found = law("lossy_tuned", q, p, alpha, 1.0, top_p).astype(float)
+        for row, qt, pt in zip(found, scaled(q, 1.0, top_p), scaled(p, 1.0, top_p), strict=True):
+            np.testing.assert_allclose(row.sum(), 1.0, atol=1e-5)
+            b = root_b(qt, pt, float(np.float32(alpha)))
+            assert 0 <= b <= 1 / (1 - alpha) + 1e-5
+            large += 0 < b < 0.1
+            expected = np.maximum(np.minimum(qt, pt / (1 - np.float32(alpha))), b * pt)
+            if np.abs(np.cumsum(np.sort(qt)) - top_p).min() > 1e-5 or top_p == 1:
+                np.testing.assert_allclose(row, expected, atol=1e-5)
+    assert top_p != 0.8 or large > 0
+
+
+def test_tuned_lossy_with_disjoint_supports_and_a_beta_beyond_ten():
+    q, p = np.log([0.9, 0.1, 1e-30]), np.log([1e-30, 0.09, 0.91])
+    found = law("lossy_tuned", q, p, 0.5, 1.0, 0.95)
+    np.testing.assert_allclose(found, reference.target_law("lossy_tuned", q, p, 0.5, 1.0, 0.95), atol=1e-5)
+    # q̃ is cut by a hair only: b is tiny, β far beyond 10
+    q = np.log([0.5 + 1e-3, 0.5 - 2e-3, 1e-3])
+    p = np.log([0.25, 0.25, 0.5])
+    qt, pt = reference.softmax(q), reference.softmax(p)
+    b = root_b(qt, pt, 0.5)
+    assert 0 < b < 0.1
+    found = law("lossy_tuned", q, p, 0.5)
+    np.testing.assert_allclose(found, reference.lossy_tuned(qt, pt, 0.5), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", DELTA)
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+def test_lemma_3_rejections_are_deferral_times_distance(name, temperature):
+    q, p = conformance.logit_pairs(5)
+    for alpha in conformance.alphas(RULES[name], VOCAB):
+        pair = conformance.law_pair(q, p, temperature)
+        kept = np.asarray(conformance.evaluate(Speculative(RULES[name]), pair, alpha)[0], float)
+        delta = np.asarray(RULES[name].deferral(pair, jnp.full((len(q), 1), alpha, jnp.float32)), float)[:, 0]
+        distance = 0.5 * np.abs(np.asarray(pair.p_tilde, float) - np.asarray(pair.q_tilde, float)).sum(-1)
+        np.testing.assert_allclose(1 - kept.sum(-1), delta * distance, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["lossy", "lossy_tuned"])
+def test_lemma_6_lossy_at_temperature_zero_is_the_target(name):
+    q, p = conformance.logit_pairs(6)
+    expected = scaled(p, 0.0)
+    for alpha in (0.0, 0.3, 0.8):
+        np.testing.assert_allclose(law(name, q, p, alpha, 0.0), expected, atol=1e-6)
+
+
+def test_lemma_7_token_v3_at_temperature_zero_is_lossy_greedy():
+    q, p = conformance.logit_pairs(7)
+    seen = set()
+    for alpha in (0.0, 0.1, 0.5, 0.9, 1.0):
+        found = law("lossy_greedy", q, p, alpha, 0.0)
+        np.testing.assert_array_equal(found, law("token_v3", q, p, alpha, 0.0))
+        draft, target = scaled(q, 0.0), scaled(p, 0.0)
+        seen |= {bool(same) for same in (found == target).all(-1)} | {bool((found != draft).any())}
+    assert seen == {True, False}
+
+
+def test_lemma_10_opt_and_diff_at_temperature_zero_have_one_law_but_not_one_deferral_rate():
+    q, p = conformance.logit_pairs(8)
+    pair = conformance.law_pair(q, p, 0.0)
+    rates = []
+    for alpha in (0.05, 0.2, 0.5):
+        np.testing.assert_array_equal(law("opt", q, p, alpha, 0.0), law("diff", q, p, alpha, 0.0))
+        column = jnp.full((len(q), 1), alpha, jnp.float32)
+        rates.append([float(RULES[name].deferral(pair, column).mean()) for name in ("opt", "diff")])
+    # where both argmaxes agree the distance is 0: opt may defer there, diff not, and nothing changes
+    assert all(opt >= diff for opt, diff in rates) and any(opt > diff for opt, diff in rates)
+
+
+# --- where a rule is lossless, and where it never defers
+
+
+@pytest.mark.parametrize(
+    ("name", "alpha"),
+    [
+        ("lossy", 0.0),
+        *[(name, -1.0) for name in TOKEN],
+        ("diff", -1.0),
+        ("chow", -1e-3),
+        ("chow", -1.0),
+        ("chow", -7.0),
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+def test_lossless_ends(name, alpha, temperature):
+    q, p = conformance.logit_pairs(9)
+    for top_p in (1.0, 0.8):
+        np.testing.assert_allclose(
+            law(name, q, p, alpha, temperature, top_p), law("spec_decode", q, p, 0.0, temperature, top_p), atol=1e-6
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "alpha"),
+    [
+        ("chow", 1.0),
+        ("chow_log", math.log(VOCAB) + 1e-5),
+        ("diff", 1.0),
+        ("diff_log", math.log(VOCAB)),
+        ("opt", 1e9),
+        ("opt_log", 1e9),
+        ("token_v1", 1.0),
+        ("token_v2", 1.0),
+        ("token_v3", 1.0),
+        ("bild_star", 1e9),
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+def test_draft_ends(name, alpha, temperature):
+    """Where a rule never defers, `π = q̃`."""
+    q, p = conformance.logit_pairs(10)
+    # without equal pairs (TV = 0 defeats any α) and infinite divergences
+    finite = np.isfinite(q).all(-1) & np.isfinite(p).all(-1)
+    finite[[0, 4]] = False
+    q, p = q[finite], p[finite]
+    pair = conformance.law_pair(q, p, temperature)
+    deferred = np.asarray(RULES[name].deferral(pair, jnp.full((len(q), 1), alpha, jnp.float32)))
+    never = ~(np.broadcast_to(deferred, q.shape) & (np.asarray(pair.q_tilde) > 0)).any(-1)
+    if name not in ("opt", "opt_log"):
+        assert never.all()
+    assert never.any()
+    np.testing.assert_array_equal(law(name, q, p, alpha, temperature)[never], np.asarray(pair.q_tilde)[never])
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_not_an_identity_token_v3_at_zero_is_not_lossless(temperature):
+    """Counter-example: the target's top token is never deferred, so the draft's excess on it stays."""
+    q, p = np.log([0.8, 0.1, 0.1]), np.log([0.5, 0.3, 0.2])
+    found = law("token_v3", q, p, 0.0, temperature)
+    target = law("spec_decode", q, p, 0.0, temperature)
+    assert np.abs(found - target).max() > 0.1
+    pair = conformance.law_pair(q[None], p[None], temperature)
+    deferred = np.asarray(RULES["token_v3"].deferral(pair, jnp.zeros((1, 1))))[0]
+    np.testing.assert_array_equal(deferred, [False, True, True])
+    # at temperature 0 it is
+    np.testing.assert_array_equal(law("token_v3", q, p, 0.0, 0.0), law("spec_decode", q, p, 0.0, 0.0))
+
+
+def test_not_an_identity_acceptance_does_not_rise_with_alpha():
+    """Counter-example: fewer tokens are deferred as α grows, and yet more of the draft is rejected."""
+    rng, falls = np.random.default_rng(11), 0
+    for name in TOKEN:
+        q, p = rng.normal(size=(60, 5)) * 2, rng.normal(size=(60, 5)) * 2
+        pair = conformance.law_pair(q, p, 1.0)
+        kept, sets = [], []
+        for alpha in np.linspace(-0.5, 1, 13):
+            column = jnp.full((60, 1), alpha, jnp.float32)
+            kept.append(np.asarray(conformance.evaluate(Speculative(RULES[name]), pair, alpha)[0], float).sum(-1))
+            sets.append(np.broadcast_to(np.asarray(RULES[name].deferral(pair, column)), q.shape))
+        assert all((later <= before).all() for before, later in zip(sets, sets[1:], strict=False)), name
+        falls += (np.diff(np.stack(kept), axis=0) < -1e-3).sum()
+    assert falls > 0
+
+
+@pytest.mark.parametrize("name", [n for n in DELTA if not n.startswith("opt")] + TOKEN)
+def test_the_deferred_set_shrinks_with_alpha(name):
+    q, p = conformance.logit_pairs(12)
+    pair = conformance.law_pair(q, p, 1.0)
+    low, high = deferral.grid_bounds(RULES[name], VOCAB)
+    before = None
+    for alpha in np.linspace(low - 0.5, high + 0.5, 9):
+        deferred = np.asarray(RULES[name].deferral(pair, jnp.full((len(q), 1), alpha, jnp.float32)))
+        assert before is None or (deferred <= before).all()
+        before = deferred

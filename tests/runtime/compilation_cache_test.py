@@ -1,0 +1,121 @@
+"""Where compiled programs are kept, who decides, and that a cache in any state breaks nothing."""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.runtime import compilation_cache
+from speccascade_jax.runtime.paths import repository_root
+
+DIRECTORY, SECONDS = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
+
+
+@pytest.fixture(autouse=True)
+def as_after_an_import(monkeypatch, tmp_path):
+    """JAX's settings as an import leaves them, and a home of the test's own; put back afterwards."""
+    names = (DIRECTORY, SECONDS, "jax_enable_compilation_cache")
+    before = {name: jax.config.values[name] for name in names}
+    for name, value in zip(names, (None, 1.0, True), strict=True):
+        jax.config.update(name, value)
+    monkeypatch.delenv(compilation_cache.VARIABLE)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def switched_on():
+    """The directory and the seconds that JAX was left with, as `(folder or None, seconds)`."""
+    compilation_cache.switch_on()
+    return jax.config.values[DIRECTORY], jax.config.values[SECONDS]
+
+
+def test_on_by_default_for_whatever_decodes_in_the_users_cache_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    model = sc.TableLM([[0.0, 1.0], [2.0, 0.0]])
+    assert jax.config.values[DIRECTORY] is None
+    assemble(sc.Pair(target=model, draft=model))
+    folder = tmp_path / "xdg/speccascade_jax/xla"
+    assert (jax.config.values[DIRECTORY], jax.config.values[SECONDS]) == (str(folder), 0.0)
+    assert folder.stat().st_mode & 0o077 == 0  # nobody else's business
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("XDG_CACHE_HOME", "relative/is/not/valid", "home/.cache/speccascade_jax/xla"),
+        (compilation_cache.VARIABLE, "{0}/named", "named"),
+        (compilation_cache.VARIABLE, "~/named", "home/named"),
+        (compilation_cache.VARIABLE, "off", None),
+        (compilation_cache.VARIABLE, "", None),
+    ],
+)
+def test_the_environment_names_another_folder_or_none(monkeypatch, tmp_path, variable, value, expected):
+    monkeypatch.setenv(variable, value.format(tmp_path))
+    assert switched_on() == ((str(tmp_path / expected), 0.0) if expected else (None, 1.0))
+
+
+def test_what_the_user_told_jax_stays(monkeypatch, tmp_path):
+    monkeypatch.setenv(compilation_cache.VARIABLE, str(tmp_path / "ours"))
+    jax.config.update("jax_enable_compilation_cache", False)
+    assert switched_on() == (None, 1.0)
+    jax.config.update("jax_enable_compilation_cache", True)
+    jax.config.update(SECONDS, 7.0)
+    assert switched_on() == (str(tmp_path / "ours"), 7.0)
+    jax.config.update(SECONDS, 1.0)
+    jax.config.update(DIRECTORY, str(tmp_path / "theirs"))
+    assert switched_on() == (str(tmp_path / "theirs"), 1.0)
+    assert not (tmp_path / "theirs").exists()
+
+
+@pytest.mark.parametrize("named", ["a_file/below", "locked"])
+def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch, named):
+    (tmp_path / "a_file").write_text("")
+    (tmp_path / "locked").mkdir()
+    monkeypatch.setenv(compilation_cache.VARIABLE, str(tmp_path / named))
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path / "locked")  # root may write everywhere
+    with pytest.warns(UserWarning, match=rf"not kept \(.*{named}.*\): .* variable {compilation_cache.VARIABLE}, or"):
+        assert switched_on() == (None, 1.0)
+
+
+DECODE = """
+import json, resource, sys, warnings
+import jax
+import speccascade_jax as sc
+before = jax.config.values["jax_compilation_cache_dir"]
+if len(sys.argv) > 1:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)  # a write beyond fails, as on a full disk
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    model = sc.TableLM([[0.0, 1.0], [2.0, 0.0]])
+    tokens = sc.decode(sc.Pair(target=model, draft=model), [1], max_new_tokens=3, method="autoregressive").tokens
+print(json.dumps([before, [str(w.message) for w in caught], tokens.tolist()]))
+"""
+
+
+def decode(folder, *limit):
+    """What a new process had set before its first decode, what it warned of, and its tokens."""
+    ours = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(repository_root()), compilation_cache.VARIABLE: str(folder)}
+    command = [sys.executable, "-c", DECODE, *map(str, limit)]
+    run = subprocess.run(command, env=os.environ | ours, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def test_neither_a_full_disk_nor_what_it_leaves_breaks_anything(tmp_path):
+    before, warned, tokens = decode(tmp_path, 100)
+    assert before is None  # no import has touched JAX's settings
+    assert tokens == [[0, 1, 0]]
+    assert any("Error writing persistent compilation cache entry for 'jit__generate'" in text for text in warned)
+    torn = list(tmp_path.glob("jit__generate-*"))
+    assert [path.stat().st_size for path in torn] == [100]
+    _, warned, tokens = decode(tmp_path)
+    assert tokens == [[0, 1, 0]]
+    assert any("Error reading persistent compilation cache entry for 'jit__generate'" in text for text in warned)

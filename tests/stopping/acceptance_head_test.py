@@ -1,0 +1,158 @@
+"""Acceptance heads: the function, the loss, the file, and which pair a head belongs to."""
+
+import dataclasses
+import json
+
+import flax.serialization
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.checkpoints.errors import CheckpointError
+from speccascade_jax.core.types import Prompt
+from speccascade_jax.models import along, fingerprints
+from speccascade_jax.pairs import head_files
+from speccascade_jax.stopping import acceptance_head as heads
+from tests.support import tiny_pair
+
+CARD = head_files.Card(
+    depth=2, features=16, w_rej=6.0, rule="spec_decode", alpha=None, temperature=1.0, top_p=1.0, top_k=0,
+    draft_temperature=None, pair="tiny", pair_fingerprint="p", draft_fingerprint="d",
+)  # fmt: skip
+
+
+def random_params(depth, features=16, seed=0):
+    """A head no part of which is idle."""
+    draws = np.random.default_rng(seed)
+    params = heads.initial(jax.random.key(0), features, depth)
+    return jax.tree.map(lambda leaf: jnp.asarray(draws.normal(size=leaf.shape) / 2, jnp.float32), params)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return sc.load_pair(tiny_pair.write(tmp_path_factory.mktemp("pair")))
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_logits_are_residual_blocks_and_a_linear_unit(depth):
+    params, hidden = random_params(depth), np.random.default_rng(1).normal(size=(2, 3, 16))
+    x = hidden
+    for n in range(depth):
+        block = jax.tree.map(np.asarray, params[f"block_{n}"])
+        inside = x @ block["kernel"] + block["bias"]
+        x = x + inside / (1 + np.exp(-inside))
+    expected = x @ np.asarray(params["out"]["kernel"]) + float(params["out"]["bias"])
+    found = heads.logits(params, jnp.asarray(hidden, jnp.bfloat16))
+    assert (found.shape, found.dtype, heads.depth(params)) == ((2, 3), jnp.float32, depth)
+    np.testing.assert_allclose(heads.logits(params, jnp.asarray(hidden)), expected, rtol=1e-4)
+
+
+def test_fresh_blocks_change_nothing_but_can_learn():
+    params = heads.initial(jax.random.key(3), 16, 2)
+    hidden = jax.random.normal(jax.random.key(4), (5, 16))
+    np.testing.assert_allclose(heads.logits(params, hidden), hidden @ params["out"]["kernel"], rtol=1e-6)
+    assert np.abs(heads.logits(params, hidden)).max() < 1
+    grads = jax.grad(lambda p: heads.logits(p, hidden).sum())(params)
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(grads))
+    with pytest.raises(ValueError, match="depth=-1 is negative"):
+        heads.initial(jax.random.key(0), 16, -1)
+
+
+def test_the_loss_is_the_formula_and_heeds_counted_positions_only():
+    logits, kept = np.array([[0.3, -1.2, 2.0]]), np.array([[0.25, 1.0, 0.0]])
+    p = 1 / (1 + np.exp(-logits))
+    terms = -(2.0 * kept * np.log(p) + 6.0 * (1 - kept) * np.log(1 - p))
+    counted = np.array([[True, False, True]])
+    assert heads.weighted_bce(*map(jnp.asarray, (logits, kept, counted)), 6.0, 2.0) == pytest.approx(
+        terms[counted].mean(), rel=1e-5
+    )
+    slope = jax.grad(lambda z: heads.weighted_bce(z, jnp.asarray(kept), jnp.asarray(counted), 6.0))(jnp.asarray(logits))
+    assert (np.asarray(slope) != 0).tolist() == counted.tolist()
+    far = heads.weighted_bce(jnp.asarray([[200.0, -200.0]]), jnp.asarray([[0.0, 1.0]]), jnp.ones((1, 2), bool), 1.0)
+    assert far == pytest.approx(200.0)  # from logits: no log of 0
+    assert heads.weighted_bce(jnp.zeros((1, 2)), jnp.zeros((1, 2)), jnp.zeros((1, 2), bool), 1.0) == 0
+
+
+def test_a_file_gives_back_what_was_saved(tmp_path):
+    head = head_files.Head(random_params(2), CARD)
+    head_files.save(tmp_path / "new" / head_files.FILE, head)
+    found = head_files.load(tmp_path / "new" / head_files.FILE)
+    assert found.card == CARD
+    assert jax.tree.structure(found.params) == jax.tree.structure(head.params)
+    jax.tree.map(np.testing.assert_array_equal, found.params, head.params)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [head_files.FILE]
+
+
+def damage(path, change):
+    payload = flax.serialization.msgpack_restore(path.read_bytes())
+    change(payload)
+    path.write_bytes(flax.serialization.msgpack_serialize(payload))
+
+
+def flip(payload):
+    array = np.array(payload["arrays"]["block_1/kernel"])
+    array[3, 4] += 1e-3
+    payload["arrays"]["block_1/kernel"] = array
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (flip, "block_1/kernel: its bytes are not those written"),
+        (lambda payload: payload["arrays"].pop("out/bias"), "out/bias: it is not there"),
+        (lambda payload: payload.update(card=payload["card"].replace("6.0", "1.0")), "card: its text is not"),
+        (lambda payload: payload.update(format=9), "has format 9, this version reads 1: train the head again"),
+        (lambda payload: payload.pop("digests"), "no acceptance head"),
+    ],
+)
+def test_a_damaged_file_is_refused_and_says_what_is_damaged(tmp_path, change, message):
+    path = tmp_path / head_files.FILE
+    head_files.save(path, head_files.Head(random_params(2), CARD))
+    damage(path, change)
+    with pytest.raises(CheckpointError, match=message):
+        head_files.load(path)
+
+
+def test_a_torn_file_a_strange_card_and_no_file_are_refused(tmp_path):
+    path = tmp_path / head_files.FILE
+    head_files.save(path, head_files.Head(random_params(0), CARD))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(CheckpointError, match="is damaged"):
+        head_files.load(path)
+    with pytest.raises(FileNotFoundError, match="no acceptance head at"):
+        head_files.load(tmp_path / "none")
+    with pytest.raises(CheckpointError, match="its card lacks an entry"):
+        head_files._card(path, json.dumps({"depth": 1}))
+
+
+def test_a_head_belongs_to_one_draft(pair):
+    own = dataclasses.replace(CARD, draft_fingerprint=fingerprints.of_model(pair.draft))
+    head_files.Head({}, own).check(pair.draft, pair.name)
+    with pytest.raises(
+        ValueError, match=f"belongs to the draft d of pair 'tiny'.* is {own.draft_fingerprint}.*train one"
+    ):
+        head_files.Head({}, CARD).check(pair.draft, pair.name)
+    with pytest.raises(ValueError, match="reads 32 features, the draft gives 16 features"):
+        head_files.Head({}, dataclasses.replace(own, features=32)).check(pair.draft, pair.name)
+
+
+def test_a_draft_without_hidden_states_has_no_head():
+    fake = sc.FakeLM(5)
+    with pytest.raises(ValueError, match="the draft gives no hidden states: train one"):
+        head_files.Head({}, CARD).check(fake, "any")
+
+
+def test_states_are_those_of_single_steps(pair):
+    """What training reads in one pass is what the drafting loop feeds a stop policy token by token."""
+    model, params = pair.draft.model, pair.draft.params
+    draws = np.random.default_rng(5)
+    prompt = Prompt(jnp.zeros((2, 1), jnp.int32), jnp.ones(2, jnp.int32), jnp.asarray(draws.integers(1, 300, (2, 6))))
+    tokens = jnp.asarray(draws.integers(1, 300, (2, 4)))
+    found = along.states(model, params, prompt, tokens)
+    cache = model.prefill(params, prompt, 5)
+    _, cache = model.extend(params, cache, prompt.tokens)
+    for n in range(4):
+        out, cache = model.extend(params, cache, tokens[:, n : n + 1])
+        np.testing.assert_allclose(found[:, n], out.hidden[:, 0], rtol=1e-4, atol=1e-5)

@@ -1,0 +1,75 @@
+"""An evaluator whose records come from formulas: a test says what a method's quality, latency and kept share are."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from speccascade_jax.core.files import plain, point_key
+from speccascade_jax.evaluation.heads import Heads
+from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.results.store import Record
+
+EXAMPLES = 400
+TASK = Evaluation(task="tiny_translation", latency_examples=16, latency_trials=1)
+SOURCE = ModelPair(name="fake")
+
+Law = Callable[[Method], tuple[float, float, float]]
+"""Method -> quality relative to the target's, latency relative to the target's, share of examined tokens kept."""
+
+
+class FakeEvaluator:
+    """Measures nothing; `asked` are the points it was asked for, `seen` the examples that these were judged on.
+
+    Args:
+        law: what holds on average; noise: standard deviation, over examples, of the score around it (of 50).
+    """
+
+    def __init__(self, law: Law, noise: float = 2.0):
+        self.law, self.noise, self.asked, self.heads = law, noise, list[Point](), Heads(None)
+
+    def key(self, point: Point) -> str:
+        return point_key(configuration=point.configuration())
+
+    def evaluate(self, points: Sequence[Point]) -> Iterator[Record]:
+        for point in points:
+            self.asked.append(point)
+            yield plain(self._record(point))
+
+    @property
+    def seen(self) -> set[int]:
+        return {n for point in self.asked for n in examples_of(point)}
+
+    def _record(self, point: Point) -> Record:
+        quality, latency, kept = self.law(point.method)
+        ids, timed = examples_of(point), point.evaluation.latency_examples
+        own = np.random.default_rng(zlib.crc32(f"{point.method} {point.seed}".encode()))
+        hard = np.random.default_rng(0).normal(50, 10, EXAMPLES)
+        exact = point.method.name in ("autoregressive", "spec_decode")
+        scores = (hard * quality + (0 if exact else self.noise) * own.normal(size=EXAMPLES))[ids]
+        target = np.random.default_rng(1).uniform(50, 150, EXAMPLES)[ids][:timed]
+        spent = latency * target * own.normal(1, 0.02, len(target))
+        times = {"latency": {"per_example_ms": [spent]}, "target_latency": {"per_example_ms": [target]}}
+        times |= {"relative_latency": {"value": spent.sum() / target.sum()}} if timed else {}
+        return {
+            "key": self.key(point), "point": point.coordinates(), "fingerprints": {"examples": "all"},
+            "quality": {
+                "metric": "rougeL", "value": scores.mean(), "examples": len(ids),
+                "per_example": {"ids": ids, "statistics": {"rougeL": scores}},
+            },
+            "measures": {"acceptance_rate": kept, "rejection_rate": 1 - kept, "draft_utilisation": kept},
+        } | (times if timed else {})  # fmt: skip
+
+
+def examples_of(point: Point) -> list[int]:
+    """The examples that a point is judged on."""
+    first = point.evaluation.first_example
+    return list(range(first, first + point.evaluation.quality_examples))
+
+
+def point(name: str, alpha: float | None = None, **others) -> Point:
+    """A point at temperature 0."""
+    method = Method(name=name, alpha=alpha, **others)
+    return Point(pair=SOURCE, evaluation=TASK.resolved(), method=method, sampling=Sampling())

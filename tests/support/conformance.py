@@ -1,0 +1,307 @@
+"""What every rule must obey, as functions of a rule: a row in `RULES` buys all of it (see docs/extending.md)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import stats
+
+import speccascade_jax as sc
+from speccascade_jax.api import assemble, make_controls
+from speccascade_jax.core.sampling import make_law_pair, softmax, transform
+from speccascade_jax.core.types import LawPair, Prompt
+from speccascade_jax.engine.generate import compilations, generate
+from speccascade_jax.rules.acceptance import Deferral, Speculative, implied_law
+from speccascade_jax.rules.deferral import grid_bounds
+from tests.support import reference
+
+# The twenty rules of fuzzy decoding are one function over five divergences, which have tests of their own: of them one
+# symmetric, one that can be infinite, and its two further forms (over vocabularies smaller than the table's 50).
+_FUZZY = ("fuzzy_js", "fuzzy_kl")
+_FORMS = (sc.fuzzy("js", top_k=2), sc.fuzzy("tv", scaled=True))
+REPRESENTATIVE = {name: rule for name, rule in sc.RULES.items() if not name.startswith("fuzzy_") or name in _FUZZY}
+REPRESENTATIVE |= {rule.name: rule for rule in _FORMS}
+
+SAMPLINGS = [(0.5, 1.0), (0.5, 0.8), (1.0, 1.0), (1.0, 0.8)]
+
+
+def alphas(rule, vocab_size):
+    """Three values inside the rule's range; one where it has no α."""
+    if rule.grid is None:
+        return [0.0]
+    low, high = grid_bounds(rule, vocab_size)
+    return [low + (high - low) * f for f in (0.15, 0.5, 0.85)]
+
+
+def telling_alpha(rule, q_table, p_table, temperature=1.0):
+    """The α != 0 of a fine grid at which `π` is farthest from both `q̃` and `p̃`: a test at an α where a rule always or
+    never defers says nothing about it."""
+    if rule.grid is None:
+        return 0.0
+    low, high = grid_bounds(rule, len(q_table))
+    ends = [np.stack([reference.scale(row, temperature) for row in table]) for table in (q_table, p_table)]
+
+    def distance(alpha):
+        law = law_by_rule(rule, q_table, p_table, alpha, temperature, 1.0)
+        return min(np.abs(law - end).sum(-1).mean() for end in ends)
+
+    grid = [a for a in np.linspace(low, high, 41)[1:-1] if abs(a) > 1e-6]
+    best = max(grid, key=distance)
+    assert distance(best) > 0.01, f"no alpha tells {rule.name} from its two models on these tables"
+    return float(best)
+
+
+def accept_fns(rule):
+    """Every acceptance that fits the rule."""
+    return [Speculative(rule)] + ([Deferral(rule)] if rule.deferral is not None else [])
+
+
+def logit_pairs(seed=0, count=40, vocab_size=11):
+    """Random and adversarial pairs of logits `[N, V]`: equal, disjoint, one-hot, near-tied."""
+    rng = np.random.default_rng(seed)
+    p = rng.normal(size=(count, vocab_size)) * rng.choice([0.3, 1, 4], size=(count, 1))
+    q = p + rng.normal(size=p.shape) * rng.choice([0.01, 0.5, 3], size=(count, 1))
+    q[0] = p[0]
+    p[1, : vocab_size // 2], q[1, vocab_size // 2 :] = -np.inf, -np.inf
+    p[2], q[2] = -np.inf, -np.inf
+    p[2, 3], q[2, 3] = 0, 0
+    p[3], q[3] = -np.inf, -np.inf
+    p[3, 3], q[3, 4] = 0, 0
+    p[4], q[4] = 0, 0
+    p[5] = np.where(np.arange(vocab_size) < 2, 3.0, 0.0)
+    q[5] = np.where(np.arange(vocab_size) < 2, [3.0, 3.0 + 1e-6] + [0] * (vocab_size - 2), 0.0)
+    q[6] = -np.inf
+    q[6, 0] = 0
+    return q.astype(np.float32), p.astype(np.float32)
+
+
+@jax.jit
+def _law_pair(q_logits, p_logits, controls):
+    q, q_tilde = softmax(q_logits), transform(q_logits, controls.draft)
+    return make_law_pair(q, q_tilde, controls.draft.temperature <= 0, p_logits, controls.target)
+
+
+def law_pair(q_logits, p_logits, temperature, top_p=1.0, draft_temperature=None):
+    """A `LawPair` over rows."""
+    controls = make_controls(len(q_logits), temperature=temperature, top_p=top_p, draft_temperature=draft_temperature)
+    return _law_pair(jnp.asarray(q_logits), jnp.asarray(p_logits), controls)
+
+
+@partial(jax.jit, static_argnames="accept")
+def evaluate(accept, pair, alpha):
+    """`(kept, replacement, implied law, π)` of an acceptance over rows; `alpha` a number."""
+    column = jnp.full(pair.q.shape[:-1] + (1,), alpha, jnp.float32)
+    acceptance = accept(pair, column)
+    return acceptance.kept, acceptance.replacement, implied_law(acceptance), accept.law(pair, column)
+
+
+@partial(jax.jit, static_argnums=0)
+def kept_at(accept, pair, alpha, tokens):
+    """`accept.kept_at`, compiled once per acceptance."""
+    return accept.kept_at(pair, jnp.full((*tokens.shape, 1), alpha), tokens)
+
+
+def check_identity(accept, pair, alpha, tolerance=1e-5):
+    """The one identity: `kept + (1 − Σ kept) · replacement = π`, a law, with every part non-negative."""
+    kept, replacement, implied, law = (np.asarray(x) for x in evaluate(accept, pair, alpha))
+    np.testing.assert_allclose(implied, law, atol=tolerance)
+    np.testing.assert_allclose(law.sum(-1), 1.0, atol=tolerance)
+    np.testing.assert_allclose(replacement.sum(-1), 1.0, atol=tolerance)
+    assert law.min() >= 0 and replacement.min() >= 0 and kept.min() >= 0
+    assert (kept <= np.asarray(pair.q_tilde) + 1e-7).all()
+    for token in range(kept.shape[-1]):  # what the engine asks for
+        found = kept_at(accept, pair, alpha, jnp.full(kept.shape[:-1], token, jnp.int32))
+        np.testing.assert_allclose(found, kept[..., token], atol=tolerance)
+
+
+def target_law(rule, q, p, alpha=0.0, temperature=1.0, top_p=1.0, **more):
+    """`π` of the front door as a NumPy array."""
+    return np.asarray(sc.target_law(rule, q, p, alpha=alpha, temperature=temperature, top_p=top_p, **more))
+
+
+def tables(vocab_size, seed):
+    """Logits `[V, V]` of a tabular draft and target that disagree, neither of them one-hot."""
+    rng = np.random.default_rng(seed)
+    p = rng.normal(size=(vocab_size, vocab_size)) * 1.2
+    q = p + rng.normal(size=p.shape) * 0.9
+    return q.astype(np.float32), p.astype(np.float32)
+
+
+def tabular_pair(q_table, p_table):
+    """A `Pair` of tabular models."""
+    return sc.Pair(target=sc.TableLM(p_table), draft=sc.TableLM(q_table))
+
+
+def law_by_rule(rule, q_table, p_table, alpha, temperature, top_p):
+    """`π` `[V, V]` in NumPy: the reference's, or for a rule it doesn't know the mixture of its own decisions."""
+    if rule.name in reference.DECISIONS or rule.name in ("spec_decode", "lossy", "lossy_tuned", "sd_reference"):
+        return reference.transitions(rule.name, q_table, p_table, alpha, temperature, top_p)
+    qt = np.stack([reference.scale(q, temperature, top_p) for q in q_table])
+    pt = np.stack([reference.scale(p, temperature, top_p) for p in p_table])
+    pair = LawPair(
+        q=jnp.asarray(np.stack([reference.softmax(q) for q in q_table]), jnp.float32),
+        p=jnp.asarray(np.stack([reference.softmax(p) for p in p_table]), jnp.float32),
+        q_tilde=jnp.asarray(qt, jnp.float32),
+        p_tilde=jnp.asarray(pt, jnp.float32),
+        greedy=jnp.full((len(qt), 1), temperature == 0),
+    )
+    column = jnp.full((len(qt), 1), alpha)
+    if rule.deferral is None:
+        return np.asarray(rule.law(pair, column), np.float64)
+    r = np.broadcast_to(np.asarray(rule.deferral(pair, column), np.float64), qt.shape)
+    return (1 - r) * qt + pt * (r * qt).sum(-1, keepdims=True)
+
+
+def run_rows(engine, params, rows, alpha, samplings, *, length, start=0, seed=0, conclusive=False, **more):
+    """Tokens `[len(samplings), rows, length]`: all sampling settings in one call, one row each.
+
+    A `conclusive` run kept some drafts and rejected some: otherwise it says nothing about either.
+    """
+    total = rows * len(samplings)
+    temperature, top_p = (np.repeat(np.array(x, np.float32), rows) for x in zip(*samplings, strict=True))
+    controls = make_controls(total, alpha=alpha, temperature=temperature, top_p=top_p, **more)
+    prompt = Prompt(jnp.full((total, 1), start, jnp.int32), jnp.ones((total,), jnp.int32))
+    out = generate(engine, params, prompt, seed, controls=controls, max_new_tokens=length)
+    tokens, lengths = np.asarray(out.tokens), np.asarray(out.lengths)
+    assert (lengths == length).all()
+    assert not conclusive or (out.stats.kept.sum() > 0 and out.stats.rejected.sum() > 0)
+    return tokens.reshape(len(samplings), rows, length)
+
+
+def sequence_p_value(tokens, law, start=0):
+    """Chi-square of whole sequences `[N, L]` against the Markov chain `law` `[V, V]`."""
+    count, length = tokens.shape
+    vocab = len(law)
+    probability = np.ones(1)
+    last = np.array([start])
+    for _ in range(length):
+        probability = (probability[:, None] * law[last]).reshape(-1)
+        last = np.tile(np.arange(vocab), len(probability) // vocab)
+    index = (tokens * vocab ** np.arange(length - 1, -1, -1)).sum(-1)
+    return pooled_p_value(np.bincount(index, minlength=vocab**length), probability * count)
+
+
+def transition_p_values(tokens, law, start=0):
+    """One chi-square per position: counts of (previous token, token) against `law`, given the previous one."""
+    previous = np.concatenate([np.full((len(tokens), 1), start), tokens[:, :-1]], axis=1)
+    vocab, found = len(law), []
+    for before, after in zip(previous.T, tokens.T, strict=True):
+        counts = np.zeros((vocab, vocab))
+        np.add.at(counts, (before, after), 1)
+        statistic, freedom = 0.0, 0
+        for v in range(vocab):
+            more, free = pooled_statistic(counts[v], law[v] * counts[v].sum())
+            statistic, freedom = statistic + more, freedom + free
+        found.append(
+            stats.chi2.sf(statistic, freedom) if freedom else float(statistic < 1e-6)
+        )  # pooled to one cell: rounding
+    return found
+
+
+def pooled_statistic(observed, expected, least=5.0):
+    """The chi-square statistic and its degrees of freedom, cells expected below `least` pooled."""
+    if ((expected <= 1e-9) & (observed > 0)).any():
+        return np.inf, 1  # something impossible happened
+    small = expected < least
+    o = np.append(observed[~small], observed[small].sum())
+    e = np.append(expected[~small], expected[small].sum())
+    if e[-1] < least and len(e) > 1:
+        smallest = int(np.argmin(e[:-1]))
+        e[smallest] += e[-1]
+        o[smallest] += o[-1]
+        o, e = o[:-1], e[:-1]
+    o, e = o[e > 0], e[e > 0]
+    return (((o - e) ** 2) / e).sum(), max(len(e) - 1, 0)
+
+
+def pooled_p_value(observed, expected):
+    """p of a chi-square test with small cells pooled."""
+    assert abs(observed.sum() - expected.sum()) < 1e-3 * observed.sum()
+    statistic, freedom = pooled_statistic(observed, expected)
+    return float(stats.chi2.sf(statistic, freedom)) if freedom else 1.0
+
+
+def holm(p_values):
+    """The smallest p-value after Holm's correction."""
+    ordered = np.sort(np.asarray(p_values))
+    return float(np.minimum(np.maximum.accumulate(ordered * np.arange(len(ordered), 0, -1)), 1.0)[0])
+
+
+def check_sequence_law(rule, block, *, rows=10_000, length=7, seed=5, **engine):
+    """Whole sequences of 7 tokens over V = 3, every sampling setting in one call, Holm-corrected p > 1e-3."""
+    q_table, p_table = tables(3, seed=seed)
+    alpha = telling_alpha(rule, q_table, p_table)
+    built, params = assemble(tabular_pair(q_table, p_table), rule=rule, block_size=block, **engine)
+    tokens = run_rows(built, params, rows, alpha, SAMPLINGS, length=length, seed=seed, conclusive=True)
+    found = [
+        sequence_p_value(t, law_by_rule(rule, q_table, p_table, alpha, *s))
+        for t, s in zip(tokens, SAMPLINGS, strict=True)
+    ]
+    assert holm(found) > 1e-3, dict(zip(SAMPLINGS, found, strict=True))
+
+
+def check_transition_law(rule, *, block=5, rows=5_000, length=16, vocab_size=4, seed=16, **engine):
+    """Transition counts at every one of 16 positions, every sampling setting in one call."""
+    q_table, p_table = tables(vocab_size, seed=seed)
+    alpha = telling_alpha(rule, q_table, p_table)
+    built, params = assemble(tabular_pair(q_table, p_table), rule=rule, block_size=block, **engine)
+    tokens = run_rows(built, params, rows, alpha, SAMPLINGS, length=length, seed=seed, conclusive=True)
+    found = []
+    for t, s in zip(tokens, SAMPLINGS, strict=True):
+        found += transition_p_values(t, law_by_rule(rule, q_table, p_table, alpha, *s))
+    assert holm(found) > 1e-3, sorted(found)[:5]
+
+
+def check_greedy(rule, *, vocab_size=12, length=16, block=4):
+    """At temperature 0 the output is the NumPy chain's, token by token."""
+    q_table, p_table = tables(vocab_size, seed=6)
+    engine, params = assemble(tabular_pair(q_table, p_table), rule=rule, block_size=block)
+    for alpha in alphas(rule, vocab_size):
+        law = law_by_rule(rule, q_table, p_table, alpha, 0.0, 1.0)
+        assert (law.max(-1) == 1).all()
+        expected, last = np.zeros(length, int), 0
+        for i in range(length):
+            last = expected[i] = law[last].argmax()
+        tokens = run_rows(engine, params, 2, alpha, [(0.0, 1.0), (0.0, 0.8)], length=length)
+        assert (tokens == expected).all(), alpha
+
+
+def check_one_compilation(rule):
+    """A whole α × temperature × top-p × top-k × seed sweep, Python numbers and arrays mixed, compiles once.
+
+    The shapes are `check_greedy`'s, so that the two share a program.
+    """
+    engine, params = assemble(tabular_pair(*tables(12, seed=6)), rule=rule, block_size=4)
+    settings = [
+        (0.25, 0, 1, 0, 0, None),
+        (np.float64(0.5), 1.0, np.float32(0.9), 3, 1, 0.5),
+        (jnp.float32(0.5), 0.3, 0.5, np.int64(2), np.int64(7), np.float32(1)),
+        (np.array([0.1, 0.2, 0.3, 0.4]), 0, [1, 0.5, 1, 0.9], [0, 1, 2, 3], 2**31, None),
+    ]
+    compiled = None
+    for turn, (alpha, temperature, top_p, top_k, seed, cold) in enumerate(settings):
+        more = {"temperature": 0} if rule.greedy_only else {"temperature": temperature, "draft_temperature": cold}
+        controls = make_controls(4, alpha=alpha, top_p=top_p, top_k=top_k, **more)
+        prompt = Prompt(jnp.full((4, 1), turn, jnp.int32), jnp.ones((4,), jnp.int32))
+        ids = [turn, 5, 9, 11]
+        generate(engine, params, prompt, seed, controls=controls, max_new_tokens=16, example_ids=ids)
+        compiled = compilations() if compiled is None else compiled
+    assert compilations() == compiled
+
+
+def check_rule(rule):
+    """All of it for one rule: the identity, greedy tokens, the law at γ 1, 3 and 5, one compilation."""
+    q, p = logit_pairs()
+    for temperature, top_p in [(0.0, 1.0), *SAMPLINGS]:
+        pair = law_pair(q, p, temperature, top_p)
+        for alpha in alphas(rule, q.shape[-1]):
+            for accept in accept_fns(rule):
+                check_identity(accept, pair, alpha)
+    check_greedy(rule)
+    check_sequence_law(rule, 1)
+    check_sequence_law(rule, 3)
+    check_transition_law(rule)
+    check_one_compilation(rule)

@@ -1,0 +1,37 @@
+"""Records whose examples are made by hand: a gain, a ratio of times, and noise."""
+
+import copy
+
+import numpy as np
+
+from speccascade_jax.results import panels
+from tests.support import fake_records as fake
+
+HARD = np.random.default_rng(0).normal(50, 15, 64)
+
+
+SLOW = np.random.default_rng(1).uniform(60, 180, 16)
+
+
+def point(method, gain=0.0, ratio=1.0, noise=2.0, seed=0, own=None):
+    """A record with `gain` over the target in every example and `ratio` of its time, up to noise."""
+    ends = (panels.TARGET, panels.DRAFT)
+    block = {"block_size": None, "bonus": None} if method in ends else {"block_size": 5, "bonus": "rule"}
+    record = copy.deepcopy(fake.run({**fake.coordinates()[0], "method": method, "alpha": None, "seed": seed, **block}))
+    rng = np.random.default_rng([own if own is not None else len(method), seed])
+    scores = HARD + gain + rng.normal(0, noise, 64)
+    times = SLOW * ratio * np.exp(rng.normal(0, noise / 50, 16))
+    held = {"ids": list(range(64)), "statistics": {"rougeL": scores.tolist()}}
+    record["quality"] |= {"metric": "rougeL", "value": float(scores.mean()), "per_example": held}
+    record["relative_latency"]["value"] = times.sum() / SLOW.sum()
+    record["latency"]["per_example_ms"], record["target_latency"]["per_example_ms"] = times.tolist(), SLOW.tolist()
+    return record
+
+
+TARGET = point(panels.TARGET, noise=0)
+
+
+def strip(record):
+    """The record as versions before this one wrote it."""
+    del record["quality"]["per_example"], record["latency"]["per_example_ms"]
+    return record

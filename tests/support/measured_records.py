@@ -1,0 +1,85 @@
+"""Records with counts of single examples and timed runs whose seconds are planted: shaped as a sweep writes them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+
+from tests.support import fake_records
+
+EXAMPLES, TIMED, TRIALS = 64, 16, 2
+DRAFT_SECONDS, TARGET_SECONDS, CONSTANT, ALONE_SECONDS, ALONE_CONSTANT = 0.002, 0.011, 0.004, 0.010, 0.003
+
+TOKENS = np.random.default_rng(0).integers(20, 120, EXAMPLES)
+HARD = np.random.default_rng(1).normal(1.0, 0.25, EXAMPLES).clip(0.4, 1.6)
+
+
+def record(
+    name: str,
+    verification: float,
+    discard: float,
+    *,
+    block: int | None = None,
+    stop: float | None = None,
+    law: str = "spec_decode",
+    noise: float = 0.02,
+    seed: int = 0,
+    slower: float = 1.0,
+    **point: Any,
+) -> dict[str, Any]:
+    """A record whose rates are nearly the given ones; hard examples discard more, in every record alike."""
+    end = name.startswith("autoregressive")
+    given = {
+        **fake_records.coordinates()[0], "method": name if stop is None else f"{name}@{stop:g}", "alpha": None,
+        "family": name, "seed": seed, "block_size": None if end else block or 20, "bonus": None if end else "rule",
+        "stop_threshold": stop, "swept_block": block is not None, "law": law, **point,
+    }  # fmt: skip
+    made = copy.deepcopy(fake_records.run(given))
+    own = np.random.default_rng([seed, int(1e4 * verification), int(1e4 * discard)])
+    wobble = own.normal(1.0, noise, (2, EXAMPLES))
+    calls = np.round(TOKENS * verification * (1 if end else HARD * wobble[0])).astype(int)
+    discarded = np.round(TOKENS * discard * HARD * wobble[1]).astype(int)
+    drafted = TOKENS * (name != "autoregressive") + discarded - calls * (not end)
+    made["per_example"] = {
+        "ids": list(range(EXAMPLES)), "committed": TOKENS.tolist(), "target_calls": calls.tolist(),
+        "discarded": discarded.tolist(), "draft_steps": drafted.tolist(), "drafted": drafted.tolist(),
+    }  # fmt: skip
+    made["latency"] |= _timed(name, TOKENS, drafted, calls, slower)
+    made["target_latency"] |= _timed("autoregressive", TOKENS, 0 * TOKENS, TOKENS, 1.0)
+    return made
+
+
+def _timed(method: str, tokens: np.ndarray, steps: np.ndarray, calls: np.ndarray, slower: float) -> dict[str, Any]:
+    seconds = CONSTANT + DRAFT_SECONDS * steps + TARGET_SECONDS * calls
+    if method == "autoregressive":
+        seconds = ALONE_CONSTANT + ALONE_SECONDS * calls
+    rows = {"tokens": tokens, "draft_steps": steps, "target_calls": calls, "ms": 1e3 * slower * seconds}
+    return {f"per_example_{name}": [row[:TIMED].tolist()] * TRIALS for name, row in rows.items()}
+
+
+FIXED = {2: (0.45, 0.30), 4: (0.33, 0.70), 6: (0.29, 1.15), 8: (0.27, 1.65)}
+ADAPTIVE = {0.1: (0.50, 0.10), 0.3: (0.38, 0.25), 0.5: (0.31, 0.45), 0.7: (0.27, 0.80), 0.9: (0.245, 1.40)}
+
+
+def sweep(adaptive: dict[float, tuple[float, float]] = ADAPTIVE, **more: Any) -> list[dict[str, Any]]:
+    """Both ends, fixed blocks, and thresholds of "specdecpp"; `more` goes to the latter."""
+    ends = [record("autoregressive", 1.0, 0.0), record("autoregressive_draft", 0.0, 0.0)]
+    fixed = [record("spec_decode", *rates, block=block) for block, rates in FIXED.items()]
+    return [*ends, *fixed, *(record("specdecpp", *rates, stop=h, **more) for h, rates in adaptive.items())]
+
+
+def headed(given: dict[str, Any], head: str) -> dict[str, Any]:
+    """The record as one whose method asked a head of this fingerprint."""
+    return {**given, "key": given["key"] + head, "fingerprints": given["fingerprints"] | {"head": head}}
+
+
+def older(given: dict[str, Any]) -> dict[str, Any]:
+    """The record as versions before counts of single examples wrote it."""
+    stripped = copy.deepcopy(given)
+    del stripped["per_example"]
+    for entry in ("latency", "target_latency"):
+        kept = stripped[entry].items()
+        stripped[entry] = {n: v for n, v in kept if not n.startswith("per_example_") or n == "per_example_ms"}
+    return stripped

@@ -1,0 +1,59 @@
+"""What the host sees of a program in the sandbox: its processes, by a name that they give themselves."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Self
+
+from speccascade_jax.metrics import sandbox
+
+
+def marked(mark: str, program: str) -> str:
+    """`program`, whose processes and their children are all called `mark` and the number of this test run."""
+    return f'open("/proc/self/comm", "w").write("{_name(mark)}")\n{program}'
+
+
+def _name(mark: str) -> str:
+    """At most 15 characters, which is all that the kernel keeps."""
+    name = f"{mark}-{os.getpid()}"
+    assert len(name) <= 15
+    return name
+
+
+def found(mark: str) -> list[Path]:
+    """The host's `/proc` folders of all processes of that name."""
+    folders = []
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        try:
+            if path.read_text().strip() == _name(mark):
+                folders.append(path.parent)
+        except OSError:  # it has ended meanwhile
+            continue
+    return folders
+
+
+def processes(mark: str) -> int:
+    return len(found(mark))
+
+
+class Watched(threading.Thread):
+    """A run of the marked program, with the greatest number of its processes seen meanwhile and the number left."""
+
+    def __init__(self, mark: str, program: str, **limits: float) -> None:
+        super().__init__()
+        self.mark, self.program, self.limits = mark, marked(mark, program), limits
+        self.most, self.left = 0, 0
+
+    def run(self) -> None:
+        self.outcome = sandbox.run(self.program, **self.limits)
+        self.left = processes(self.mark)
+
+    def watch(self) -> Self:
+        self.start()
+        while self.is_alive():
+            self.most = max(self.most, processes(self.mark))
+            time.sleep(0.02)
+        return self

@@ -1,0 +1,36 @@
+"""Greedy decoding with the engine, and the comparison with somebody else's."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from speccascade_jax.api import make_controls
+from speccascade_jax.drafters.none import NoDrafter
+from speccascade_jax.engine.generate import generate
+from speccascade_jax.engine.loop import Engine
+from speccascade_jax.rules.acceptance import Speculative
+from speccascade_jax.rules.deferral import RULES
+
+GAP = 2e-4
+
+
+def tokens(model, params, prompt, count) -> np.ndarray:
+    """int `[B, count]`: what the model writes at temperature 0."""
+    engine = Engine(target=model, drafter=NoDrafter(), accept=Speculative(RULES["spec_decode"]), bonus="target")
+    controls = make_controls(prompt.tokens.shape[0], alpha=0.0, temperature=0.0)
+    params = {"target": params, "drafter": {}}
+    return np.asarray(generate(engine, params, prompt, 0, controls=controls, max_new_tokens=count).tokens)
+
+
+def assert_equal_but_for_near_ties(found, wanted, logits) -> None:
+    """Rows are equal up to the first position where the two best of their logits lie closer than `GAP`.
+
+    Args:
+        found, wanted: `[B, T]`; logits: `[B, T + 1, V]` or longer, position `t` giving token `t`.
+    """
+    for row in range(len(wanted)):
+        differs = np.flatnonzero(found[row] != wanted[row])
+        if len(differs):
+            best = np.sort(logits[row, differs[0]])[-2:]
+            assert best[1] - best[0] < GAP, f"row {row} differs at {differs[0]}, where {best[1] - best[0]} decides"
+    assert max(len(set(row)) for row in wanted.tolist()) > 8  # else nothing was compared

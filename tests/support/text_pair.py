@@ -1,0 +1,22 @@
+"""A pair of tabular models over a real vocabulary: text in, text out, nothing to train or compile for long."""
+
+from pathlib import Path
+
+import numpy as np
+
+import speccascade_jax as sc
+from speccascade_jax.data.tasks.table import TASKS
+from speccascade_jax.data.vocabularies import load
+
+PIECES = 320
+
+
+def make(folder: Path) -> sc.Pair:
+    """The pair; its vocabulary is trained on `tiny_translation` and written into `folder`."""
+    texts = [text for e in TASKS["tiny_translation"].load(limit=40) for text in (e.source, e.reference)]
+    path = folder / "vocabulary.model"
+    path.write_bytes(load.train(texts, PIECES))
+    draws = np.random.default_rng(0)
+    target = draws.normal(size=(PIECES, PIECES))
+    draft = target + 0.7 * draws.normal(size=(PIECES, PIECES))
+    return sc.Pair(target=sc.TableLM(2 * target), draft=sc.TableLM(2 * draft), vocabulary=load.Vocabulary(path))

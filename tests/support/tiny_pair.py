@@ -1,0 +1,34 @@
+"""A pair on disk as `sc.load_pair` reads it: two random, very small T5s over a real vocabulary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from flax.traverse_util import unflatten_dict
+
+from speccascade_jax import checkpoints
+from speccascade_jax.checkpoints.infer import expected_shapes
+from speccascade_jax.data.tasks.table import get_task
+from speccascade_jax.data.vocabularies import load
+from speccascade_jax.models.t5 import T5, T5Config
+
+PIECES = 340  # all bytes among them
+
+
+def write(folder: Path, vocabulary: Path | None = None) -> Path:
+    """`folder` with `vocabulary.model` (a copy of `vocabulary`, or one trained here), `target/` and `draft/` in it."""
+    path = folder / "vocabulary.model"
+    path.write_bytes(_trained() if vocabulary is None else vocabulary.read_bytes())
+    pieces = load.Vocabulary(path).vocab_size
+    config = T5Config(pieces, pieces, 16, 2, 8, 16, 1, 1)
+    draws = np.random.default_rng(0)
+    for part in ("target", "draft"):
+        flat = {name: draws.normal(size=shape) / 4 for name, shape in expected_shapes(config).items()}
+        checkpoints.save(folder / part, T5(config), unflatten_dict(flat, sep="/"))
+    return folder
+
+
+def _trained() -> bytes:
+    examples = get_task("tiny_translation").load(limit=40)
+    return load.train([text for example in examples for text in (example.source, example.reference)], PIECES)

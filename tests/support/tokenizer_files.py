@@ -1,0 +1,90 @@
+"""Small tokenizer files of every kind, written into a folder: nothing is downloaded, nothing is large."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from speccascade_jax.data.tasks.table import TASKS
+
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def texts() -> list[str]:
+    return [text for e in TASKS["tiny_translation"].load(limit=40) for text in (e.source, e.reference)]
+
+
+def llama2c(path: Path, pieces: dict[str, float] | None = None) -> Path:
+    """A tokenizer of llama2.c with `pieces` (text -> score) behind the special ones and the bytes."""
+    if pieces is None:
+        words = ("Once", " upon", " a", " time", "up", "on")
+        pieces = {letter: -100.0 for letter in " aceimnoptuO"} | {word: float(-n) for n, word in enumerate(words)}
+        pieces |= {"On": -7.0, "ce": -8.0, " u": -9.0, " up": -10.0, " t": -11.0, "im": -12.0, " tim": -13.0}
+    table = {"<unk>": 0.0, "\n<s>\n": 0.0, "\n</s>\n": 0.0, **dict.fromkeys(BYTES, 0.0), **pieces}
+    rows = [(score, text.encode()) for text, score in table.items()]
+    body = b"".join(struct.pack("<fi", score, len(text)) + text for score, text in rows)
+    path.write_bytes(struct.pack("<i", max(len(text) for _, text in rows)) + body)
+    return path
+
+
+def byte_level(folder: Path, merges: int = 60, **beside: Any) -> Path:
+    """A byte-level BPE, as GPT-2's, Qwen's and Llama 3's, whose post-processor puts a BOS before texts.
+
+    `beside`: name of a JSON file without its ending -> content; by default those of Qwen 2.5's kind.
+    """
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizer.json is read through tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=256 + merges, initial_alphabet=alphabet, show_progress=False, special_tokens=[]
+    )
+    made.train_from_iterator(texts(), trainer)
+    made.add_special_tokens(["<|endoftext|>", "<|im_end|>", "<|begin|>"])
+    begin = made.token_to_id("<|begin|>")
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<|begin|> $A", special_tokens=[("<|begin|>", begin)]
+    )
+    made.enable_truncation(4)
+    made.save(str(folder / "tokenizer.json"))
+    return _beside(folder, beside or {"tokenizer_config": {"eos_token": "<|endoftext|>", "bos_token": None}})
+
+
+def metaspace(folder: Path, merges: int = 60, **beside: Any) -> Path:
+    """A BPE over `▁` with byte fallback, as in Llama 2's `tokenizer.json`; `beside` as in `byte_level`."""
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizer.json is read through tokenizers")
+    learnt = tokenizers.Tokenizer(tokenizers.models.BPE())
+    learnt.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=80 + merges, show_progress=False, special_tokens=[])
+    learnt.train_from_iterator(texts(), trainer)
+    model = json.loads(learnt.to_str())["model"]
+    pieces = ["<unk>", "<s>", "</s>", *BYTES, *sorted(model["vocab"], key=model["vocab"].get)]
+    made = tokenizers.Tokenizer(
+        tokenizers.models.BPE(
+            vocab={piece: n for n, piece in enumerate(pieces)},
+            merges=[tuple(pair) for pair in model["merges"]],
+            byte_fallback=True,
+            unk_token="<unk>",
+        )
+    )
+    made.normalizer = tokenizers.normalizers.Sequence(
+        [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
+    )
+    decoders = tokenizers.decoders
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    made.add_special_tokens(["<unk>", "<s>", "</s>"])
+    made.save(str(folder / "tokenizer.json"))
+    return _beside(folder, beside or {"tokenizer_config": {"bos_token": "<s>", "eos_token": {"content": "</s>"}}})
+
+
+def _beside(folder: Path, files: dict[str, Any]) -> Path:
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder / "tokenizer.json"

@@ -1,0 +1,136 @@
+"""Recorded blocks: which prefix each token stands behind, what is known of it, and the report made of them."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.core.types import Prompt
+from speccascade_jax.evaluation import session
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Sampling
+from speccascade_jax.models import along
+from speccascade_jax.pairs import head_files
+from speccascade_jax.stopping import acceptance_head as heads
+from speccascade_jax.training.heads import blocks as acceptance_blocks
+from speccascade_jax.training.heads import calibration, shards
+from speccascade_jax.training.heads import report as acceptance_report
+from speccascade_jax.training.heads.train import HeadTrainer
+from tests.stopping.acceptance_head_test import CARD, random_params
+from tests.support import reference, tiny_pair
+from tests.training.heads.train_test import examples
+
+SMALL = Evaluation(
+    task="tiny_translation", max_new_tokens=9, quality_examples=3, quality_batch=2, latency_examples=0
+).resolved()
+
+
+@pytest.fixture(scope="module")
+def evaluator(tmp_path_factory):
+    pair = sc.load_pair(tiny_pair.write(tmp_path_factory.mktemp("pair")))
+    return session.Evaluator(ModelPair(name="tiny"), SMALL, pair)
+
+
+@pytest.fixture(scope="module")
+def blocks(evaluator):
+    method = acceptance_blocks.fixed_blocks("token_v3", 0.5, 3)
+    point = Point(pair=ModelPair(name="tiny"), evaluation=SMALL, method=method, sampling=Sampling(temperature=1.0))
+    return acceptance_blocks.collect(evaluator, point)
+
+
+def test_behind_puts_each_block_after_what_was_committed():
+    committed = np.array([[5, 6, 7, 8], [5, 6, 0, 0]])
+    found = acceptance_blocks.behind(committed, np.array([1, 2]), np.array([[1, 2], [3, 4]]))
+    assert found[0, :3].tolist() == [5, 1, 2] and found[1, :4].tolist() == [5, 6, 3, 4]
+
+
+def test_every_drafted_token_is_judged_at_its_own_prefix(evaluator, blocks):
+    """Replayed by hand: the first block of each example stands behind the prompt alone."""
+    assert set(blocks.rows.tolist()) == {0, 1, 2} and blocks.counted.any(-1).all()
+    for row in range(3):
+        first = int(np.argmax(blocks.rows == row))
+        prompt = jax.tree.map(lambda x, row=row: x[row : row + 1], evaluator._prompts)
+        tokens = blocks.tokens[first : first + 1, : blocks.lengths[first]]
+        _check_block(evaluator.pair, prompt, tokens, blocks, first)
+
+
+def _check_block(pair: sc.Pair, prompt: Prompt, tokens: np.ndarray, blocks, at):
+    length = tokens.shape[1]
+    hidden = along.states(pair.draft.model, pair.draft.params, prompt, tokens)
+    np.testing.assert_allclose(blocks.hidden[at, :length], hidden[0], rtol=1e-3, atol=1e-4)
+    logits = [along.along(bound, prompt, tokens)[0] for bound in (pair.draft, pair.target)]
+    for slot, token in enumerate(tokens[0]):
+        q, p = (np.asarray(x[slot]) for x in logits)
+        law = reference.target_law("token_v3", q, p, 0.5, 1.0)
+        drawn = reference.softmax(q)
+        assert blocks.kept[at, slot] == pytest.approx(min(1.0, law[token] / drawn[token]), abs=2e-3)
+        assert blocks.q_of_proposal[at, slot] == pytest.approx(drawn[token], rel=1e-3)
+        assert blocks.max_q[at, slot] == pytest.approx(drawn.max(), rel=1e-3)
+
+
+def test_a_report_of_heads_and_baselines(blocks, tmp_path):
+    trained = {
+        f"depth{d}_wrej{w}": head_files.Head(random_params(d), dataclasses.replace(CARD, depth=d, w_rej=float(w)))
+        for d, w in ((0, 1), (2, 6))
+    }
+    card = dataclasses.replace(CARD, depth=1, w_rej=1.0, law=True)
+    trained["depth1_wrej1_law"] = head_files.Head(random_params(1, features=CARD.features + 2), card)
+    found = acceptance_report.judge(blocks, examples(), trained)
+    kept = blocks.kept[blocks.counted]
+    assert found["tokens"] == len(kept) and found["blocks"] == len(blocks.rows)
+    assert set(found["slot"]) == {"1", "2", "3"}
+    assert sum(group["the mean"]["positions"] for group in found["label"].values()) == len(kept)
+    assert sum(group["the mean"]["positions"] for group in found["slot"].values()) == len(kept)
+    first = blocks.kept[:, 0].mean()
+    assert found["slot"]["1"]["the mean"]["kept"] == pytest.approx(first, rel=1e-5)
+    logits = np.asarray(heads.logits(trained["depth2_wrej6"].params, blocks.hidden[blocks.counted]), np.float64)
+    undone, as_it_is = (1 / (1 + np.exp(-logits - shift)) for shift in (np.log(6), 0))
+    of_head = found["overall"]["depth2_wrej6"]
+    assert of_head["brier"] == pytest.approx(calibration.brier(undone, kept), rel=1e-4)
+    assert of_head["ece_as_it_is"] == pytest.approx(calibration.reliability(as_it_is, kept).ece, rel=1e-3)
+    known = np.stack([blocks.max_q, blocks.q_of_proposal], axis=-1)
+    inputs = np.concatenate([blocks.hidden, np.log(np.maximum(known, 1e-6))], axis=-1)[blocks.counted]
+    logits = np.asarray(heads.logits(trained["depth1_wrej1_law"].params, inputs), np.float64)
+    assert found["overall"]["depth1_wrej1_law"]["brier"] == pytest.approx(
+        calibration.brier(1 / (1 + np.exp(-logits)), kept), rel=1e-4
+    )
+    label = found["overall"][acceptance_report.LABEL]
+    assert label["ece"] == pytest.approx(0, abs=1e-6)
+    assert label["brier"] <= min(one["brier"] for one in found["overall"].values())
+    assert found["overall"]["max q"]["auc"] == pytest.approx(calibration.auc(blocks.max_q[blocks.counted], kept))
+    found |= {"shown": ["depth0_wrej1"]}
+    said = acceptance_report.overall(found).markdown() + acceptance_report.by_group(found, "slot").markdown()
+    assert "depth2_wrej6" in said and "entropy of q, mapped" in said and "nan" not in said
+    predicted = acceptance_report.predictions(blocks, examples(), trained)
+    acceptance_report.draw(predicted, kept, tmp_path / "new" / "reliability.png")
+    assert (tmp_path / "new" / "reliability.png").stat().st_size > 10_000
+    json.dumps(found)
+
+
+def test_a_report_on_prompts_of_the_training_data_is_refused(evaluator, tmp_path, monkeypatch):
+    """Two of the evaluation's three prompts, padded otherwise; nothing is generated before that is found out."""
+    prompts, data = evaluator._prompts, examples()
+    encoder = np.zeros((len(data.ids), prompts.encoder_tokens.shape[1] + 3), np.int32)
+    encoder[:, :12] = data.encoder_tokens
+    encoder[[8, 9], :-3] = prompts.encoder_tokens[1:]
+    data = dataclasses.replace(data, encoder_tokens=encoder)
+    given = dict.fromkeys(("temperature", "top_p"), 1.0) | {"rule": "spec_decode", "alpha": None, "top_k": 0}
+    found = shards.Data(data, given | {"draft_temperature": None})
+    monkeypatch.setattr(acceptance_report, "read", lambda folders: found)
+    monkeypatch.setattr(acceptance_report, "load_heads", lambda *args: {})
+    monkeypatch.setattr(acceptance_report, "Evaluator", lambda *args: evaluator)
+    trainer = HeadTrainer(run_dir=str(tmp_path), pair=ModelPair(name="tiny"), data=("data",))
+    report = acceptance_report.HeadReport(trainer=trainer, evaluation=SMALL)
+    with pytest.raises(ValueError, match="2 of the report's 3 prompts are among the data .*split or .*first_example"):
+        report.run()
+    acceptance_report.check_unseen(examples(), prompts)
+
+
+def test_no_heads_and_unknown_heads_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no heads in"):
+        acceptance_report.load_heads(tmp_path)
+    head_files.save(tmp_path / "one.msgpack", head_files.Head(random_params(0), CARD))
+    with pytest.raises(ValueError, match="shown: 'two' is not one of one"):
+        acceptance_report.load_heads(tmp_path, ("two",))

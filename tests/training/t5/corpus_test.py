@@ -1,0 +1,139 @@
+"""Training batches: every pair once, both sides aligned, a fixed number of shapes."""
+
+import gzip
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from speccascade_jax.data import sentence_pairs
+from speccascade_jax.training.t5 import corpus as batching
+
+WIDTHS = (4, 8, 16)
+
+
+def _pairs(count: int = 200) -> list[sentence_pairs.TokenPair]:
+    """Pair `i` has source tokens 10 + i and target tokens 1000 + i, so that members can be read back."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 9, size=(count, 2)).tolist()
+    return [
+        sentence_pairs.TokenPair([10 + i] * source, [1000 + i] * target) for i, (source, target) in enumerate(lengths)
+    ]
+
+
+def _corpus(**changes) -> batching.JoinedCorpus:
+    return batching.JoinedCorpus(**{"path": "unused", "widths": WIDTHS, "tokens_per_batch": 64, **changes})
+
+
+def _tokens(batches: list[batching.Batch], side: str) -> Counter:
+    values = np.concatenate([getattr(batch, side).ravel() for batch in batches])
+    return Counter(values[values > 1].tolist())
+
+
+@pytest.mark.parametrize("max_joined", [1, 4])
+def test_every_pair_occurs_exactly_once_in_an_epoch(max_joined):
+    pairs = _pairs()
+    batches = _corpus(max_joined=max_joined).epoch(pairs, seed=0, epoch=0)
+    assert _tokens(batches, "source") == Counter(token for pair in pairs for token in pair.source)
+    assert _tokens(batches, "target") == Counter(token for pair in pairs for token in pair.target)
+
+
+def test_rows_keep_both_sides_in_the_same_order_and_end_in_eos():
+    for batch in _corpus().epoch(_pairs(), seed=0, epoch=0):
+        for source, target in zip(batch.source, batch.target, strict=True):
+            if not target.any():
+                continue
+            ids = list(dict.fromkeys(source[source > 1].tolist()))
+            assert [token + 990 for token in ids] == list(dict.fromkeys(target[target > 1].tolist()))
+            assert source[source > 0][-1] == target[target > 0][-1] == 1
+
+
+def test_shapes_are_one_per_width_and_rows_fit_the_narrowest():
+    batches = _corpus().epoch(_pairs(), seed=0, epoch=0)
+    assert {batch.source.shape for batch in batches} <= {(64 // width, width) for width in WIDTHS}
+    for batch in batches:
+        used = np.maximum((batch.source > 0).sum(1), (batch.target > 0).sum(1))[batch.target.any(1)]
+        narrower = max([width for width in WIDTHS if width < batch.source.shape[1]], default=0)
+        assert (used > narrower).all()
+
+
+def test_epochs_differ_and_repeat_under_the_same_seed():
+    pairs, corpus = _pairs(), _corpus()
+    first, again, other = (corpus.epoch(pairs, 3, 0), corpus.epoch(pairs, 3, 0), corpus.epoch(pairs, 3, 1))
+    assert all(np.array_equal(a.source, b.source) for a, b in zip(first, again, strict=True))
+    assert len(first) != len(other) or any(
+        not np.array_equal(a.source, b.source) for a, b in zip(first, other, strict=True)
+    )
+
+
+def test_the_first_epochs_go_from_short_to_long_and_lose_nothing():
+    pairs = _pairs()
+    batches = _corpus(short_first=1).epoch(pairs, seed=0, epoch=0)
+    widths = [batch.source.shape[1] for batch in batches]
+    assert widths == sorted(widths)
+    assert _tokens(batches, "source") == Counter(token for pair in pairs for token in pair.source)
+    later = [batch.source.shape[1] for batch in _corpus(short_first=1).epoch(pairs, seed=0, epoch=1)]
+    assert later != sorted(later)
+
+
+def test_group_sizes_are_spread_over_the_whole_range():
+    groups = sentence_pairs.group(_pairs(400), 4, np.random.default_rng(0))
+    assert set(map(len, groups)) == {1, 2, 3, 4}
+    assert min(Counter(map(len, groups)).values()) > 20
+
+
+def test_texts_are_grouped_and_joined_in_step():
+    pairs = [(f"a{i}", f"b{i}") for i in range(101)]
+    groups = sentence_pairs.group(pairs, 4, np.random.default_rng(3))
+    joined = [sentence_pairs.join_texts(pairs, one) for one in groups]
+    assert [source.replace("a", "b") for source, _ in joined] == [target for _, target in joined]
+    assert sorted(word for source, _ in joined for word in source.split()) == sorted(a for a, _ in pairs)
+    assert (
+        groups
+        == sentence_pairs.group(pairs, 4, np.random.default_rng(3))
+        != sentence_pairs.group(pairs, 4, np.random.default_rng(4))
+    )
+
+
+def test_join_tokens_keeps_the_order():
+    pairs = [sentence_pairs.TokenPair([5], [50, 51]), sentence_pairs.TokenPair([6, 7], [60])]
+    assert sentence_pairs.join_tokens(pairs, [1, 0]) == sentence_pairs.TokenPair([6, 7, 5], [60, 50, 51])
+
+
+def test_filler_rows_carry_no_target():
+    batch = batching.bucketed([sentence_pairs.TokenPair([7], [8])], (4,), 12)[0]
+    assert batch.source.tolist() == [[7, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]]
+    assert batch.target.tolist() == [[8, 1, 0, 0], [0] * 4, [0] * 4]
+
+
+def test_examples_that_do_not_fit_are_refused():
+    long = sentence_pairs.TokenPair([5] * 9, [5])
+    with pytest.raises(ValueError, match="needs 10 slots, the widest bucket has 8"):
+        batching.bucketed([long], (4, 8), 64)
+    with pytest.raises(ValueError, match="holds no row of width 8"):
+        batching.bucketed([], (4, 8), 6)
+    with pytest.raises(ValueError, match="9 tokens; at most 7 fit"):
+        sentence_pairs.group([long], 4, np.random.default_rng(0), 7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"), [({"widths": (8, 4)}, "must increase"), ({"max_joined": 0}, "at least 1")]
+)
+def test_bad_corpora_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        _corpus(**changes)
+
+
+def test_read_pairs_reads_plain_and_gzipped_files(tmp_path):
+    text = "One.\tEins.\nTwo.\tZwei.\n"
+    (tmp_path / "a.tsv").write_text(text, encoding="utf-8")
+    with gzip.open(tmp_path / "a.tsv.gz", "wt", encoding="utf-8") as out:
+        out.write(text)
+    wanted = [("One.", "Eins."), ("Two.", "Zwei.")]
+    assert sentence_pairs.read_pairs(tmp_path / "a.tsv") == sentence_pairs.read_pairs(tmp_path / "a.tsv.gz") == wanted
+
+
+def test_read_pairs_names_the_damaged_line(tmp_path):
+    (tmp_path / "a.tsv").write_text("One.\tEins.\nTwo.\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"a.tsv:2 has 1 columns"):
+        sentence_pairs.read_pairs(tmp_path / "a.tsv")

@@ -1,0 +1,118 @@
+"""Training on a micro model: it learns, resumes bit for bit after a kill, and distils."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from speccascade_jax import checkpoints
+from speccascade_jax.training import runs
+from speccascade_jax.training.t5 import export, loop, steps
+from speccascade_jax.training.t5.schedule import Schedule
+
+
+def _leaves(state):
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
+
+
+class KilledError(Exception):
+    """Stands for the process being killed."""
+
+
+def _run_killed_at(trainer, monkeypatch, step):
+    """Run until `step`, saving every two steps, then die before the state of that step is saved."""
+    run = loop.Run(trainer)
+    plain = run._step
+
+    def stepping(batch, rate):
+        if int(run.state.step) == step:
+            raise KilledError
+        found = plain(batch, rate)
+        if int(run.state.step) % 2 == 0:
+            run.save()
+        return found
+
+    monkeypatch.setattr(run, "_step", stepping)
+    with pytest.raises(KilledError):
+        run.finish()
+
+
+def test_a_killed_run_resumes_bit_for_bit(trainer, monkeypatch, tmp_path):
+    whole = loop.Run(trainer)
+    result = whole.finish()
+    broken = dataclasses.replace(trainer, run_dir=str(tmp_path / "broken"))
+    _run_killed_at(broken, monkeypatch, 7)
+    resumed = loop.Run(broken)
+    assert int(resumed.state.step) == 6
+    assert resumed.finish() == result
+    for wanted, found in zip(_leaves(whole.state), _leaves(resumed.state), strict=True):
+        np.testing.assert_array_equal(wanted, found)
+    lines = [json.loads(line) for line in (tmp_path / "broken" / runs.METRICS_FILE).read_text().splitlines()]
+    assert [line["step"] for line in lines] == [4, 8, 12, 12]
+
+
+def test_a_finished_run_is_not_trained_further(finished):
+    trainer, result, _ = finished
+    run = loop.Run(trainer)
+    before = _leaves(run.state)
+    assert run.finish() == result
+    assert all(np.array_equal(wanted, found) for wanted, found in zip(before, _leaves(run.state), strict=True))
+
+
+def test_the_loss_falls(trainer):
+    schedule = Schedule(peak=3e-2, warmup_steps=5, max_steps=60)
+    run = loop.Run(dataclasses.replace(trainer, schedule=schedule, objective=steps.Objective(smoothing=0.0)))
+    before = run.evaluate(0)["validation_loss"]
+    assert run.finish()["validation_loss"] < 0.7 * before
+
+
+def test_a_time_plan_ends_the_run(trainer):
+    schedule = Schedule(peak=1e-3, warmup_steps=1, max_minutes=0.05)
+    run = loop.Run(dataclasses.replace(trainer, schedule=schedule))
+    run.finish()
+    assert 0.05 <= run.minutes() < 1.0
+    assert int(run.state.step) > 0
+
+
+def test_exports_hold_the_saved_state(finished):
+    trainer, _, exported = finished
+    model, params = checkpoints.load(exported)
+    bound, step = export.trained(trainer)
+    assert (model.config, step) == (trainer.config, 12)
+    for wanted, leaf in zip(_leaves(bound.params), _leaves(params), strict=True):
+        np.testing.assert_array_equal(wanted, leaf)
+    assert export.evaluate(trainer, str(exported), 2) == export.evaluate(trainer, "", 2)
+
+
+def test_a_run_without_saved_state_cannot_be_exported(trainer):
+    with pytest.raises(FileNotFoundError, match="train first"):
+        export.trained(trainer)
+
+
+def test_a_student_that_starts_as_its_teacher_has_nothing_to_learn(finished, tmp_path):
+    trainer, _, exported = finished
+    objective = steps.Objective(distill_from=str(exported), distill_weight=1.0)
+    changes = {"run_dir": str(tmp_path / "student"), "objective": objective, "init_from": str(exported)}
+    run = loop.Run(dataclasses.replace(trainer, **changes))
+    assert run._step(next(run.batches()), 0.0)["loss"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_a_diverged_run_says_so(trainer):
+    run = loop.Run(trainer)
+    run.state = run.state.replace(params=jax.tree.map(lambda leaf: leaf * np.nan, run.state.params))
+    with pytest.raises(FloatingPointError, match="lower the schedule's peak"):
+        run._step(next(run.batches()), 1e-3)
+
+
+def test_mismatches_are_refused(finished, tmp_path):
+    trainer, _, exported = finished
+    with pytest.raises(ValueError, match="has 290 pieces, but the model's vocab_size is 300"):
+        dataclasses.replace(trainer, config=dataclasses.replace(trainer.config, vocab_size=300, num_embeddings=300))
+    wider = dataclasses.replace(trainer.config, d_ff=24)
+    other = dataclasses.replace(trainer, config=wider, init_from=str(exported), run_dir=str(tmp_path / "other"))
+    with pytest.raises(ValueError, match="not the model to be trained"):
+        loop.Run(other)
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+        steps.Objective(distill_weight=1.5)

@@ -1,0 +1,122 @@
+"""A model's own outputs as a corpus: what is written, what is left out, resuming after a kill, refusals."""
+
+import dataclasses
+import gzip
+
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.data.sentence_pairs import read_tokens
+from speccascade_jax.data.vocabularies.load import Vocabulary
+from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.training.t5 import decoding, export
+from speccascade_jax.training.t5.corpus import JoinedCorpus
+from speccascade_jax.training.t5.outputs import Outputs, joined_sources
+
+EXAMPLES, SEED, WIDTH = 20, 3, 64
+
+
+@pytest.fixture
+def make(finished, tmp_path):
+    """A function that makes `Outputs` of the trained micro model; sampled, so that some end and some do not."""
+    trainer, _, exported = finished
+
+    def make_outputs(name="outputs.pieces", **changes):
+        settings = {"checkpoint": str(exported), "examples": EXAMPLES, "temperature": 1.0, "part_size": 8}
+        settings |= {"trainer": dataclasses.replace(trainer, seed=SEED), "batch_size": 4}
+        return Outputs(path=str(tmp_path / name), **settings | changes)
+
+    return make_outputs
+
+
+@pytest.fixture(scope="module")
+def alone(finished):
+    """Source and output ids of every example, each decoded alone by the front door."""
+    trainer, vocabulary = finished[0], Vocabulary(finished[0].vocabulary)
+    bound, _ = export.trained(trainer)
+    sources = joined_sources(trainer.corpus, vocabulary, SEED, EXAMPLES)
+    found = []
+    for number, source in enumerate(sources):
+        out = sc.decode(
+            Pair(bound, bound, vocabulary), [[*source, 1]], method="autoregressive", temperature=1.0, seed=SEED,
+            max_new_tokens=WIDTH, example_ids=[number],
+        )  # fmt: skip
+        found.append((source, out.tokens[0][: out.lengths[0]].tolist()))
+    return found
+
+
+def test_the_file_holds_the_very_tokens_that_ended_and_counts_the_others(make, alone):
+    outputs = make()
+    result = outputs.write()
+    ended = [(source, ids[:-1]) for source, ids in alone if ids[-1] == 1]
+    assert 0 < len(ended) < EXAMPLES, "the micro model must do both for this test to say anything"
+    vocabulary = Vocabulary(outputs.trainer.vocabulary)
+    assert [tuple(pair) for pair in read_tokens(outputs.path, vocabulary)] == ended
+    assert (result["examples"], result["left_out"]) == (len(ended), EXAMPLES - len(ended))
+    assert result["tokens"] == sum(len(ids) + 1 for _, ids in ended)
+    # text would not do
+    assert any(vocabulary.encode(vocabulary.decode(ids)) != ids for _, ids in ended)
+
+
+def test_training_reads_the_file_without_joining(make, alone):
+    outputs = make("outputs.pieces.gz")
+    outputs.write()
+    corpus = JoinedCorpus(outputs.path, max_joined=1, widths=(WIDTH,), tokens_per_batch=256)
+    batches = corpus.epoch(corpus.tokens(Vocabulary(outputs.trainer.vocabulary)), 0, 0)
+    rows = [row[row > 0].tolist() for batch in batches for row in batch.target if row.any()]
+    assert sorted(rows) == sorted(ids for _, ids in alone if ids[-1] == 1)
+
+
+def test_a_killed_translation_goes_on_with_the_next_part(make, monkeypatch):
+    whole, broken = make("whole.pieces.gz"), make("broken.pieces.gz")
+    whole.write()
+    decode, begun = decoding.decode, []
+
+    def killed_in_the_second_part(*arguments, first_id, **settings):
+        begun.append(first_id)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        return decode(*arguments, first_id=first_id, **settings)
+
+    monkeypatch.setattr(decoding, "decode", killed_in_the_second_part)
+    with pytest.raises(KeyboardInterrupt):
+        broken.write()
+    with pytest.raises(ValueError, match="was begun with another temperature: remove it"):
+        dataclasses.replace(broken, temperature=0.0).write()
+    result = broken.write()
+    assert begun == [0, 8, 8, 16]
+    assert gzip.decompress(_bytes(broken)) == gzip.decompress(_bytes(whole))
+    assert result["examples"] + result["left_out"] == EXAMPLES
+    assert not broken.parts.exists()
+
+
+def _bytes(outputs):
+    with open(outputs.path, "rb") as file:
+        return file.read()
+
+
+def test_sources_are_joined_as_training_joins_them_and_go_on_into_the_next_epoch(finished):
+    corpus, vocabulary = finished[0].corpus, Vocabulary(finished[0].vocabulary)
+    pairs = corpus.tokens(vocabulary)
+    epochs = [[b.source[b.target.any(1)] for b in corpus.epoch(pairs, SEED, epoch)] for epoch in (0, 1)]
+    rows = [[tuple(row[row > 1].tolist()) for row in np.concatenate(epoch)] for epoch in epochs]
+    found = [tuple(ids) for ids in joined_sources(corpus, vocabulary, SEED, sum(map(len, rows)))]
+    assert sorted(found[: len(rows[0])]) == sorted(rows[0])
+    assert sorted(found[len(rows[0]) :]) == sorted(rows[1])
+
+
+def test_unusable_names_and_existing_files_are_refused(make, finished):
+    with pytest.raises(ValueError, match="x.pieces.gz"):
+        make("outputs.tsv")
+    make(examples=1, temperature=0.0).write()
+    with pytest.raises(ValueError, match="exists already; remove it"):
+        make()
+
+
+def test_a_checkpoint_of_another_vocabulary_is_refused(finished):
+    trainer, _, exported = finished
+    wider = dataclasses.replace(trainer.config, vocab_size=289, num_embeddings=292)
+    object.__setattr__(trainer_copy := dataclasses.replace(trainer), "config", wider)
+    with pytest.raises(ValueError, match="has 290 tokens, but .* has 289 pieces"):
+        export.model_of(trainer_copy, str(exported))

@@ -1,0 +1,52 @@
+"""One step: what the optimiser does to arrays of different size, and what the decoder is fed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from speccascade_jax.core.types import BoundModel
+from speccascade_jax.models.t5 import T5, T5Config
+from speccascade_jax.training.t5 import steps
+
+CONFIG = T5Config(10, 12, 8, 2, 4, 8, 1, 1)
+SOURCE = np.array([[3, 4, 1, 0], [5, 1, 0, 0]], np.int32)
+TARGET = np.array([[6, 7, 8, 1], [9, 1, 0, 0]], np.int32)
+
+
+def test_the_decoder_sees_the_targets_behind_a_start_token():
+    assert steps.shift_right(jnp.asarray(TARGET)).tolist() == [[0, 6, 7, 8], [0, 9, 1, 0]]
+
+
+def test_the_first_update_is_relative_to_each_array():
+    params = {"small": jnp.full((3,), 0.02), "large": jnp.full((3,), -5.0), "zero": jnp.zeros((3,))}
+    transformation = steps.Optimizer(min_scale=1e-3).transformation()
+    gradients = jax.tree.map(lambda leaf: jnp.full_like(leaf, 0.1), params)
+    updates, _ = transformation.update(gradients, transformation.init(params), params)
+    for name, scale in (("small", 0.02), ("large", 5.0), ("zero", 1e-3)):
+        np.testing.assert_allclose(updates[name], scale, rtol=1e-3)
+
+
+def test_filler_rows_change_nothing():
+    step = steps.make_train_step(CONFIG, steps.Optimizer(), steps.Objective())
+    rate, key = np.float32(0.01), jax.random.key(0)
+    start = steps.init_state(CONFIG, steps.Optimizer(), jax.random.key(1))
+    copy = jax.tree.map(jnp.copy, start)
+    filled = [np.concatenate([tokens, row]) for tokens, row in ((SOURCE, [[1, 0, 0, 0]]), (TARGET, [[0] * 4]))]
+    _, metrics = step(start, SOURCE, TARGET, rate, key)
+    _, metrics_padded = step(copy, *filled, rate, key)
+    assert int(metrics["tokens"]) == int(metrics_padded["tokens"]) == 6
+    assert float(metrics["loss"]) == pytest.approx(float(metrics_padded["loss"]), rel=1e-5)
+
+
+def test_a_teacher_with_another_vocabulary_is_refused():
+    teacher = BoundModel(params={}, model=T5(T5Config(11, 12, 8, 2, 4, 8, 1, 1)))
+    with pytest.raises(ValueError, match="the teacher has 11 tokens, the student 10"):
+        steps.make_train_step(CONFIG, steps.Optimizer(), steps.Objective(), teacher)
+
+
+def test_evaluation_counts_target_tokens():
+    state = steps.init_state(CONFIG, steps.Optimizer(), jax.random.key(0))
+    total, count = steps.make_eval_step(CONFIG)(state.params, SOURCE, TARGET)
+    assert int(count) == 6
+    assert 0 < float(total) < 6 * 20
