@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from speccascade_jax.rules import rule
 from benchmarks import measure
 from benchmarks.setting import Bench, Rows
 from speccascade_jax.core import rngs, sampling
@@ -80,13 +81,13 @@ def _laws(size: int) -> tuple[LawPair, Draft, Array]:
     return pair, draft, rngs.row_keys(keys[2], jnp.zeros((1,), jnp.int32), 0)
 
 
-def _middle(rule: deferral.Rule, size: int) -> float:
+def _middle(rule: rule.Rule, size: int) -> float:
     """An α in the middle of the rule's range."""
     return 0.0 if rule.grid is None else sum(deferral.grid_bounds(rule, size)) / 2
 
 
 @partial(jax.jit, static_argnums=0)
-def _verify(rule: deferral.Rule, pair: LawPair, draft: Draft, keys: Array, alpha: Array, count: Array) -> Array:
+def _verify(rule: rule.Rule, pair: LawPair, draft: Draft, keys: Array, alpha: Array, count: Array) -> Array:
     def body(_: Any, rounds: Array) -> Array:
         # nothing may be computed once for all rounds: to the compiler the laws change with each
         now, block, rounds = jax.lax.optimization_barrier((pair, draft, rounds))

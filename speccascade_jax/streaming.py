@@ -15,15 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade_jax.core.checks import check_seed, whole
+from speccascade_jax.core import rngs
+from speccascade_jax.core.checks import check_example_ids, check_seed, whole
 from speccascade_jax.core.types import SOURCES, Array, Controls, Params, Prompt
 from speccascade_jax.data.vocabularies.vocabulary import Ids, TextVocabulary
-from speccascade_jax.engine.generate import on_device, raise_if_failed
+from speccascade_jax.engine.generate import model_names, on_device, raise_if_failed
 from speccascade_jax.engine.loop import DecodeState, Engine
-from speccascade_jax.methods.assemble import assemble, check_example_ids, method_controls
+from speccascade_jax.methods import table
+from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.settings import Settings
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import decoder_context, make_prompt
-from speccascade_jax.rules.deferral import Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +53,11 @@ def stream(
     pair: Pair,
     prompt: Any,
     *,
-    rule: str | Rule | None = None,
-    alpha: Any = None,
-    block_size: int | None = None,
-    temperature: Any = 0.0,
-    top_p: Any = 1.0,
-    top_k: Any = 0,
-    draft_temperature: Any = None,
     max_new_tokens: int = 64,
     seed: int = 0,
-    bonus: str | None = None,
     example_id: int = 0,
     stop_ids: Sequence[int] | None = None,
-    method: str = "speculative",
-    accept: str | None = None,
-    stop_threshold: Any = None,
+    **settings: Any,
 ) -> Iterator[StreamedToken]:
     """The tokens that `decode` would give for one prompt, as they are committed.
 
@@ -83,23 +75,22 @@ def stream(
         An iterator over `StreamedToken`.
 
     Raises:
-        ValueError: an argument without meaning, or several prompts; at the call, before anything is compiled.
+        ValueError: an argument without meaning, several prompts, or a method that is more than one generation; at the
+            call, before anything is compiled.
         FloatingPointError: NaN logits, when the iterator reaches them.
     """
-    engine, params = assemble(
-        pair, rule=rule, block_size=block_size, bonus=bonus, method=method, stop_ids=stop_ids, accept=accept
-    )
+    chosen = Settings.of("stream", settings)
+    engine, params = assemble(pair, stop_ids=stop_ids, **settings)
+    recipe = table.get(chosen.method)
     longest = whole("max_new_tokens", max_new_tokens, 1)
     made = make_prompt(pair, prompt, max_new_tokens=longest)
     rows = made.tokens.shape[0]
     if rows != 1:
         raise ValueError(f"stream takes one prompt, not {rows}: give one text or one list of ids, or call decode")
-    controls = method_controls(
-        method, rule, 1, alpha=alpha, temperature=temperature, top_p=top_p, top_k=top_k,
-        draft_temperature=draft_temperature, stop_threshold=stop_threshold,
-    )  # fmt: skip
-    rounds = _rounds(engine, params, made, check_seed(seed), controls, longest, check_example_ids([example_id], 1))
-    return _tokens(rounds, pair.vocabulary, method == "autoregressive_draft", decoder_context(made)[0])
+    controls = recipe.controls(chosen, 1)
+    ids = check_example_ids([example_id], 1)
+    rounds = _rounds(engine, params, made, check_seed(seed), controls, longest, ids)
+    return _tokens(rounds, pair.vocabulary, recipe.draft_alone, decoder_context(made)[0])
 
 
 class _Round(NamedTuple):
@@ -130,7 +121,7 @@ def _rounds(
 def _init(
     engine: Engine, params: Params, prompt: Prompt, seed: Array, example_ids: Array, max_new_tokens: int
 ) -> DecodeState:
-    return engine.init(params, prompt, jax.random.key(seed, impl="threefry2x32"), example_ids, max_new_tokens)
+    return engine.init(params, prompt, rngs.root(seed), example_ids, max_new_tokens)
 
 
 @partial(jax.jit, static_argnames="engine", donate_argnames="state")
@@ -154,7 +145,7 @@ def _tokens(
     ids: list[int] = []
     shown = ""
     for number, turn in enumerate(rounds):
-        raise_if_failed(turn.failed_at, ("draft", "draft") if draft_alone else ("target", "draft"))
+        raise_if_failed(turn.failed_at, model_names(draft_alone))
         for slot, (token, source) in enumerate(zip(turn.tokens, turn.sources, strict=True)):
             ids.append(token)
             last = turn.done and slot + 1 == len(turn.tokens)

@@ -57,3 +57,17 @@ def check_seed(seed: Any) -> int:
     if number >= 2**32:
         raise ValueError(f"seed={seed} does not fit into 32 bits; choose one below {2**32}")
     return number
+
+
+def check_example_ids(example_ids: Any, rows: int) -> np.ndarray:
+    """The ids that the rows' random bits hang on: `[rows]` whole numbers, by default `0 … rows − 1`.
+
+    Raises:
+        ValueError: another number of ids than rows, or no whole numbers below 2³¹.
+    """
+    ids = np.arange(rows) if example_ids is None else np.asarray(example_ids)
+    if ids.shape != (rows,):
+        raise ValueError(f"example_ids have shape {ids.shape}, but the batch has {rows} rows; give one id per row")
+    if not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0 or ids.max() >= 2**31:
+        raise ValueError(f"example_ids={ids.tolist()[:3]}… must be whole numbers from 0 to {2**31 - 1}")
+    return ids

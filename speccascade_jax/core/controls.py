@@ -14,7 +14,7 @@ from speccascade_jax.core.types import Controls, Sampling
 def make_sampling(
     batch: int, temperature: Any = 0.0, top_p: Any = 1.0, top_k: Any = 0, *, name: str = "temperature"
 ) -> Sampling:
-    """A `Sampling` of `[batch]` values; `name` is what an error calls the temperature.
+    """A `Sampling` of `[batch]` values, on the host; `name` is what an error calls the temperature.
 
     Raises:
         ValueError: temperature < 0, top_p outside (0, 1], top_k negative or not whole.
@@ -23,8 +23,8 @@ def make_sampling(
     _refuse(t < 0, name, t, "is negative; 0 is greedy decoding, 1 the model's own law")
     _refuse((p <= 0) | (p > 1), "top_p", p, "is outside (0, 1]; 1 switches it off")
     _refuse((k < 0) | (k != np.floor(k)), "top_k", k, "is not a whole number >= 0; 0 switches it off")
-    # unlike jnp.asarray, device_put compiles nothing
-    return Sampling(*jax.device_put((t, p, k)))
+    values: tuple[Any, Any, Any] = (t, p, k)
+    return Sampling(*values)
 
 
 def make_controls(
@@ -36,9 +36,9 @@ def make_controls(
     top_k: Any = 0,
     draft_temperature: Any = None,
     stop_threshold: Any = 0.0,
-    inner: Controls | None = None,
+    inner: tuple[Controls, ...] = (),
 ) -> Controls:
-    """`Controls` for `batch` rows; every argument is a number or one number per row.
+    """`Controls` for `batch` rows, on the device; every argument is a number or one number per row.
 
     `draft_temperature=None` gives the draft the target's temperature. Errors as in `make_sampling`.
     """
@@ -46,19 +46,14 @@ def make_controls(
         draft = make_sampling(batch, temperature, top_p, top_k)
     else:
         draft = make_sampling(batch, draft_temperature, top_p, top_k, name="draft_temperature")
-    return Controls(
-        alpha=jax.device_put(per_row("alpha", alpha, batch)),
-        stop_threshold=jax.device_put(per_row("stop_threshold", stop_threshold, batch)),
-        draft=draft,
-        target=make_sampling(batch, temperature, top_p, top_k),
-        inner=inner,
-    )
-
-
-def own_temperature(method: str, temperature: Any, draft_temperature: Any) -> Any:
-    """The temperature of a method's last word: the draft's where the draft writes alone, else the target's."""
-    alone = method == "autoregressive_draft" and draft_temperature is not None
-    return draft_temperature if alone else temperature
+    values: dict[str, Any] = {
+        "alpha": per_row("alpha", alpha, batch),
+        "stop_threshold": per_row("stop_threshold", stop_threshold, batch),
+        "draft": draft,
+        "target": make_sampling(batch, temperature, top_p, top_k),
+    }
+    # one transfer; unlike jnp.asarray, device_put compiles nothing
+    return jax.device_put(Controls(**values, inner=inner))
 
 
 def _refuse(bad: np.ndarray, name: str, values: np.ndarray, why: str) -> None:

@@ -1,9 +1,17 @@
-"""What an error says about a name that is not known."""
+"""Names: of what stands in a table, of what is one's own, and what an error says about one that is not known."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import importlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+TARGET = "autoregressive"
+DRAFT = "autoregressive_draft"
+
+PER_EXAMPLE = ("committed", "target_calls", "discarded", "draft_steps", "drafted")
+"""Counts that records hold example by example, so that rates and predicted times have intervals."""
 
 
 def hint(name: object, known: Iterable[str]) -> str:
@@ -12,11 +20,40 @@ def hint(name: object, known: Iterable[str]) -> str:
     return f"did you mean {', '.join(near)}? " if near else ""
 
 
-TARGET = "autoregressive"
+def look_up(what: str, name: str, table: Mapping[str, Any], kind: Any) -> Any:
+    """The entry of that name, or what `module.NAME` names: something of one's own, in a file that Python can import.
+
+    Args:
+        what: "rule", "task", for errors; kind: the class, or a tuple of classes, that something of one's own must have.
+
+    Raises:
+        ValueError: no such entry (the message names the nearest), no such module or name in it, or another kind.
+    """
+    if name in table:
+        return table[name]
+    if "." not in str(name):
+        raise ValueError(
+            f"unknown {what} {name!r}: {hint(name, table)}the {what}s are {', '.join(table)}; "
+            f"one of your own is named module.NAME"
+        )
+    return _imported(what, name, kind)
 
 
-DRAFT = "autoregressive_draft"
-
-
-PER_EXAMPLE = ("committed", "target_calls", "discarded", "draft_steps", "drafted")
-"""Counts that records hold example by example, so that rates and predicted times have intervals."""
+def _imported(what: str, name: str, kind: Any) -> Any:
+    module, _, attribute = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, and imports something that is not
+        raise ValueError(
+            f"{what} {name!r}: there is no module {error.name!r}; its file lies where you start from, or in a "
+            f"folder of PYTHONPATH"
+        ) from error
+    except AttributeError as error:
+        raise ValueError(f"{what} {name!r}: module {module!r} has no {attribute!r}") from error
+    if not isinstance(found, kind):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        wanted = " or a ".join(each.__name__ for each in kinds)
+        raise ValueError(f"{what} {name!r} is {found!r:.80}: it must be a {wanted}")
+    return found

@@ -7,16 +7,17 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 import flax.struct
 
 from speccascade_jax.core.rngs import RoundKeys
-from speccascade_jax.core.types import Array, Cache, Controls, Draft, LMOutput, Params, Prompt, PyTree
+from speccascade_jax.core.types import Array, Cache, Controls, Draft, Laws, LMOutput, Params, Prompt, PyTree
 
 
 @runtime_checkable
 class LanguageModel(Protocol):
     """A next-token model over a functional cache with one length per row.
 
-    Implementations are frozen and hashable (they are static arguments of jit); parameters live
-    outside. Invariant between rounds: *a cache has consumed exactly `length - 1` tokens; the last
-    committed token is pending.*
+    Implementations are frozen and hashable (they are static arguments of jit); parameters live outside. Invariant
+    between rounds: *a cache has consumed exactly `length - 1` tokens; the last committed token is pending*, and is fed
+    with the next block. A model may have a further method `prompt_features(cache) -> [B, D]`: what its prefill made of
+    the prompt, for drafters that read it.
     """
 
     @property
@@ -34,14 +35,44 @@ class LanguageModel(Protocol):
         """Feed `tokens` `[B, T]` at each row's own length: `T = 1` steps, `T = G + 1` scores."""
 
     def rollback(self, cache: Cache, length: Array) -> Cache:
-        """The cache as if each row had consumed `length` `[B]` tokens. O(1): sets the length."""
+        """The cache as if each row had consumed `length` `[B]` tokens. O(1): sets the length.
+
+        Slots at or beyond the length are masked by position, never trusted and never cleared.
+        """
 
     def consumed(self, cache: Cache) -> Array:
         """int32 `[B]`: how many tokens each row of the cache has consumed."""
 
 
 @flax.struct.dataclass
-class DraftRequest:
+class Start:
+    """What a drafter begins with.
+
+    Attributes:
+        prompt: `[B, P]`; rng: a key; example_ids: int32 `[B]`, what the rows' bits hang on.
+        features: float `[B, D]`, what the target's prefill made of the prompt; `None` unless `Drafter.reads_features`.
+        slots: cache slots that suffice; max_rollback: how far the engine will ever roll back (`LanguageModel.prefill`).
+        level: of the engine that is drafted for; engines inside a drafter have `rngs.below(level, arm)`.
+    """
+
+    prompt: Prompt
+    rng: Array
+    example_ids: Array
+    features: Array | None
+    slots: int = flax.struct.field(pytree_node=False)
+    max_rollback: int = flax.struct.field(pytree_node=False)
+    level: int = flax.struct.field(pytree_node=False)
+
+
+class Target(NamedTuple):
+    """The model that is drafted for, as a drafter may use it: its parameters and its cache before the round."""
+
+    params: Params
+    cache: Cache
+
+
+@flax.struct.dataclass
+class Request:
     """What a drafter gets to see at the start of a round.
 
     Attributes:
@@ -49,6 +80,10 @@ class DraftRequest:
         room: int32 `[B]`, the most tokens worth drafting: what still fits under the length limit.
         active: bool `[B]`, rows that still generate; the others get an empty draft.
         keys: this round's bits.
+        controls: every traced number.
+        target: the target's parameters and cache.
+        block: the buffers that the block's laws are written into.
+        complete: whether the law at the bonus position is wanted too (`draft.q[:, length]`); stop_ids: end a row.
     """
 
     tokens: Array
@@ -56,52 +91,67 @@ class DraftRequest:
     room: Array
     active: Array
     keys: RoundKeys
+    controls: Controls
+    target: Target
+    block: Laws
+    complete: bool = flax.struct.field(pytree_node=False)
+    stop_ids: tuple[int, ...] = flax.struct.field(pytree_node=False)
+
+
+@flax.struct.dataclass
+class Outcome:
+    """What became of a block; rows that were not active have `num_new = 0`.
+
+    Attributes:
+        draft: the block; num_kept: int32 `[B]`, how many of its tokens were committed.
+        num_new: int32 `[B]`, how many tokens were committed; length: int32 `[B]`, the rows' new lengths.
+        rejected: bool `[B]`; active: bool `[B]`.
+        features: float `[B, G + 1, D]`, the target's hidden states of the pending token and of the block, as far as it
+            was scored (zero beyond); `None` unless `Drafter.reads_features`.
+    """
+
+    draft: Draft
+    num_kept: Array
+    num_new: Array
+    length: Array
+    rejected: Array
+    active: Array
+    features: Array | None
 
 
 class Drafter(Protocol):
-    """Frozen and hashable; `block` is the longest block it may hand over (static)."""
+    """Anything that writes a block and says what each token was drawn from. Frozen and hashable.
+
+    Attributes:
+        block: the longest block it may hand over (static); adaptive: whether blocks are often shorter than that, so
+            that they are worth scoring no wider than they are; reads_features: whether it wants the target's.
+    """
 
     @property
-    def block(self) -> int:
-        """`G`."""
+    def block(self) -> int: ...
+    @property
+    def adaptive(self) -> bool: ...
+    @property
+    def reads_features(self) -> bool: ...
 
-    def init(
-        self,
-        params: Params,
-        prompt: Prompt,
-        max_len: int,
-        max_rollback: int,
-        rng: Array,
-        example_ids: Array,
-        level: int,
-    ) -> PyTree:
-        """The drafter's state before the first round; `max_len` and `max_rollback` as in `LanguageModel.prefill`."""
+    def init(self, params: Params, start: Start) -> PyTree:
+        """The drafter's state before the first round."""
 
-    def propose(
-        self,
-        params: Params,
-        state: PyTree,
-        request: DraftRequest,
-        target_cache: Cache,
-        controls: Controls,
-        *,
-        complete: bool,
-        stop_ids: tuple[int, ...],
-    ) -> tuple[Draft, PyTree, Cache]:
-        """Write a block. `complete` asks for the law at the bonus position too (`draft.q[:, length]`).
+    def propose(self, params: Params, state: PyTree, request: Request) -> tuple[Draft, PyTree, Cache]:
+        """Write a block.
 
         The target's cache is threaded through for drafters that share it; most hand it back untouched.
         """
 
-    def commit(self, state: PyTree, draft: Draft, num_kept: Array, length: Array) -> PyTree:
-        """Roll back (and adapt) after a round that left the rows at `length` `[B]`."""
+    def commit(self, params: Params, state: PyTree, outcome: Outcome) -> PyTree:
+        """Roll back (and adapt) after a round that left the rows at `outcome.length`."""
 
     def stats(self, state: PyTree) -> Any:
         """Statistics of engines inside this drafter, or `None`."""
 
 
 class DraftStep(NamedTuple):
-    """What a policy sees before a token is drawn.
+    """What a policy sees before a token is drawn: never the token itself.
 
     `q` float32 `[B, V]` (raw), `max_q` `[B]` its maximum; `hidden` `[B, D]` or `None`, the features of the token before
     it, which at slot 0 is the last committed one; `slot` int32 scalar; `position` int32 `[B]`, where in the row the
@@ -125,15 +175,22 @@ class Decision(NamedTuple):
 
 
 class StopPolicy(Protocol):
-    """Frozen and hashable; `block` is the most tokens it ever lets through (static).
+    """When a draft ends: a stopping time. Frozen and hashable.
+
+    It can take no token back, so the law holds whatever it says. `block` is the most tokens it ever lets through.
 
     Attributes:
-        adaptive: whether blocks may end early; threshold: what it does with `controls.stop_threshold`, in words, or
-            empty where it reads none.
+        adaptive: whether blocks may end early.
+        threshold: what it does with `controls.stop_threshold`, in words, or empty where it reads none;
+            between: the least and the largest threshold that means something.
+        on_rejection: whether the threshold is compared with an estimate of P(some token of the block is rejected), as
+            paper 3's theorem 3.1 has it.
     """
 
     adaptive: ClassVar[bool]
     threshold: ClassVar[str]
+    between: ClassVar[tuple[float, float]]
+    on_rejection: ClassVar[bool]
 
     @property
     def block(self) -> int:

@@ -15,7 +15,31 @@ from jax.extend.random import threefry_2x32
 from speccascade_jax.core.types import Array
 
 DRAFT, ACCEPT, REPLACE, BONUS = range(4)
-_PURPOSES = 4
+PURPOSES = 8
+"""There is room for so many. The four that there are share a counter with round and slot, so that a further one alters
+none of their bits, and with them no published record: see `RoundKeys.uniform`."""
+
+STAGES = 8
+"""Levels below this number are the stages of one generation: 0, and those of sequence cascades."""
+
+
+def root(seed: Array | int) -> Array:
+    """The key that all keys of a generation are folded from."""
+    return jax.random.key(seed, impl="threefry2x32")
+
+
+def below(level: int, arm: int = 0) -> int:
+    """The level of the `arm`-th drafter (of at most 8) that drafts for an engine of `level`.
+
+    Levels are the nodes of a tree, numbered row by row from its stages on, so that no two engines of one generation
+    share bits, however deep hierarchies stand inside sequence cascades or beside each other as arms.
+
+    Raises:
+        ValueError: an arm that there is no number for.
+    """
+    if not 0 <= arm < STAGES:
+        raise ValueError(f"arm={arm}: drafters beside each other are numbered from 0 to {STAGES - 1}")
+    return STAGES * (level + 1) + arm
 
 
 def row_keys(key: Array, example_ids: Array, level: int) -> Array:
@@ -36,11 +60,13 @@ class RoundKeys:
         """float32 in [0, 1) of the shape of `slots`: int32 `[B]` or `[B, T]`, slots in the block; one purpose or `[B]`.
 
         Round, slot and purpose are one block of Threefry's counter: one call of the cipher per draw, where
-        folding them in one after the other takes three.
+        folding them in one after the other takes three. Its first word holds the round, and in its highest bit whether
+        the purpose is one of the last four; its second word slot and purpose.
         """
-        flat = slots.reshape(slots.shape[0], -1) * _PURPOSES + jnp.reshape(purpose, (-1, 1))
-        rounds = jnp.broadcast_to(self.round[:, None], flat.shape)
-        counters = jnp.stack([rounds, flat], axis=-1).astype(jnp.uint32)
+        purpose = jnp.reshape(jnp.asarray(purpose, jnp.uint32), (-1, 1))
+        flat = slots.reshape(slots.shape[0], -1).astype(jnp.uint32) * 4 + purpose % 4
+        rounds = jnp.broadcast_to(self.round[:, None].astype(jnp.uint32) + (purpose // 4 << 31), flat.shape)
+        counters = jnp.stack([rounds, flat], axis=-1)
         bits = jax.vmap(jax.vmap(threefry_2x32, (None, 0)))(self.row, counters)[..., 0]
         # 23 bits become the mantissa of a float in [1, 2)
         ones = jax.lax.bitcast_convert_type((bits >> 9) | jnp.uint32(0x3F800000), jnp.float32)

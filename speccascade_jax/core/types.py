@@ -13,6 +13,43 @@ import jax
 
 Array = jax.Array
 PyTree = Any
+Cache = Any
+Params = Any
+
+
+DTYPES = ("float32", "bfloat16", "float16")
+"""What parameters may be loaded in."""
+
+
+@flax.struct.dataclass
+class Prompt:
+    """What a generation starts from, right-padded.
+
+    Attributes:
+        tokens: int32 `[B, P]`, the decoder's context: the prompt of a decoder-only model, the single
+            start token of an encoder-decoder.
+        length: int32 `[B]`, how many of `tokens` are real; at least 1.
+        encoder_tokens: int32 `[B, N]`, the encoder's input, 0 where padded; `None` without an encoder.
+    """
+
+    tokens: Array
+    length: Array
+    encoder_tokens: Array | None = None
+
+
+class LMOutput(NamedTuple):
+    """`logits` `[B, T, V]` (raw, padded vocabulary masked to -inf); `hidden` `[B, T, D]` or `None`."""
+
+    logits: Array
+    hidden: Array | None = None
+
+
+@flax.struct.dataclass
+class BoundModel:
+    """A model and its parameters: what the front door passes around."""
+
+    params: Params
+    model: Any = flax.struct.field(pytree_node=False)
 
 
 @flax.struct.dataclass
@@ -53,14 +90,26 @@ class Controls:
         alpha: the rule's trade-off parameter.
         stop_threshold: what a stop policy compares with (BiLD's α_f for `Confidence`).
         draft, target: the sampling transforms `S_d` and `S_t`.
-        inner: controls of the engine that drafts for this one, if one does.
+        inner: of each engine that drafts for this one, its own; so they mirror the tree of drafters.
     """
 
     alpha: Array
     stop_threshold: Array
     draft: Sampling
     target: Sampling
-    inner: Controls | None = None
+    inner: tuple[Controls, ...] = ()
+
+
+@flax.struct.dataclass
+class Laws:
+    """Buffers for a block's laws, float32 `[B, G + 1, V]` each (`[B, 1, 1]` where nothing drafts).
+
+    They are carried from round to round and written in place, so that no round has to fill them first. What an earlier
+    round, or a row that does not draft, has left there means nothing.
+    """
+
+    q: Array
+    q_tilde: Array
 
 
 @flax.struct.dataclass
@@ -70,11 +119,14 @@ class Draft:
     Attributes:
         tokens: int32 `[B, G]`; entries at or beyond `length` mean nothing.
         length: int32 `[B]`, 0 is legal.
-        q, q_tilde: float32 `[B, G + 1, V]`. `q_tilde[:, j]` is *the array token `j` was drawn from*; entry
-            `length` is the law at the bonus position, valid if it was asked for.
+        q, q_tilde: float32 `[B, G + 1, V]`. `q_tilde[:, j]` is *the array token `j` was drawn from* and is divided by:
+            for a greedy draft a one-hot, whatever its soft `q` is. Entry `length` is the law at the bonus position,
+            valid if it was asked for and the row is lawful.
         greedy: bool `[B]`, whether the tokens were chosen greedily.
         steps: int32 `[B]`, forward passes of the draft model that this row needed.
         bad: bool `[B, G + 1]`, where the draft's logits were not finite.
+        lawful: bool `[B]`, whether there is a law at entry `length` where one was asked for: a drafter without a model
+            has none, and the token there then comes from `p̃`. `None`: everywhere.
     """
 
     tokens: Array
@@ -84,6 +136,7 @@ class Draft:
     greedy: Array
     steps: Array
     bad: Array
+    lawful: Array | None = None
 
 
 @flax.struct.dataclass
@@ -103,7 +156,7 @@ class Round:
         unverified: bool `[B]`, the block was committed without the target having seen it (`Engine.verify_final`).
         eta: float32 `[B, G + 1]`, `Σ r q̃`; deferred: float32 `[B, G]`, `r` of the drafts; 0 without a deferral.
 
-    Of an adaptive engine, `pair`, `law` and `eta` are zero at positions that were not scored (`scoring.py`).
+    Of an adaptive engine, `pair`, `law` and `eta` are zero at positions that were not scored (`engine.widths`).
     """
 
     start: Array
@@ -122,44 +175,3 @@ class Round:
 
 
 SOURCES = ("draft", "replaced", "bonus", "target")
-
-
-DTYPES = ("float32", "bfloat16", "float16")
-"""What parameters may be loaded in."""
-
-
-Cache = Any
-
-
-Params = Any
-
-
-@flax.struct.dataclass
-class Prompt:
-    """What a generation starts from, right-padded.
-
-    Attributes:
-        tokens: int32 `[B, P]`, the decoder's context: the prompt of a decoder-only model, the single
-            start token of an encoder-decoder.
-        length: int32 `[B]`, how many of `tokens` are real; at least 1.
-        encoder_tokens: int32 `[B, N]`, the encoder's input, 0 where padded; `None` without an encoder.
-    """
-
-    tokens: Array
-    length: Array
-    encoder_tokens: Array | None = None
-
-
-class LMOutput(NamedTuple):
-    """`logits` `[B, T, V]` (raw, padded vocabulary masked to -inf); `hidden` `[B, T, D]` or `None`."""
-
-    logits: Array
-    hidden: Array | None = None
-
-
-@flax.struct.dataclass
-class BoundModel:
-    """A model and its parameters: what the front door passes around."""
-
-    params: Params
-    model: Any = flax.struct.field(pytree_node=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import flax.struct
 import jax
@@ -11,23 +11,18 @@ import jax.numpy as jnp
 
 from speccascade_jax.core import rngs
 from speccascade_jax.core.arrays import is_stop
-from speccascade_jax.core.protocols import DraftRequest, DraftStep, LanguageModel, StopPolicy
+from speccascade_jax.core.protocols import DraftStep, LanguageModel, Outcome, Request, Start, StopPolicy
 from speccascade_jax.core.sampling import raw_and_scaled, sample
-from speccascade_jax.core.types import Array, Cache, Controls, Draft, Params, Prompt, PyTree
+from speccascade_jax.core.types import Array, Cache, Draft, Params, PyTree
 from speccascade_jax.models.along import catch_up
 
 
 @flax.struct.dataclass
 class ModelDrafterState:
-    """The draft model's cache, the stop policy's own state, and the buffers of the block's laws `[B, G + 1, V]`.
-
-    The buffers are carried from round to round so that no round has to fill them before it writes.
-    """
+    """The draft model's cache and the stop policy's own state."""
 
     cache: Cache
     policy: PyTree
-    q: Any
-    q_tilde: Any
 
 
 class _Drafting(NamedTuple):
@@ -47,42 +42,35 @@ class _Drafting(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelDrafter:
-    """Drafts with `model` under `stop`; parameters are `{"model": …}` and, where the policy has some, `{"stop": …}`."""
+    """Drafts with `model` under `stop`; parameters are `{"model": …}` and, where the policy has some, `{"stop": …}`.
+
+    Attributes:
+        sits_out: whether there are rounds and rows that others draft for. It then leaves their rows of the laws'
+            buffers alone, and catches up with blocks.
+    """
 
     model: LanguageModel
     stop: StopPolicy
+    sits_out: bool = False
+    reads_features: ClassVar[bool] = False
 
     @property
     def block(self) -> int:
         """`G`, the policy's longest block."""
         return self.stop.block
 
-    def init(
-        self,
-        params: Params,
-        prompt: Prompt,
-        max_len: int,
-        max_rollback: int,
-        rng: Array,
-        example_ids: Array,
-        level: int,
-    ) -> ModelDrafterState:
+    @property
+    def adaptive(self) -> bool:
+        """The policy's."""
+        return self.stop.adaptive
+
+    def init(self, params: Params, start: Start) -> ModelDrafterState:
         """Prefill the draft's cache."""
-        cache = self.model.prefill(params["model"], prompt, max_len, max_rollback)
-        rows = prompt.tokens.shape[0]
-        laws = jnp.zeros((rows, self.block + 1, self.model.vocab_size), jnp.float32)
-        return ModelDrafterState(cache=cache, policy=self.stop.init(rows), q=laws, q_tilde=laws)
+        cache = self.model.prefill(params["model"], start.prompt, start.slots, start.max_rollback)
+        return ModelDrafterState(cache=cache, policy=self.stop.init(start.prompt.tokens.shape[0]))
 
     def propose(
-        self,
-        params: Params,
-        state: ModelDrafterState,
-        request: DraftRequest,
-        target_cache: Cache,
-        controls: Controls,
-        *,
-        complete: bool,
-        stop_ids: tuple[int, ...],
+        self, params: Params, state: ModelDrafterState, request: Request
     ) -> tuple[Draft, ModelDrafterState, Cache]:
         """Draw up to `block` tokens per row; see `Drafter.propose`.
 
@@ -91,16 +79,19 @@ class ModelDrafter:
         """
         behind = jnp.maximum(request.length - 1 - self.model.consumed(state.cache), 0)
         with jax.named_scope("catch_up"):
-            cache = catch_up(self.model, params["model"], state.cache, request.tokens, request.length)
+            cache = catch_up(
+                self.model, params["model"], state.cache, request.tokens, request.length, request.active,
+                block=self.block if self.sits_out else 1,
+            )  # fmt: skip
         pending = jnp.take_along_axis(request.tokens, request.length[:, None] - 1, axis=1)[:, 0]
         start = _Drafting(
             slot=jnp.zeros((), jnp.int32),
-            going=request.active & ((request.room > 0) | complete),
+            going=request.active & ((request.room > 0) | request.complete),
             drawing=request.active & (request.room > 0),
             current=pending,
             drawn=jnp.ones(pending.shape, jnp.float32),
-            state=replace(state, cache=cache, q=(), q_tilde=()),  # the draft holds them meanwhile
-            draft=replace(self._empty(state, controls), steps=behind),
+            state=replace(state, cache=cache),
+            draft=self._empty(request, steps=jnp.where(request.active, behind, 0)),
         )
 
         # the bits of all slots in one call of the cipher
@@ -108,21 +99,20 @@ class ModelDrafter:
         uniforms = request.keys.uniform(slots, rngs.DRAFT)
 
         def body(carry: _Drafting) -> _Drafting:
-            return self._step(params, carry, request, uniforms, controls, complete, stop_ids)
+            return self._step(params, carry, request, uniforms)
 
         end = jax.lax.while_loop(lambda carry: jnp.any(carry.going), body, start)
-        return end.draft, replace(end.state, q=end.draft.q, q_tilde=end.draft.q_tilde), target_cache
+        return end.draft, end.state, request.target.cache
 
-    def _empty(self, state: ModelDrafterState, controls: Controls) -> Draft:
-        rows = state.q.shape[0]
-        zero = jnp.zeros((rows,), jnp.int32)
+    def _empty(self, request: Request, steps: Array) -> Draft:
+        rows = request.length.shape[0]
         return Draft(
             tokens=jnp.zeros((rows, self.block), jnp.int32),
-            length=zero,
-            q=state.q,
-            q_tilde=state.q_tilde,
-            greedy=controls.draft.temperature <= 0,
-            steps=zero,
+            length=jnp.zeros((rows,), jnp.int32),
+            q=request.block.q,
+            q_tilde=request.block.q_tilde,
+            greedy=request.controls.draft.temperature <= 0,
+            steps=steps,
             bad=jnp.zeros((rows, self.block + 1), bool),
         )
 
@@ -135,33 +125,24 @@ class ModelDrafter:
         hidden = None if out.hidden is None else out.hidden[:, 0]
         return out.logits[:, 0, : self.model.vocab_size], hidden, cache
 
-    def _step(
-        self,
-        params: Params,
-        carry: _Drafting,
-        request: DraftRequest,
-        uniforms: Array,
-        controls: Controls,
-        complete: bool,
-        stop_ids: tuple[int, ...],
-    ) -> _Drafting:
+    def _step(self, params: Params, carry: _Drafting, request: Request, uniforms: Array) -> _Drafting:
         """One forward pass and, where the policy says so, one drawn token."""
         logits, hidden, cache = self._forward(params, carry)
         with jax.named_scope("sampling"):
-            q, q_tilde, max_q = raw_and_scaled(logits, controls.draft)
+            q, q_tilde, max_q = raw_and_scaled(logits, request.controls.draft)
         seen = DraftStep(q, max_q, hidden, carry.slot, position=request.length + carry.slot, drawn=carry.drawn)
-        decision, policy = self.stop(params.get("stop"), carry.state.policy, seen, controls)
+        decision, policy = self.stop(params.get("stop"), carry.state.policy, seen, request.controls)
         policy = jax.tree.map(lambda new, old: _where_rows(carry.drawing, new, old), policy, carry.state.policy)
         draws = carry.drawing & decision.draw & (carry.slot < self.block)
         with jax.named_scope("sampling"):
             at = jnp.minimum(carry.slot, self.block - 1)
             token = sample(q_tilde, jax.lax.dynamic_index_in_dim(uniforms, at, axis=1, keepdims=False))
-        ends = is_stop(token, stop_ids) | (carry.slot + 1 >= request.room)
+        ends = is_stop(token, request.stop_ids) | (carry.slot + 1 >= request.room)
         draft = self._record(carry, q, q_tilde, token, draws, ~jnp.isfinite(logits.max(-1)))
         return _Drafting(
             slot=carry.slot + 1,
             # a stop id or the limit ends the row if it is kept: no bonus, so no law is needed there
-            going=draws & ~ends & (decision.proceed | complete),
+            going=draws & ~ends & (decision.proceed | request.complete),
             drawing=draws & ~ends & decision.proceed,
             current=jnp.where(draws, token, carry.current),
             drawn=jnp.take_along_axis(q_tilde, token[:, None], axis=1)[:, 0],
@@ -171,25 +152,32 @@ class ModelDrafter:
 
     def _record(self, carry: _Drafting, q: Array, q_tilde: Array, token: Array, draws: Array, bad: Array) -> Draft:
         old, slot = carry.draft, carry.slot
-        # slots a row does not reach are overwritten with junk that nothing reads: cheaper than a select over V
         write = jax.lax.dynamic_update_slice_in_dim
         at = jnp.minimum(slot, max(self.block - 1, 0))
         kept = jax.lax.dynamic_slice_in_dim(old.tokens, at, 1, axis=1)[:, 0]
         tokens = write(old.tokens, jnp.where(draws, token, kept)[:, None], at, axis=1)
+        if self.sits_out:
+            q, q_tilde = (self._own_rows(carry, buffer, new) for buffer, new in ((old.q, q), (old.q_tilde, q_tilde)))
         return replace(
             old,
             tokens=tokens,
             length=old.length + draws,
+            # slots a row does not reach are overwritten with junk that nothing reads: cheaper than a select over V
             q=write(old.q, q[:, None], slot, axis=1),
             q_tilde=write(old.q_tilde, q_tilde[:, None], slot, axis=1),
             steps=old.steps + carry.going,
             bad=write(old.bad, (bad & carry.going)[:, None], slot, axis=1),
         )
 
-    def commit(self, state: ModelDrafterState, draft: Draft, num_kept: Array, length: Array) -> ModelDrafterState:
+    def _own_rows(self, carry: _Drafting, buffer: Array, new: Array) -> Array:
+        """`new` `[B, V]` in the rows that take part, what stands in the buffer in the others."""
+        held = jax.lax.dynamic_index_in_dim(buffer, carry.slot, axis=1, keepdims=False)
+        return jnp.where(carry.going[:, None], new, held)
+
+    def commit(self, params: Params, state: ModelDrafterState, outcome: Outcome) -> ModelDrafterState:
         """Forget what was drafted beyond `length − 1`."""
         consumed = self.model.consumed(state.cache)
-        return replace(state, cache=self.model.rollback(state.cache, jnp.minimum(consumed, length - 1)))
+        return replace(state, cache=self.model.rollback(state.cache, jnp.minimum(consumed, outcome.length - 1)))
 
     def stats(self, state: ModelDrafterState) -> Any:
         """None."""

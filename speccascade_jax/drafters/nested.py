@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from speccascade_jax.core.arrays import write_slots
+from speccascade_jax.core import rngs
 from speccascade_jax.core.checks import whole
-from speccascade_jax.core.protocols import DraftRequest
-from speccascade_jax.core.types import Array, Cache, Controls, Draft, Params, Prompt, Round
+from speccascade_jax.core.protocols import Outcome, Request, Start
+from speccascade_jax.core.types import Array, Cache, Controls, Draft, Laws, Params, Round
 from speccascade_jax.engine.loop import DecodeState, Engine, run_rounds
 from speccascade_jax.models.along import catch_up
 
@@ -22,11 +22,13 @@ class NestedDrafter:
 
     Every token, replaced or bonus too, counts as drawn from the inner engine's law, which is what the level above
     divides by. A lossless inner engine hands up its target's raw law as `q`; another one its own law `π`.
-    The inner engine reads `controls.inner` and stops where the outer one does.
+    The inner engine reads `controls.inner[0]` and stops where the outer one does.
     """
 
     engine: Engine
     budget: int
+    adaptive: ClassVar[bool] = False
+    reads_features: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         whole("budget", self.budget, 1)
@@ -38,73 +40,55 @@ class NestedDrafter:
         """Overshoot included: the last inner round may add a whole block and its bonus."""
         return self.budget + self.engine.block
 
-    def init(
-        self,
-        params: Params,
-        prompt: Prompt,
-        max_len: int,
-        max_rollback: int,
-        rng: Array,
-        example_ids: Array,
-        level: int,
-    ) -> DecodeState:
+    def init(self, params: Params, start: Start) -> DecodeState:
         """The inner engine's state, one level down."""
         # its own block may stand behind the outer one's, in its buffers
-        room = max_len - prompt.tokens.shape[1] + self.block
-        return self.engine.init(params, prompt, rng, example_ids, room, level + 1, taken_back=max_rollback)
+        room = start.slots - start.prompt.tokens.shape[1] + self.block
+        level = rngs.below(start.level)
+        return self.engine.init(
+            params, start.prompt, start.rng, start.example_ids, room, level, taken_back=start.max_rollback
+        )
 
-    def propose(
-        self,
-        params: Params,
-        state: DecodeState,
-        request: DraftRequest,
-        target_cache: Cache,
-        controls: Controls,
-        *,
-        complete: bool,
-        stop_ids: tuple[int, ...],
-    ) -> tuple[Draft, DecodeState, Cache]:
+    def propose(self, params: Params, state: DecodeState, request: Request) -> tuple[Draft, DecodeState, Cache]:
         """Run inner rounds until every row holds its budget, a stop id or its room is reached."""
-        assert controls.inner is not None, "a nested drafter needs Controls.inner"
-        inner, engine = controls.inner, replace(self.engine, stop_ids=stop_ids)
+        assert request.controls.inner, "a nested drafter needs Controls.inner"
+        inner, engine = request.controls.inner[0], replace(self.engine, stop_ids=request.stop_ids)
         behind = jnp.maximum(request.length - 1 - engine.target.consumed(state.target_cache), 0)
         state = self._at(params, state, request)
         begin, goal = state.length, jnp.minimum(self.budget, request.room)
-        rows, vocab = begin.shape[0], engine.target.vocab_size
-        calls = state.counters.target_calls - behind
-        # room for a whole inner block behind the last law: a row that waits writes there, harmlessly
-        laws = jnp.zeros((rows, self.block + self.engine.block + 2, vocab), jnp.float32)
+        calls = state.counters.target_calls - jnp.where(request.active, behind, 0)
 
-        def collect(carry: tuple[Array, Array], turn: Round) -> tuple[Array, Array]:
-            raw = turn.pair.p if self.engine.accept.rule.lossless else turn.law
-            at = turn.start - begin
-            return write_slots(carry[0], raw, at, axis=1), write_slots(carry[1], turn.law, at, axis=1)
+        def collect(held: Laws, turn: Round) -> Laws:
+            raw = turn.pair.p if self.engine.verifier.lossless else turn.law
+            return _put(held, Laws(raw, turn.law), turn.start - begin, turn.active)
 
         def unfinished(s: DecodeState) -> Array:
             return ~s.done & (s.length - begin < goal)
 
-        state, laws_pair = run_rounds(engine, params, state, inner, unfinished, (laws, laws), collect)
+        state, held = run_rounds(engine, params, state, inner, unfinished, request.block, collect)
         length, bad = state.length - begin, self._bad(state, begin)
-        if complete:
+        if request.complete:
             calls -= ~state.done
-            state, laws_pair, unseen = self._peek(params, state, inner, laws_pair, length)
+            state, held, unseen = self._peek(params, state, inner, held, length)
             bad |= unseen[:, None] & (jnp.arange(self.block + 1)[None] == length[:, None])
         draft = Draft(
             tokens=_window(state.tokens, begin, self.block),
             length=length,
-            q=laws_pair[0][:, : self.block + 1],
-            q_tilde=laws_pair[1][:, : self.block + 1],
+            q=held.q,
+            q_tilde=held.q_tilde,
             greedy=self._greedy(inner),
             steps=state.counters.target_calls - calls,
             bad=bad,
         )
-        return draft, state, target_cache
+        return draft, state, request.target.cache
 
-    def _at(self, params: Params, state: DecodeState, request: DraftRequest) -> DecodeState:
+    def _at(self, params: Params, state: DecodeState, request: Request) -> DecodeState:
         """The inner state at the outer one's tokens, its caches caught up."""
         width = min(request.tokens.shape[1], state.tokens.shape[1])
         tokens = jax.lax.dynamic_update_slice_in_dim(state.tokens, request.tokens[:, :width], 0, axis=1)
-        cache = catch_up(self.engine.target, params["target"], state.target_cache, tokens, request.length)
+        cache = catch_up(
+            self.engine.target, params["target"], state.target_cache, tokens, request.length, request.active
+        )
         return replace(
             state,
             tokens=tokens,
@@ -116,44 +100,63 @@ class NestedDrafter:
         )
 
     def _peek(
-        self, params: Params, state: DecodeState, inner: Controls, collected: tuple[Array, Array], length: Array
-    ) -> tuple[DecodeState, tuple[Array, Array], Array]:
+        self, params: Params, state: DecodeState, inner: Controls, held: Laws, length: Array
+    ) -> tuple[DecodeState, Laws, Array]:
         """The inner law at the bonus position (and whether it is unusable): a round whose token nobody draws."""
-        no_room = jnp.zeros_like(length)
-        reads_q = self.engine.accept.rule.reads_q
-        drafted = self.engine.draft(params, state, inner, no_room, complete=reads_q)
-        pair, bad, cache = self.engine.score(params, state, drafted, inner, 1, drafted.target_cache)
-        law = self.engine.accept.law(pair, inner.alpha[:, None, None])
-        raw = pair.p if self.engine.accept.rule.lossless else law
-        collected = (write_slots(collected[0], raw, length, axis=1), write_slots(collected[1], law, length, axis=1))
+        verifier, no_room = self.engine.verifier, jnp.zeros_like(length)
+        drafted = self.engine.draft(params, state, inner, no_room, complete=verifier.reads_q)
+        pair, bad, _, cache = self.engine.score(params, state, drafted, inner, 1, drafted.target_cache)
+        law = verifier.law(pair, inner.alpha[:, None, None])
+        raw = pair.p if verifier.lossless else law
+        held = _put(held, Laws(raw, law), length, ~state.done)
         cache = self.engine.target.rollback(cache, state.length)
-        unusable = (bad[:, 0] | (drafted.draft.bad[:, 0] & reads_q)) & ~state.done
-        return replace(state, drafter=drafted.drafter, target_cache=cache), collected, unusable
+        unusable = (bad[:, 0] | (drafted.draft.bad[:, 0] & verifier.reads_q)) & ~state.done
+        laws = Laws(drafted.draft.q, drafted.draft.q_tilde)
+        return replace(state, drafter=drafted.drafter, laws=laws, target_cache=cache), held, unusable
 
     def _greedy(self, inner: Controls) -> Array:
         """Whether what is handed up is a one-hot everywhere: under a lossy rule a sampled draft shows through."""
         greedy = inner.target.temperature <= 0
-        return greedy if self.engine.accept.rule.lossless else greedy & (inner.draft.temperature <= 0)
+        return greedy if self.engine.verifier.lossless else greedy & (inner.draft.temperature <= 0)
 
     def _bad(self, state: DecodeState, begin: Array) -> Array:
         """Non-finite logits inside, at the position they stood."""
         at = state.failed_at.max(-1) - begin
         return (jnp.arange(self.block + 1)[None] == at[:, None]) & (at >= 0)[:, None]
 
-    def commit(self, state: DecodeState, draft: Draft, num_kept: Array, length: Array) -> DecodeState:
+    def commit(self, params: Params, state: DecodeState, outcome: Outcome) -> DecodeState:
         """Roll every inner cache back to what the outer engine kept."""
         target = self.engine.target
-        consumed = jnp.minimum(target.consumed(state.target_cache), length - 1)
+        consumed = jnp.minimum(target.consumed(state.target_cache), outcome.length - 1)
         return replace(
             state,
-            length=length,
+            length=outcome.length,
             target_cache=target.rollback(state.target_cache, consumed),
-            drafter=self.engine.drafter.commit(state.drafter, draft, num_kept, length),
+            drafter=self.engine.drafter.commit(params["drafter"], state.drafter, outcome),
         )
 
     def stats(self, state: DecodeState) -> Any:
         """The inner engine's counters, and those further in."""
         return {"counters": state.counters, "inner": self.engine.drafter.stats(state.drafter)}
+
+
+def _put(held: Laws, new: Laws, at: Array, rows: Array) -> Laws:
+    """`new` `[B, W, V]` in `held` from entry `at` `[B]` on, in `rows` `[B]` alone.
+
+    The others keep what they hold: they wait at the end of their room, where a write would be shifted over their laws.
+    """
+    width = new.q.shape[1]
+
+    def put(buffer: Array, update: Array) -> Array:
+        def one(row: Array, block: Array, start: Array, takes_part: Array) -> Array:
+            before = jax.lax.dynamic_slice_in_dim(row, start, width, axis=0)
+            return jax.lax.dynamic_update_slice_in_dim(row, jnp.where(takes_part, block, before), start, axis=0)
+
+        if len(rows) == 1:  # a row alone never waits for others
+            return jax.lax.dynamic_update_slice_in_dim(buffer, update, at[0], axis=1)
+        return jax.vmap(one)(buffer, update, at, rows)
+
+    return jax.tree.map(put, held, new)
 
 
 def _window(tokens: Array, begin: Array, width: int) -> Array:

@@ -3,60 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from speccascade_jax.core.protocols import DraftRequest
-from speccascade_jax.core.types import Array, Cache, Controls, Draft, Params, Prompt, PyTree
+from speccascade_jax.core.protocols import Outcome, Request, Start
+from speccascade_jax.core.types import Cache, Draft, Params, PyTree
 
 
 @dataclass(frozen=True)
 class NoDrafter:
     """Blocks of length 0; each round the target gives one token."""
 
-    block: int = 0
+    block: ClassVar[int] = 0
+    adaptive: ClassVar[bool] = False
+    reads_features: ClassVar[bool] = False
 
-    def init(
-        self,
-        params: Params,
-        prompt: Prompt,
-        max_len: int,
-        max_rollback: int,
-        rng: Array,
-        example_ids: Array,
-        level: int,
-    ) -> PyTree:
+    def init(self, params: Params, start: Start) -> PyTree:
         """No state."""
         return ()
 
-    def propose(
-        self,
-        params: Params,
-        state: PyTree,
-        request: DraftRequest,
-        target_cache: Cache,
-        controls: Controls,
-        *,
-        complete: bool,
-        stop_ids: tuple[int, ...],
-    ) -> tuple[Draft, PyTree, Cache]:
+    def propose(self, params: Params, state: PyTree, request: Request) -> tuple[Draft, PyTree, Cache]:
         """An empty block, without a law (laws that read `q` can't be used)."""
-        rows = request.length.shape[0]
-        nothing = jnp.zeros((rows, 1, 1), jnp.float32)
-        zero = jnp.zeros((rows,), jnp.int32)
+        zero = jnp.zeros_like(request.length)
         draft = Draft(
-            tokens=jnp.zeros((rows, 0), jnp.int32),
+            tokens=zero[:, None][:, :0],
             length=zero,
-            q=nothing,
-            q_tilde=nothing,
-            greedy=controls.draft.temperature <= 0,
+            q=request.block.q,
+            q_tilde=request.block.q_tilde,
+            greedy=request.controls.draft.temperature <= 0,
             steps=zero,
-            bad=jnp.zeros((rows, 1), bool),
+            bad=jnp.zeros((len(zero), 1), bool),
         )
-        return draft, state, target_cache
+        return draft, state, request.target.cache
 
-    def commit(self, state: PyTree, draft: Draft, num_kept: Array, length: Array) -> PyTree:
+    def commit(self, params: Params, state: PyTree, outcome: Outcome) -> PyTree:
         """Nothing to do."""
         return state
 

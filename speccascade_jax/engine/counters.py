@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import flax.struct
-import jax
 import jax.numpy as jnp
 
-from speccascade_jax.core.types import Array, LawPair, Round
-from speccascade_jax.rules.deferral import Rule
-from speccascade_jax.rules.laws import deferral_mass
+from speccascade_jax.core.types import Array, Round
 
 
 @flax.struct.dataclass
@@ -58,15 +55,15 @@ class Counters:
         return cls(**{name: zeros(name) for name in cls.__dataclass_fields__})
 
 
-def count_round(old: Counters, turn: Round, rule: Rule, bonus: str) -> Counters:
-    """Add one round's counts; inactive rows add nothing."""
+def count_round(old: Counters, turn: Round, defers: bool, bonus: str) -> Counters:
+    """Add one round's counts; inactive rows add nothing. `defers`: whether `turn.eta` says anything."""
     active = turn.active.astype(jnp.int32)
     block = turn.draft.tokens.shape[1]
     slots = jnp.arange(block)[None]
     verified = (turn.active & ~turn.unverified).astype(jnp.int32)
     examined = verified[:, None] * (turn.num_kept + turn.rejected)[:, None] > slots
     kept = verified[:, None] * turn.num_kept[:, None] > slots
-    decided = _decided(turn, rule, bonus)
+    decided = _decided(turn, defers, bonus)
     # did the target draw a token itself?
     own = (turn.rejected | (bonus != "none") | (turn.draft.length == 0)) & ~turn.unverified
     return Counters(
@@ -90,30 +87,12 @@ def count_round(old: Counters, turn: Round, rule: Rule, bonus: str) -> Counters:
     )
 
 
-def deferrals(rule: Rule, pair: LawPair, alpha: Array, tokens: Array) -> tuple[Array, Array]:
-    """What a rule hands to the target in a block: `η = Σ r q̃` `[B, W]` and `r(x_j)` of the drafts `[B, W − 1]`.
-
-    Args:
-        pair: over `[B, W, V]`; alpha: `[B]`; tokens: int32 `[B, W − 1]`, the drafts.
-
-    Returns:
-        float32; zeros for a rule that is no deferral.
-    """
-    rows, block = tokens.shape
-    if rule.deferral is None:
-        return jnp.zeros((rows, block + 1)), jnp.zeros((rows, block))
-    with jax.named_scope("rule"):
-        deferred = rule.deferral(pair, alpha[:, None, None])
-        eta = jnp.broadcast_to(deferral_mass(deferred, pair)[..., 0], (rows, block + 1))
-    everywhere = jnp.broadcast_to(deferred.astype(jnp.float32), pair.q_tilde.shape)[:, :block]
-    return eta, jnp.take_along_axis(everywhere, tokens[..., None], -1)[..., 0]
-
-
-def _decided(turn: Round, rule: Rule, bonus: str) -> Array:
+def _decided(turn: Round, defers: bool, bonus: str) -> Array:
     """bool `[B, G + 1]`: the committed positions that the rule decided."""
     slots = jnp.arange(turn.tokens.shape[1])[None]
-    if rule.deferral is None:
+    if not defers:
         return jnp.zeros(turn.tokens.shape, bool)
-    # a bonus from the target is not the rule's decision
     decided = (slots < turn.num_new[:, None]) & ~turn.unverified[:, None]
-    return decided & ((bonus != "target") | (slots < turn.draft.length[:, None]))
+    # a bonus from the target, or one for which there was no law to decide by, is not the rule's decision
+    own = bonus != "target" if turn.draft.lawful is None else (bonus != "target") & turn.draft.lawful[:, None]
+    return decided & (own | (slots < turn.draft.length[:, None]))

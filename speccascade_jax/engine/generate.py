@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from speccascade_jax.core import rngs
 from speccascade_jax.core.types import Array, Controls, Params, Prompt, PyTree, Round
 from speccascade_jax.engine.counters import Counters
 from speccascade_jax.engine.loop import DecodeState, Engine, run_rounds
@@ -68,16 +70,30 @@ def generate(
     Returns:
         A `Generation`. Non-finite logits don't raise here: see `raise_on_failure`.
     """
-    rows = prompt.tokens.shape[0]
-    ids = on_device(np.arange(rows) if example_ids is None else example_ids, np.int32)
-    seed = on_device(seed, np.uint32)
+    ids, seed = row_ids(example_ids, prompt), on_device(seed, np.uint32)
     static = {"max_new_tokens": max_new_tokens, "record": record, "level": level}
     return _generate(engine, params, prompt, seed, controls, ids, **static)
+
+
+@dataclass(frozen=True)
+class Generator:
+    """An engine as something that generates: what methods build where one generation is all there is to them."""
+
+    engine: Engine
+
+    def generate(self, params: Params, prompt: Prompt, seed: int | Array = 0, **more: Any) -> Generation:
+        """`generate`."""
+        return generate(self.engine, params, prompt, seed, **more)
 
 
 def on_device(value: Any, dtype: Any) -> Array:
     """`value` as an array of `dtype`; unlike `jnp.asarray` it compiles nothing for values that come from the host."""
     return value.astype(dtype) if isinstance(value, jax.Array) else jax.device_put(np.asarray(value, dtype))
+
+
+def row_ids(example_ids: Any, prompt: Prompt) -> Array:
+    """int32 `[B]` on the device: the ids that the rows' random bits hang on, by default `0 … B − 1`."""
+    return on_device(np.arange(prompt.tokens.shape[0]) if example_ids is None else example_ids, np.int32)
 
 
 @partial(jax.jit, static_argnames=("engine", "max_new_tokens", "record", "level"))
@@ -93,8 +109,7 @@ def _generate(
     record: Callable[[Round], PyTree] | None,
     level: int,
 ) -> Generation:
-    key = jax.random.key(seed, impl="threefry2x32")
-    state = engine.init(params, prompt, key, example_ids, max_new_tokens, level)
+    state = engine.init(params, prompt, rngs.root(seed), example_ids, max_new_tokens, level)
     buffers = _record_buffers(engine, params, state, controls, max_new_tokens, record)
 
     def on_round(carry: tuple[Array, PyTree], turn: Round) -> tuple[Array, PyTree]:
@@ -146,6 +161,11 @@ def _record_buffers(
 def compilations() -> int:
     """How many programs `generate` has compiled in this process: one per bucket, whatever is swept."""
     return _generate._cache_size()  # type: ignore[attr-defined]
+
+
+def model_names(draft_alone: bool) -> tuple[str, str]:
+    """What the two models of a generation are called; where the draft writes alone it stands in the target's place."""
+    return ("draft", "draft") if draft_alone else ("target", "draft")
 
 
 def raise_on_failure(generation: Generation, names: Sequence[str] = ("target", "draft")) -> None:

@@ -15,13 +15,12 @@ import jax.numpy as jnp
 
 from speccascade_jax.core import rngs
 from speccascade_jax.core.arrays import is_stop, write_slots
-from speccascade_jax.core.protocols import Drafter, DraftRequest, LanguageModel
+from speccascade_jax.core.protocols import Drafter, LanguageModel, Outcome, Request, Start, Target
 from speccascade_jax.core.sampling import make_law_pair
-from speccascade_jax.core.types import Array, Cache, Controls, Draft, LawPair, Params, Prompt, PyTree, Round
-from speccascade_jax.engine.counters import Counters, count_round, deferrals
+from speccascade_jax.core.types import Array, Cache, Controls, Draft, LawPair, Laws, Params, Prompt, PyTree, Round
+from speccascade_jax.engine.counters import Counters, count_round
 from speccascade_jax.engine.widths import Judged, by_width, cut, widths
-from speccascade_jax.rules.acceptance import AcceptFn
-from speccascade_jax.rules.verification import Verdict, verify
+from speccascade_jax.rules.verification import Verdict, Verifier
 
 BONUSES = ("rule", "target", "none")
 
@@ -36,7 +35,9 @@ class DecodeState:
         done: bool `[B]`.
         rounds: int32 `[B]`, the row's own counter, part of its keys.
         keys: one key per row.
-        target_cache, drafter: the caches. Invariant: the target's has consumed exactly `length − 1` tokens.
+        target_cache, drafter: the caches. Invariant: the target's has consumed exactly `length − 1` tokens; the last
+            committed one is pending and is fed with the next block.
+        laws: the buffers of the block's laws, which the drafter writes.
         counters: statistics per row.
         failed_at: int32 `[B, 2]`, position of the first non-finite logits of (target, draft), or -1.
     """
@@ -50,6 +51,7 @@ class DecodeState:
     keys: Array
     target_cache: Cache
     drafter: PyTree
+    laws: Laws
     counters: Counters
     failed_at: Array
 
@@ -76,31 +78,26 @@ class Engine:
     Attributes:
         target: the model whose calls are to be saved.
         drafter: writes the blocks.
-        accept: decides what is kept.
+        verifier: decides what is kept, and draws one token after it.
         stop_ids: token ids that end a row; they are committed.
         bonus: what follows a fully kept block: "rule" (from `π`, the default), "target" (from `p̃`) or
             "none". A block of length 0 gives one token from `π` under "none" too.
         verify_final: whether a block that ends its row, in a drafted stop id or at the length limit, is scored like any
             other. If not, it is committed as it is: published token cascades and Big-Little do so (METHODS section 4).
-        adaptive: whether blocks are often shorter than `block`: they are scored no wider than they are, at the price
-            of a program per width (`scoring.WIDTHS`).
     """
 
     target: LanguageModel
     drafter: Drafter
-    accept: AcceptFn
+    verifier: Verifier
     stop_ids: tuple[int, ...] = ()
     bonus: str = "rule"
     verify_final: bool = True
-    adaptive: bool = False
 
     def __post_init__(self) -> None:
         if self.bonus not in BONUSES:
             raise ValueError(f"unknown bonus {self.bonus!r}: choose one of {', '.join(BONUSES)}")
-        if self.block == 0 and self.accept.rule.reads_q:
-            raise ValueError(
-                f"rule {self.accept.rule.name!r} reads the draft's law, but nothing drafts: use spec_decode"
-            )
+        if self.block == 0 and self.verifier.reads_q:
+            raise ValueError(f"rule {self.verifier.name!r} reads the draft's law, but nothing drafts: use spec_decode")
         object.__setattr__(self, "stop_ids", tuple(int(i) for i in self.stop_ids))
 
     @property
@@ -110,8 +107,12 @@ class Engine:
 
     @property
     def complete(self) -> bool:
-        """Whether the drafter must give its law at the bonus position (one more draft pass per round)."""
-        return self.bonus == "rule" and self.accept.rule.reads_q
+        """Whether the drafter must give its law at the bonus position.
+
+        It then takes one more pass per round, and its cache is complete; otherwise the token that its cache lacks is
+        caught up at the start of the next round (`models.along.catch_up`).
+        """
+        return self.bonus == "rule" and self.verifier.reads_q
 
     def init(
         self,
@@ -136,7 +137,9 @@ class Engine:
         """
         rows, width = prompt.tokens.shape
         room = max_new_tokens + self.block + 1  # a block is scored, and written, before it is cut to what fits
-        back = taken_back + self.block + 1
+        back = taken_back + self.block + 1  # a cache that forgets must keep what a rejection may bring back
+        cache = self.target.prefill(params["target"], prompt, width + room, back)
+        features = prompt_features(self.target, cache) if self.drafter.reads_features else None
         return DecodeState(
             tokens=jnp.pad(prompt.tokens, [(0, 0), (0, room)]),
             length=prompt.length,
@@ -145,27 +148,43 @@ class Engine:
             done=jnp.zeros((rows,), bool),
             rounds=jnp.zeros((rows,), jnp.int32),
             keys=rngs.row_keys(rng, example_ids, level),
-            target_cache=self.target.prefill(params["target"], prompt, width + room, back),
-            drafter=self.drafter.init(params["drafter"], prompt, width + room, back, rng, example_ids, level),
+            target_cache=cache,
+            drafter=self.drafter.init(
+                params["drafter"], Start(prompt, rng, example_ids, features, width + room, back, level)
+            ),
+            laws=self._buffers(rows),
             counters=Counters.zeros(rows, self.block),
             failed_at=jnp.full((rows, 2), -1, jnp.int32),
         )
 
+    def _buffers(self, rows: int) -> Laws:
+        shape = (rows, self.block + 1, self.target.vocab_size if self.block else 1)
+        return Laws(q=jnp.zeros(shape, jnp.float32), q_tilde=jnp.zeros(shape, jnp.float32))
+
     def draft(self, params: Params, state: DecodeState, controls: Controls, room: Array, complete: bool) -> Drafted:
         """A block of at most `room` `[B]` tokens."""
         keys = self.round_keys(state)
-        request = DraftRequest(state.tokens, state.length, room, ~state.done, keys)
+        request = Request(
+            tokens=state.tokens,
+            length=state.length,
+            room=room,
+            active=~state.done,
+            keys=keys,
+            controls=controls,
+            target=Target(params["target"], state.target_cache),
+            block=state.laws,
+            complete=complete,
+            stop_ids=self.stop_ids,
+        )
         with jax.named_scope("draft"):
-            draft, drafter, cache = self.drafter.propose(
-                params["drafter"], state.drafter, request, state.target_cache, controls,
-                complete=complete, stop_ids=self.stop_ids,
-            )  # fmt: skip
+            draft, drafter, cache = self.drafter.propose(params["drafter"], state.drafter, request)
         return Drafted(draft, drafter, cache, keys, self._unverified(state, draft))
 
     def score(
         self, params: Params, state: DecodeState, drafted: Drafted, controls: Controls, width: int, cache: Cache
-    ) -> tuple[LawPair, Array, Cache]:
-        """The laws `[B, width, V]` at a block's first positions, where its logits are unusable, the target's cache."""
+    ) -> tuple[LawPair, Array, Array | None, Cache]:
+        """The laws `[B, width, V]` at a block's first positions, where its logits are unusable, the target's hidden
+        states `[B, width, D]` if the drafter reads them, and the target's cache."""
         draft = cut(drafted.draft, width)
         pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
         with jax.named_scope("score"):
@@ -174,7 +193,8 @@ class Engine:
             logits = out.logits[..., : self.target.vocab_size]
         with jax.named_scope("sampling"):
             pair = make_law_pair(draft.q, draft.q_tilde, draft.greedy, logits, controls.target)
-        return pair, ~jnp.isfinite(logits.max(-1)) & ~drafted.unverified[:, None], cache
+        features = out.hidden if self.drafter.reads_features else None
+        return pair, ~jnp.isfinite(logits.max(-1)) & ~drafted.unverified[:, None], features, cache
 
     def _unverified(self, state: DecodeState, draft: Draft) -> Array:
         """bool `[B]`: rows whose block ends them and is therefore not verified."""
@@ -196,21 +216,21 @@ class Engine:
             turn = self._cut(state, drafted, judged)
             failed_at = self._failures(state, drafted, judged, turn.num_new)
             turn = _without(turn, (failed_at >= 0).any(-1))
-            return self._commit(state, drafted, judged, turn, failed_at), turn
+            return self._commit(params, state, drafted, judged, turn, failed_at), turn
 
     def _judged(self, params: Params, state: DecodeState, drafted: Drafted, controls: Controls) -> Judged:
         """Score and decide the block, as wide as it is; no call of the target where all active rows go unverified."""
 
         def judge(width: int, cache: Cache) -> Judged:
             draft = cut(drafted.draft, width)
-            pair, bad, cache = self.score(params, state, drafted, controls, width, cache)
+            pair, bad, features, cache = self.score(params, state, drafted, controls, width, cache)
             with jax.named_scope("verify"):
-                verdict = verify(self.accept, pair, controls.alpha, draft, drafted.keys, self.bonus)
+                verdict = self.verifier.verify(pair, draft, drafted.keys, controls.alpha, self.bonus)
             with jax.named_scope("commit"):
-                eta, deferred = deferrals(self.accept.rule, pair, controls.alpha, draft.tokens)
-            return Judged(cache, pair, verdict, bad, eta, deferred)
+                eta, deferred = self.verifier.deferred(pair, controls.alpha, draft.tokens)
+            return Judged(cache, pair, verdict, bad, eta, deferred, features)
 
-        choices = widths(self.block) if self.adaptive else (self.block + 1,)
+        choices = widths(self.block) if self.drafter.adaptive else (self.block + 1,)
         needed = None if self.verify_final else jnp.any(~drafted.unverified & ~state.done)
         judged = by_width(choices, drafted.draft.length.max(), judge, drafted.target_cache, needed)
         return judged._replace(verdict=_kept_whole(judged.verdict, drafted.draft, drafted.unverified))
@@ -260,12 +280,22 @@ class Engine:
         return jnp.where(state.failed_at >= 0, state.failed_at, new)
 
     def _commit(
-        self, state: DecodeState, drafted: Drafted, judged: Judged, turn: Round, failed_at: Array
+        self, params: Params, state: DecodeState, drafted: Drafted, judged: Judged, turn: Round, failed_at: Array
     ) -> DecodeState:
         """Append, roll both caches back to `length − 1`, count."""
         length = state.length + turn.num_new
         committed = jnp.arange(self.block + 1)[None] < turn.num_new[:, None]
         stopped = (is_stop(turn.tokens, self.stop_ids) & committed).any(-1)
+        draft = drafted.draft
+        outcome = Outcome(
+            draft=draft,
+            num_kept=turn.num_kept,
+            num_new=turn.num_new,
+            length=length,
+            rejected=turn.rejected,
+            active=turn.active,
+            features=judged.features,
+        )
         return DecodeState(
             tokens=write_slots(state.tokens, turn.tokens, state.length, axis=1),
             length=length,
@@ -275,10 +305,24 @@ class Engine:
             rounds=state.rounds + turn.active,
             keys=state.keys,
             target_cache=self.target.rollback(judged.target_cache, length - 1),
-            drafter=self.drafter.commit(drafted.drafter, drafted.draft, turn.num_kept, length),
-            counters=count_round(state.counters, turn, self.accept.rule, self.bonus),
+            drafter=self.drafter.commit(params["drafter"], drafted.drafter, outcome),
+            laws=Laws(draft.q, draft.q_tilde),
+            counters=count_round(state.counters, turn, self.verifier.defers, self.bonus),
             failed_at=failed_at,
         )
+
+
+def prompt_features(target: LanguageModel, cache: Cache) -> Array:
+    """float `[B, D]`, what the target's prefill made of the prompt.
+
+    Raises:
+        ValueError: a model that says nothing of it.
+    """
+    of = getattr(target, "prompt_features", None)
+    if of is None:
+        raise ValueError(f"the drafter reads the target's features, but {type(target).__name__} has no prompt_features")
+    features: Array = of(cache)
+    return features
 
 
 def _kept_whole(verdict: Verdict, draft: Draft, as_it_is: Array) -> Verdict:

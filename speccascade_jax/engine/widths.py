@@ -25,7 +25,7 @@ class Judged(NamedTuple):
     """A block that the target has seen and the acceptance has decided on.
 
     `pair` over `[B, G + 1, V]`, `bad` bool `[B, G + 1]`, `eta` float32 `[B, G + 1]` and `deferred` `[B, G]` as
-    `counters.deferrals` gives them; positions beyond the width that was scored are zero.
+    `Verifier.deferred` gives them; positions beyond the width that was scored are zero.
     """
 
     target_cache: Cache
@@ -34,6 +34,7 @@ class Judged(NamedTuple):
     bad: Array
     eta: Array
     deferred: Array
+    features: Array | None
 
 
 def widths(block: int) -> tuple[int, ...]:
@@ -81,7 +82,7 @@ def _judge_padded(judge: Callable[[int, Cache], Judged], width: int, full: int, 
     return found._replace(verdict=verdict, deferred=_pad(found.deferred, full - 1), **over_block)
 
 
-_OVER_BLOCK = ("pair", "bad", "eta")
+_OVER_BLOCK = ("pair", "bad", "eta", "features")
 
 
 def cut(draft: Draft, width: int) -> Draft:

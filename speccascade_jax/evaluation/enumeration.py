@@ -15,13 +15,13 @@ from speccascade_jax.core.names import DRAFT, TARGET
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.evaluation.validation import check_name, validate, validate_evaluation
 from speccascade_jax.methods.recipes import METHODS
-from speccascade_jax.rules import deferral
+from speccascade_jax.rules import deferral, rule
 
 # Most of token_v3's range lies where hardly anything is deferred (METHODS section 3).
 DENSE_GRIDS: dict[str, tuple[float, ...]] = {"token_v3": (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)}
 
 
-def default_alphas(rule: str | deferral.Rule, count: int = 7, vocab_size: int = 8192) -> tuple[float, ...]:
+def default_alphas(rule: str | rule.Rule, count: int = 7, vocab_size: int = 8192) -> tuple[float, ...]:
     """A grid over the rule's sweep range (METHODS section 3), ends included; `ln V` is rounded up to a tenth."""
     rule = deferral.get(rule)
     if rule.name in DENSE_GRIDS:
@@ -148,7 +148,7 @@ def _in_blocks(templates: Sequence[Method], block_sizes: Sequence[int], bonus: s
                 yield template
 
 
-def _alphas(rule: deferral.Rule, given: Sequence[float] | None) -> tuple[float | None, ...]:
+def _alphas(rule: rule.Rule, given: Sequence[float] | None) -> tuple[float | None, ...]:
     if rule.grid is None:
         if given:
             raise ValueError(f"rule {rule.name!r} has no alpha, but alphas gives it {tuple(given)}")

@@ -16,7 +16,7 @@ from speccascade_jax.core.types import DTYPES
 from speccascade_jax.data.tasks.seqio_task import SeqioTask
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.methods import recipes
-from speccascade_jax.rules import deferral
+from speccascade_jax.rules import deferral, rule
 
 # A name of both tables is a method's: its row says which rule that is.
 _RULE_NAMES = frozenset(deferral.RULES) - frozenset(recipes.METHODS)
@@ -138,7 +138,7 @@ class Method:
         return recipes.METHODS["speculative"] if self.name in _RULE_NAMES else recipes.get(self.name)
 
     @property
-    def decides(self) -> deferral.Rule:
+    def decides(self) -> rule.Rule:
         """The rule."""
         return recipes.rule_of(self.recipe, self.name if self.name in _RULE_NAMES else self.rule)
 

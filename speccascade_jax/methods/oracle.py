@@ -9,22 +9,46 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from speccascade_jax.core.arrays import write_slots
 from speccascade_jax.core.sampling import argmax
 from speccascade_jax.core.types import Array, BoundModel, Controls, Params, Prompt
 from speccascade_jax.drafters.model import ModelDrafter
-from speccascade_jax.drafters.none import NoDrafter
-from speccascade_jax.engine.generate import Generation, generate
+from speccascade_jax.engine.generate import Generation, generate, on_device, row_ids
 from speccascade_jax.engine.loop import Engine
+from speccascade_jax.methods.alone import engine_of
+from speccascade_jax.methods.recipe import Built
+from speccascade_jax.methods.settings import Settings
+from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.models.along import along
-from speccascade_jax.rules.acceptance import Speculative
-from speccascade_jax.rules.deferral import RULES
+from speccascade_jax.pairs.head_files import Head
+from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.stopping.policies import Oracle
+
+
+@dataclass(frozen=True, kw_only=True)
+class OracleMethod(Speculation):
+    """Greedy, lossless speculation by one of the pair's models under the oracle; it is not timed."""
+
+    timed: ClassVar[bool] = False
+
+    def controls(self, settings: Settings, rows: int) -> Controls:
+        """As of any speculation; refuses temperatures above 0."""
+        for name in ("temperature", "draft_temperature"):
+            value = getattr(settings, name)
+            if value is not None and np.max(np.asarray(value)) > 0:
+                raise ValueError(f"{self.called} is an oracle of greedy decoding, got {name}={value}: set it to 0")
+        return super().controls(settings, rows)
+
+    def build(self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None) -> Built:
+        """The engine, told where to stop."""
+        engine, params = self.engine(pair, settings, stop_ids)
+        return Built(OracleStopping(engine), params)
 
 
 @dataclass(frozen=True)
@@ -38,9 +62,17 @@ class OracleStopping:
         if not (isinstance(drafter, ModelDrafter) and isinstance(drafter.stop, Oracle)):
             raise ValueError(f"the oracle tells a model's drafts when to stop; {drafter} does not ask it")
 
+    def generate(
+        self, params: Params, prompt: Prompt, seed: int | Array = 0, *, example_ids: Any = None, **more: Any
+    ) -> Generation:
+        """`generate` under the oracle; `controls` are greedy."""
+        return _generate(
+            self, params, prompt, on_device(seed, np.uint32), example_ids=row_ids(example_ids, prompt), **more
+        )
 
-@partial(jax.jit, static_argnames=("oracle", "max_new_tokens"))
-def run(
+
+@partial(jax.jit, static_argnames=("oracle", "max_new_tokens", "record"))
+def _generate(
     oracle: OracleStopping,
     params: Params,
     prompt: Prompt,
@@ -49,17 +81,16 @@ def run(
     controls: Controls,
     example_ids: Array,
     max_new_tokens: int,
+    record: Any = None,
 ) -> Generation:
-    """`generate` under the oracle, seed and ids on the device; `controls` are greedy (`method_controls` sees to it)."""
     engine: Any = oracle.engine
-    alone = Engine(
-        target=engine.target, drafter=NoDrafter(), accept=Speculative(RULES["spec_decode"]), stop_ids=engine.stop_ids
-    )
+    alone = engine_of(engine.target, engine.stop_ids)
     given: dict[str, Any] = {"controls": controls, "max_new_tokens": max_new_tokens, "example_ids": example_ids}
     first = generate(alone, {"target": params["target"], "drafter": {}}, prompt, seed, **given)
     draft = BoundModel(params=params["drafter"]["model"], model=engine.drafter.model)
     stops = stop_positions(draft, prompt, first.tokens, first.lengths)
-    return generate(engine, {**params, "drafter": {**params["drafter"], "stop": stops}}, prompt, seed, **given)
+    told = {**params, "drafter": {**params["drafter"], "stop": stops}}
+    return generate(engine, told, prompt, seed, record=record, **given)
 
 
 def stop_positions(draft: BoundModel, prompt: Prompt, tokens: Array, lengths: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Sequence-level cascades: the draft writes the whole output, and the target writes anew where its score is too low.
+"""★ Sequence-level cascades: the draft writes the whole output, and the target writes anew where its score is too low.
 
 Nothing is drafted for a round here, so these methods are two generations of the one loop, in one program: the second
 runs only where some row needs it (METHODS section 4; paper 1, eq. 1).
@@ -16,11 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax.core import rngs
+from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.types import Array, Controls, Params, Prompt, Round
 from speccascade_jax.engine.counters import Counters
-from speccascade_jax.engine.generate import Generation, generate, on_device
+from speccascade_jax.engine.generate import Generation, generate, on_device, row_ids
 from speccascade_jax.engine.loop import Engine
-from speccascade_jax.methods import oracle
+from speccascade_jax.methods.alone import engine_of
+from speccascade_jax.methods.recipe import Built, Recipe
+from speccascade_jax.methods.settings import Settings
+from speccascade_jax.pairs.head_files import Head
+from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.rules.rule import Alpha, checked_alpha
 
 Score = Callable[[Array, Array], Array]
 """`(log q of each token [B, L], which of them count [B, L]) -> score [B]`."""
@@ -51,6 +57,48 @@ decided before anything is written (paper 2's random allocation)."""
 
 
 @dataclass(frozen=True, kw_only=True)
+class SequenceMethod(Recipe):
+    """The draft writes whole outputs, and the target writes anew those whose score is below α; no rule decides.
+
+    Attributes:
+        score: a name in `SCORES`; trade_off: what α may be.
+    """
+
+    score: str
+    trade_off: Alpha
+
+    def alpha(self, settings: Settings) -> Alpha | None:
+        """The threshold of the score."""
+        return self.trade_off
+
+    def resolved(self, settings: Settings) -> Settings:
+        """As they are; parts of a speculation are refused."""
+        for name in ("rule", "accept", "block_size", "bonus", "stop"):
+            if (given := getattr(settings, name)) is not None:
+                why = "it decides by a score" if name == "rule" else "the draft writes whole outputs"
+                raise ValueError(f"method {self.name!r} has no {name}, got {given!r}: {why}; leave it out")
+        return settings
+
+    def controls(self, settings: Settings, rows: int) -> Controls:
+        """α, and the sampling of both models."""
+        if settings.stop_threshold is not None:
+            why = "nothing compares with one"
+            raise ValueError(f"method {self.name!r} has no stop_threshold ({settings.stop_threshold}): {why}")
+        return make_controls(
+            rows, alpha=checked_alpha(self.trade_off, f"method {self.name!r}", settings.alpha, rows),
+            temperature=settings.temperature, draft_temperature=settings.draft_temperature, top_p=settings.top_p,
+            top_k=settings.top_k,
+        )  # fmt: skip
+
+    def build(self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None) -> Built:
+        """Two engines in which one model writes alone."""
+        self.resolved(settings)
+        draft, target = (engine_of(bound.model, stop_ids) for bound in (pair.draft, pair.target))
+        params = {name: {"target": pair.model(name).params, "drafter": {}} for name in ("draft", "target")}
+        return Built(SequenceCascade(draft=draft, target=target, score=self.score), params)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SequenceCascade:
     """The draft alone, then the target alone where `score < α`; at random only one of them.
 
@@ -68,26 +116,19 @@ class SequenceCascade:
         if self.score not in SCORES:
             raise ValueError(f"unknown score {self.score!r}: choose one of {', '.join(SCORES)}")
 
+    def generate(
+        self, params: Params, prompt: Prompt, seed: int | Array = 0, *, example_ids: Any = None, **more: Any
+    ) -> Generation:
+        """Two generations as one; a `record` would be of rounds of either and is refused.
 
-Program = Engine | SequenceCascade | oracle.OracleStopping
-"""What generates: the one loop, or a few of its generations in one program."""
-
-
-def run(
-    engine: Program,
-    params: Params,
-    prompt: Prompt,
-    seed: int | Array = 0,
-    **more: Any,
-) -> Generation:
-    """`generate` of an engine, of a sequence cascade or under an oracle; arguments and result as there."""
-    if isinstance(engine, Engine):
-        return generate(engine, params, prompt, seed, **more)
-    rows = prompt.tokens.shape[0]
-    ids = more.pop("example_ids", None)
-    more["example_ids"] = on_device(np.arange(rows) if ids is None else ids, np.int32)
-    several = oracle.run if isinstance(engine, oracle.OracleStopping) else _cascade
-    return several(engine, params, prompt, on_device(seed, np.uint32), **more)
+        Raises:
+            ValueError: as above.
+        """
+        if more.pop("record", None) is not None:
+            raise ValueError("a sequence cascade has no rounds of its own to record: record one of its models alone")
+        return _cascade(
+            self, params, prompt, on_device(seed, np.uint32), example_ids=row_ids(example_ids, prompt), **more
+        )
 
 
 @partial(jax.jit, static_argnames=("cascade", "max_new_tokens"))
@@ -101,11 +142,11 @@ def _cascade(
     example_ids: Array,
     max_new_tokens: int,
 ) -> Generation:
-    # levels of their own: what the target draws, or chance decides, must not repeat the bits of the draft's draws
+    # stages of their own (`rngs.STAGES`): what the target draws, or chance decides, must not repeat the draft's bits
     given: dict[str, Any] = {"max_new_tokens": max_new_tokens, "example_ids": example_ids}
     # the draft alone samples as the draft of the pair, under the target's name: it stands in its place
     own = replace(controls, target=controls.draft)
-    key = jax.random.key(seed, impl="threefry2x32")
+    key = rngs.root(seed)
     zero = jnp.zeros(example_ids.shape, jnp.int32)
     uniform = rngs.RoundKeys(rngs.row_keys(key, example_ids, 2), zero, zero).uniform(zero, rngs.ACCEPT)
 

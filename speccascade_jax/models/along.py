@@ -9,49 +9,44 @@ import jax
 import jax.numpy as jnp
 
 from speccascade_jax.core.protocols import LanguageModel
-from speccascade_jax.core.types import Array, BoundModel, Cache, Params, Prompt
+from speccascade_jax.core.types import Array, BoundModel, Cache, LMOutput, Params, Prompt
 
 
-def catch_up(model: LanguageModel, params: Params, cache: Cache, tokens: Array, length: Array) -> Cache:
-    """Feed committed tokens until every row has consumed `length − 1` of `tokens` `[B, L]`.
+def catch_up(
+    model: LanguageModel, params: Params, cache: Cache, tokens: Array, length: Array, active: Array, block: int = 1
+) -> Cache:
+    """Feed committed tokens until every active row has consumed `length − 1` of `tokens` `[B, L]`.
 
-    A block that was kept whole leaves the draft's cache one token behind. No iteration runs where nothing is missing.
+    A block that was kept whole leaves a draft's cache one token behind; a drafter that sat out rounds is behind by all
+    that others wrote meanwhile. No iteration runs where nothing is missing.
+
+    Args:
+        active: bool `[B]`; the other rows keep their caches as they are.
+        block: tokens fed at once; at most the engine's longest block, for which caches have room. 1 is best where no
+            more is ever missing.
     """
 
     def behind(cache: Cache) -> Array:
-        return model.consumed(cache) < length - 1
+        return active & (model.consumed(cache) < length - 1)
 
     def feed(cache: Cache) -> Cache:
         at, missing = model.consumed(cache), behind(cache)
-        _, fed = model.extend(params, cache, jnp.take_along_axis(tokens, at[:, None], axis=1))
-        return model.rollback(fed, jnp.where(missing, at + 1, at))
+        # what lies behind `length − 1` is junk: it is fed, and taken back at once
+        places = jnp.minimum(at[:, None] + jnp.arange(block)[None], tokens.shape[1] - 1)
+        _, fed = model.extend(params, cache, jnp.take_along_axis(tokens, places, axis=1))
+        return model.rollback(fed, jnp.where(missing, jnp.minimum(at + block, length - 1), at))
 
     return jax.lax.while_loop(lambda cache: jnp.any(behind(cache)), feed, cache)
 
 
-def features(bound: BoundModel) -> int | None:
-    """The width of a model's hidden states; `None` where it gives none. Compiles nothing."""
-    one: Any = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    length: Any = jax.ShapeDtypeStruct((1,), jnp.int32)
-    prompt = Prompt(one, length, one if getattr(bound.model, "is_encoder_decoder", False) else None)
+def continued(model: LanguageModel, params: Params, prompt: Prompt, tokens: Array, spare: int = 0) -> LMOutput:
+    """What a model says when it is fed the pending token of `prompt` and `tokens` `[B, T]` behind it: `T + 1` outputs.
 
-    def hidden(params: Params, prompt: Prompt) -> Array | None:
-        cache = bound.model.prefill(params, prompt, 2)
-        return bound.model.extend(params, cache, prompt.tokens)[0].hidden
-
-    shape = jax.eval_shape(hidden, bound.params, prompt)
-    return None if shape is None else int(shape.shape[-1])
-
-
-def states(model: Any, params: Params, prompt: Prompt, tokens: Array) -> Array:
-    """The hidden state behind each of `tokens` `[B, T]`, float `[B, T, D]`, in one pass: what a stop policy sees.
-
-    The state of token `i` is what `extend` returns for feeding it behind the prompt and the tokens before it.
+    `spare` slots of its cache are never used; the number of slots decides how sums are rounded.
     """
-    cache = model.prefill(params, prompt, prompt.tokens.shape[1] + tokens.shape[1])
+    cache = model.prefill(params, prompt, prompt.tokens.shape[1] + tokens.shape[1] + spare)
     pending = jnp.take_along_axis(prompt.tokens, prompt.length[:, None] - 1, axis=1)
-    out, _ = model.extend(params, cache, jnp.concatenate([pending, tokens], axis=1))
-    return out.hidden[:, 1:]
+    return model.extend(params, cache, jnp.concatenate([pending, tokens], axis=1))[0]
 
 
 def along(bound: BoundModel, prompt: Prompt, tokens: Array) -> Array:
@@ -60,8 +55,24 @@ def along(bound: BoundModel, prompt: Prompt, tokens: Array) -> Array:
 
 
 @partial(jax.jit, static_argnames="model")
-def _along(model, params, prompt: Prompt, tokens: Array) -> Array:  # type: ignore[no-untyped-def]
-    cache = model.prefill(params, prompt, prompt.tokens.shape[1] + tokens.shape[1])
-    pending = jnp.take_along_axis(prompt.tokens, prompt.length[:, None] - 1, axis=1)
-    out, _ = model.extend(params, cache, jnp.concatenate([pending, tokens[:, :-1]], axis=1))
-    return out.logits[..., : model.vocab_size]
+def _along(model: Any, params: Params, prompt: Prompt, tokens: Array) -> Array:
+    return continued(model, params, prompt, tokens[:, :-1], spare=1).logits[..., : model.vocab_size]
+
+
+def states(model: Any, params: Params, prompt: Prompt, tokens: Array) -> Array:
+    """The hidden state behind each of `tokens` `[B, T]`, float `[B, T, D]`, in one pass: what a stop policy sees.
+
+    The state of token `i` is what `extend` returns for feeding it behind the prompt and the tokens before it.
+    """
+    hidden = continued(model, params, prompt, tokens).hidden
+    assert hidden is not None, f"{type(model).__name__} gives no hidden states"
+    return hidden[:, 1:]
+
+
+def features(bound: BoundModel) -> int | None:
+    """The width of a model's hidden states; `None` where it gives none. Compiles nothing."""
+    one: Any = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    length: Any = jax.ShapeDtypeStruct((1,), jnp.int32)
+    prompt = Prompt(one, length, one if getattr(bound.model, "is_encoder_decoder", False) else None)
+    shape = jax.eval_shape(partial(continued, bound.model), bound.params, prompt, one).hidden
+    return None if shape is None else int(shape.shape[-1])

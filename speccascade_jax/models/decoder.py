@@ -15,8 +15,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from speccascade_jax.core.types import LMOutput, Params, Prompt
-from speccascade_jax.models.cache import Array
+from speccascade_jax.core.types import Array, LMOutput, Params, Prompt
 from speccascade_jax.models.decoder_config import PRESETS, DecoderConfig, RopeScaling, parameter_shapes, tiny
 from speccascade_jax.models.decoder_layers import Stack, soft_cap, turns
 from speccascade_jax.models.layers import KeysValues, Slots, fuse
@@ -32,12 +31,15 @@ class DecoderCache:
     Attributes:
         keys: per layer `[B * n, K, S]`; values: per layer `[B * n, S, K]`; `S` is smaller in rings.
         length: int32 `[B]`. Slots of positions at or beyond it are masked, never trusted.
-        rings: per layer, whether position `p` lies in slot `p mod S` (static).
+        summary: `[B, E]`, the hidden state of the last token that prefill consumed; zero where it consumed none.
+        rings: per layer, whether position `p` lies in slot `p mod S` (static). A slot's position follows from the
+            length alone, so that here too a rollback only sets the length.
     """
 
     keys: tuple[Array, ...]
     values: tuple[Array, ...]
     length: Array
+    summary: Array
     rings: tuple[bool, ...] = flax.struct.field(pytree_node=False)
 
 
@@ -179,11 +181,14 @@ class DecoderLM:
         shapes = cache_shapes(self.config, rows, sizes)
         if width == 1:
             keys, values = (tuple(jnp.zeros(shape, self.config.dtype) for shape in kind) for kind in shapes)
+            summary = jnp.zeros((rows, self.config.d_model), self.config.dtype)
         else:
-            _, own = self._apply(params, prompt.tokens[:, :-1], method="states")
+            hidden, own = self._apply(params, prompt.tokens[:, :-1], method="states")
+            last = jnp.maximum(consumed - 1, 0)[:, None, None]
+            summary = jnp.where(consumed[:, None] > 0, jnp.take_along_axis(hidden, last, axis=1)[:, 0], 0.0)
             keys = tuple(_placed(k, size, consumed, 2) for (k, _), size in zip(own, sizes, strict=True))
             values = tuple(_placed(v, size, consumed, 1) for (_, v), size in zip(own, sizes, strict=True))
-        return DecoderCache(keys, values, consumed, tuple(size < max_len for size in sizes))
+        return DecoderCache(keys, values, consumed, summary, tuple(size < max_len for size in sizes))
 
     def slots(self, max_len: int, max_rollback: int | None) -> tuple[int, ...]:
         """Per layer, how many slots its cache has (METHODS section 2 on windowed caches)."""
@@ -207,6 +212,10 @@ class DecoderLM:
     def consumed(self, cache: DecoderCache) -> Array:
         """int32 `[B]`: tokens consumed by each row."""
         return cache.length
+
+    def prompt_features(self, cache: DecoderCache) -> Array:
+        """`[B, E]`: the hidden state of the last token that prefill consumed, which is the prompt's last but one."""
+        return cache.summary
 
 
 def cache_shapes(

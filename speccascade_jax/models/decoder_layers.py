@@ -15,7 +15,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from speccascade_jax.models.cache import Array
+from speccascade_jax.core.types import Array
 from speccascade_jax.models.decoder_config import DecoderConfig
 from speccascade_jax.models.layers import MASKED, KeysValues, RMSNorm, Slots
 

@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from speccascade_jax.core.arrays import write_slots
-from speccascade_jax.core.types import BoundModel, LMOutput, Params, Prompt
-from speccascade_jax.models.cache import Array
+from speccascade_jax.core.types import Array, BoundModel, LMOutput, Params, Prompt
 
 
 @flax.struct.dataclass

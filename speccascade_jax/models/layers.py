@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax.core.arrays import write_slots
-from speccascade_jax.core.types import Params
-from speccascade_jax.models.cache import Array, write_ring
+from speccascade_jax.core.types import Array, Params
+from speccascade_jax.models.cache import write_ring
 
 KeysValues = tuple[Array, Array]
 

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade_jax.core.types import LMOutput, Params, Prompt
-from speccascade_jax.models.cache import Array, KVCache, causal_slots_mask
+from speccascade_jax.core.types import Array, LMOutput, Params, Prompt
+from speccascade_jax.models.cache import KVCache, causal_slots_mask
 from speccascade_jax.models.layers import MASKED, KeysValues, Slots, fuse
 from speccascade_jax.models.t5_layers import DecoderLayer, EncoderLayer, RelativeBias, T5Config, dropout, norm
 
@@ -32,11 +32,13 @@ class T5Static:
         cross: per layer, keys `[B * H, K, N]` and values `[B * H, N, K]` of the encoder's output.
         cross_bias: `[B, 1, 1, N]`, 0 at real encoder tokens and very negative at padding.
         bias: `[B, H, 2S - 1]`, the relative bias by distance, from a key `S - 1` back to one `S - 1` ahead.
+        summary: `[B, E]`, mean of the encoder's output over real tokens.
     """
 
     cross: tuple[KeysValues, ...]
     cross_bias: Array
     bias: Array
+    summary: Array
 
 
 def _distances(length: int) -> np.ndarray:
@@ -188,11 +190,13 @@ class T5Module(nn.Module):
     def start(self, encoder_tokens: Array, slots: int) -> T5Static:
         """Run the encoder and compute what stays fixed while decoding into `slots` cache slots."""
         bias = self.decoder.bias(np.arange(1 - slots, slots))
-        rows = encoder_tokens.shape[0]
+        rows, encoded = encoder_tokens.shape[0], self.encode(encoder_tokens)
+        real = (encoder_tokens > 0)[..., None]
         return T5Static(
-            cross=self.decoder.cross(self.encode(encoder_tokens)),
+            cross=self.decoder.cross(encoded),
             cross_bias=_padding_bias(encoder_tokens),
             bias=jnp.broadcast_to(bias, (rows, *bias.shape)),
+            summary=jnp.where(real, encoded, 0.0).sum(1) / jnp.maximum(real.sum(1), 1),
         )
 
     def extend(self, cache: KVCache, tokens: Array) -> tuple[LMOutput, KVCache]:
@@ -280,6 +284,11 @@ class T5:
     def consumed(self, cache: KVCache) -> Array:
         """int32 `[B]`: tokens consumed by each row."""
         return cache.length
+
+    def prompt_features(self, cache: KVCache) -> Array:
+        """`[B, E]`: mean of the encoder's output over real tokens (METHODS section 8)."""
+        summary: Array = cache.static.summary
+        return summary
 
 
 def teacher_forced_logits(model: T5, params: Params, encoder_tokens: Array, decoder_input_tokens: Array) -> Array:

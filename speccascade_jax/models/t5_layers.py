@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade_jax.models.cache import Array
+from speccascade_jax.core.types import Array
 from speccascade_jax.models.layers import KeysValues, RMSNorm, Slots
 
 _kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")

@@ -7,8 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from speccascade_jax.core.types import BoundModel, LMOutput, Params, Prompt
-from speccascade_jax.models.cache import Array
+from speccascade_jax.core.types import Array, BoundModel, LMOutput, Params, Prompt
 
 
 @dataclass(frozen=True)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from speccascade_jax import checkpoints
 from speccascade_jax.core import names
 from speccascade_jax.core.types import BoundModel
 from speccascade_jax.data import directory as data_directory
-from speccascade_jax.data.vocabularies.load import FileVocabulary, candidates, first_difference, load_vocabulary
+from speccascade_jax.data.vocabularies.load import candidates
 from speccascade_jax.data.vocabularies.vocabulary import TextVocabulary
 from speccascade_jax.models import fingerprints
 from speccascade_jax.pairs import head_files
+from speccascade_jax.pairs.loading import load_models
 from speccascade_jax.runtime.paths import shipped
 
 PAIRS_DIRECTORY = shipped("pairs")
@@ -33,6 +33,7 @@ class Pair:
         max_prompt_length: prompts with more tokens are refused.
         name: for records.
         head: predicts which of the draft's tokens are kept, for methods that stop drafting by it (`head_files`).
+        others: further drafts by name, for hierarchies of levels and for methods that choose among drafts.
 
     Raises:
         ValueError: the vocabularies differ in size, only one of the models is an encoder-decoder, or the head belongs
@@ -45,21 +46,14 @@ class Pair:
     max_prompt_length: int = 1024
     name: str = "custom"
     head: head_files.Head | None = None
+    others: Mapping[str, BoundModel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        kinds = {part: is_encoder_decoder(getattr(self, part)) for part in ("target", "draft")}
-        if len(set(kinds.values())) > 1:
-            said = {part: "an encoder-decoder" if kind else "a decoder-only model" for part, kind in kinds.items()}
-            raise ValueError(
-                f"the target is {said['target']} and the draft {said['draft']}: one reads prompts that the other does "
-                f"not; choose two models of one kind"
-            )
-        target, draft = self.target.model.vocab_size, self.draft.model.vocab_size
-        if target != draft:
-            raise ValueError(
-                f"the draft's vocabulary has {draft} entries and the target's {target}: speculation compares the two "
-                f"laws token by token; choose models trained with one vocabulary"
-            )
+        if taken := {"target", "draft"} & set(self.others):
+            raise ValueError(f"a further draft is called {taken.pop()!r}, which is what one of the pair is: rename it")
+        for name, bound in self.drafts.items():
+            self._check_draft("draft" if name == "draft" else f"draft {name!r}", bound)
+        target = self.target.model.vocab_size
         if self.vocabulary is not None and self.vocabulary.vocab_size > target:
             raise ValueError(
                 f"the text vocabulary has {self.vocabulary.vocab_size} pieces, the models only {target} entries; "
@@ -68,14 +62,67 @@ class Pair:
         if self.head is not None:
             self.head.check(self.draft, self.name)
 
+    def _check_draft(self, called: str, bound: BoundModel) -> None:
+        kinds = [is_encoder_decoder(each) for each in (self.target, bound)]
+        if kinds[0] != kinds[1]:
+            said = ["an encoder-decoder" if kind else "a decoder-only model" for kind in kinds]
+            raise ValueError(
+                f"the target is {said[0]} and the {called} {said[1]}: one reads prompts that the other does "
+                f"not; choose models of one kind"
+            )
+        target, draft = self.target.model.vocab_size, bound.model.vocab_size
+        if target != draft:
+            raise ValueError(
+                f"the {called}'s vocabulary has {draft} entries and the target's {target}: speculation compares the "
+                f"two laws token by token; choose models trained with one vocabulary"
+            )
+
+    @property
+    def drafts(self) -> dict[str, BoundModel]:
+        """The draft and the others."""
+        return {"draft": self.draft, **self.others}
+
+    @property
+    def models(self) -> dict[str, BoundModel]:
+        """All of them by name."""
+        return {"target": self.target, **self.drafts}
+
+    def model(self, name: str) -> BoundModel:
+        """The model of that name.
+
+        Raises:
+            ValueError: the pair holds none; names those it holds.
+        """
+        if name not in self.models:
+            hint = names.hint(name, self.models)
+            raise ValueError(f"the pair {self.name!r} holds no model {name!r}: {hint}it holds {', '.join(self.models)}")
+        return self.models[name]
+
+    def require_head(self) -> head_files.Head:
+        """The pair's own acceptance head.
+
+        Raises:
+            ValueError: it has none.
+        """
+        if self.head is None:
+            raise ValueError(
+                f"the pair {self.name!r} has no acceptance head, which tells the draft when to stop (a head is of one "
+                f"dtype): train one (experiments/train_acceptance_head.py), or choose a policy without: "
+                f"stop_confidence, stop_entropy"
+            )
+        return self.head
+
     @cached_property
     def fingerprint(self) -> str:
-        """Both models, all weights, the vocabulary: 32 hex digits. Part of every record's key: it never changes."""
+        """All models, all weights, the vocabulary: 32 hex digits. Part of every record's key: it never changes."""
         digest = fingerprints.begin()
         for bound in (self.target, self.draft):
             fingerprints.add(digest, bound)
         if self.vocabulary is not None:
             digest.update(self.vocabulary.fingerprint.encode())
+        for name, bound in sorted(self.others.items()):
+            digest.update(name.encode())
+            fingerprints.add(digest, bound)
         return digest.hexdigest()
 
     @property
@@ -85,8 +132,8 @@ class Pair:
 
     @property
     def max_length(self) -> int | None:
-        """The longest sequence, prompt and output together, that both models were made for; `None`: no limit."""
-        limits = (getattr(getattr(b.model, "config", None), "max_length", None) for b in (self.target, self.draft))
+        """The longest sequence, prompt and output together, that all models were made for; `None`: no limit."""
+        limits = (getattr(getattr(b.model, "config", None), "max_length", None) for b in self.models.values())
         return min((limit for limit in limits if limit is not None), default=None)
 
     @classmethod
@@ -96,11 +143,12 @@ class Pair:
         draft: str | Path,
         vocabulary: str | Path | None = None,
         *,
+        others: Mapping[str, str | Path] | None = None,
         dtype: str = "float32",
         max_prompt_length: int = 1024,
         name: str = "custom",
     ) -> Pair:
-        """Any two checkpoints that `checkpoints.load` reads.
+        """Any two checkpoints that `checkpoints.load` reads, or more.
 
         Rows of the models beyond the vocabulary's pieces are padding and never drawn, unless the checkpoint itself
         knows how many of its rows are real (T5's 32,100 of 32,128): models padded to different sizes go together.
@@ -109,6 +157,7 @@ class Pair:
             target, draft: paths as `checkpoints.load` takes them.
             vocabulary: a file or folder as `load_vocabulary` takes it; without it, what lies beside the models. Where
                 there are several, all are compared. With none at all, the pair takes and gives ids only.
+            others: paths of further drafts by name.
             dtype: of the parameters: "float32", "bfloat16" or "float16".
             max_prompt_length, name: as the attributes.
 
@@ -118,55 +167,14 @@ class Pair:
             ValueError: vocabularies that differ (says where first), or models that do not fit each other.
             ImportError: a `tokenizer.json`, and `tokenizers` is not installed.
         """
-        text = _shared_vocabulary(Path(target).expanduser(), Path(draft).expanduser(), vocabulary)
-        large, small = (_bound(path, dtype, text) for path in (target, draft))
-        return cls(large, small, vocabulary=text, max_prompt_length=max_prompt_length, name=name)
+        models, text = load_models({"target": target, "draft": draft, **(others or {})}, vocabulary, dtype)
+        large, small = models.pop("target"), models.pop("draft")
+        return cls(large, small, vocabulary=text, max_prompt_length=max_prompt_length, name=name, others=models)
 
 
 def is_encoder_decoder(bound: BoundModel) -> bool:
     """Whether a model reads prompts with an encoder."""
     return bool(getattr(bound.model, "is_encoder_decoder", False))
-
-
-def _shared_vocabulary(target: Path, draft: Path, given: str | Path | None) -> FileVocabulary | None:
-    """The given vocabulary, or the one beside a model, once all of them are known to be the same."""
-    loaded = [load_vocabulary(file) for file in dict.fromkeys(_vocabulary_files(target, draft, given))]
-    for other in loaded[1:]:
-        if difference := first_difference(loaded[0], other):
-            raise ValueError(
-                f"the vocabularies differ: {difference}; speculation compares the two laws token by token, so choose "
-                f"models (and a vocabulary) trained with one"
-            )
-    return loaded[0] if loaded else None
-
-
-def _vocabulary_files(target: Path, draft: Path, given: str | Path | None) -> list[Path]:
-    """The given one and those beside the models; a folder with several counts only where nothing else is there."""
-    beside = [found for path in (target, draft) if path.exists() and (found := candidates(path))]
-    clear = [found[0] for found in beside if len(found) == 1]
-    if given is not None:
-        return [Path(given), *clear]
-    return clear or [found[0].parent for found in beside[:1]]
-
-
-def _bound(path: str | Path, dtype: str, vocabulary: FileVocabulary | None) -> BoundModel:
-    model: Any
-    model, params = checkpoints.load(path, dtype=dtype, prepared=True)
-    config = model.config
-    if vocabulary is not None and vocabulary.vocab_size < config.vocab_size == config.num_embeddings:
-        _check_padding(path, config.num_embeddings, vocabulary)
-        model = dataclasses.replace(model, config=dataclasses.replace(config, vocab_size=vocabulary.vocab_size))
-    return BoundModel(params=params, model=model)
-
-
-def _check_padding(path: str | Path, rows: int, vocabulary: FileVocabulary) -> None:
-    """Models are padded to a multiple of a power of two: a vocabulary that leaves much more unused is another one."""
-    padding, allowed = rows - vocabulary.vocab_size, max(128, rows // 100)
-    if padding > allowed:
-        raise ValueError(
-            f"{path} has {rows} entries and the text vocabulary only {vocabulary.vocab_size} pieces: {padding} rows "
-            f"are more than padding ({allowed} at most); give the vocabulary the models were trained with"
-        )
 
 
 _STORIES = ("models", "stories260K")
@@ -181,13 +189,14 @@ def shipped_pairs() -> list[str]:
     return sorted(p.name for p in PAIRS_DIRECTORY.iterdir() if p.is_dir()) if PAIRS_DIRECTORY.exists() else []
 
 
-def load_pair(name: str | Path, *, dtype: str = "float32") -> Pair:
+def load_pair(name: str | Path, *, others: Mapping[str, str | Path] | None = None, dtype: str = "float32") -> Pair:
     """A shipped pair by name, one of `DATA_PAIRS`, or one from a directory with a vocabulary, `target/` and `draft/`.
 
     The vocabulary lies in the directory (`vocabulary.model` or what else `load_vocabulary` finds in a folder), or
     beside the models; an acceptance head, where there is one, in the directory too (`acceptance_head.msgpack`). A head
     belongs to the draft's weights as it was trained on them: in another `dtype` (as in `Pair.load`) the pair has none,
-    and one of other weights is left out with a warning.
+    and one of other weights is left out with a warning. Every folder in `drafts/` is a further draft of that name;
+    `others` adds more, as in `Pair.load`.
 
     Raises:
         ValueError: no such pair; names those there are. Otherwise as `Pair.load`.
@@ -196,7 +205,7 @@ def load_pair(name: str | Path, *, dtype: str = "float32") -> Pair:
     """
     if str(name) in DATA_PAIRS:
         target, draft, vocabulary = (data_directory.require(*parts) for parts in DATA_PAIRS[str(name)])
-        return Pair.load(target, draft, vocabulary, dtype=dtype, name=str(name))
+        return Pair.load(target, draft, vocabulary, others=others, dtype=dtype, name=str(name))
     directory = PAIRS_DIRECTORY / str(name) if str(name) in shipped_pairs() else Path(name)
     if not directory.is_dir():
         shipped = [*shipped_pairs(), *DATA_PAIRS]
@@ -210,7 +219,10 @@ def load_pair(name: str | Path, *, dtype: str = "float32") -> Pair:
     for part, there in (("vocabulary.model", known), ("target", target.exists()), ("draft", draft.exists())):
         if not there:
             raise ValueError(f"the pair in {directory} lacks {part!r}; it needs {_PARTS}")
-    pair = Pair.load(target, draft, directory if own else None, dtype=dtype, name=directory.name)
+    beside = {path.name: path for path in sorted(directory.glob("drafts/*")) if path.is_dir()}
+    pair = Pair.load(
+        target, draft, directory if own else None, others=beside | dict(others or {}), dtype=dtype, name=directory.name
+    )
     return _with_head(pair, directory / head_files.FILE, dtype) if (directory / head_files.FILE).is_file() else pair
 
 

@@ -163,3 +163,18 @@ def stop_ids(vocabulary: TextVocabulary, strings: Iterable[str]) -> list[int]:
 def decoder_context(prompt: Prompt) -> list[Ids]:
     """Per row the ids before its output, without padding: what its text continues."""
     return [row[:length] for row, length in zip(np.asarray(prompt.tokens), np.asarray(prompt.length), strict=True)]
+
+
+def checked_stop_ids(pair: Pair, given: Sequence[int] | None) -> tuple[int, ...]:
+    """The ids that end a row: those given, or the vocabulary's, or none without a vocabulary.
+
+    Raises:
+        ValueError: an id outside the vocabulary.
+    """
+    if given is None:
+        return () if pair.vocabulary is None else tuple(int(stop) for stop in pair.vocabulary.stop_ids)
+    size, ids = pair.target.model.vocab_size, np.atleast_1d(np.asarray(given)).tolist()
+    for stop in ids:
+        if stop != int(stop) or not 0 <= stop < size:
+            raise ValueError(f"stop id {stop} is outside the vocabulary of {size}; ids are whole numbers below {size}")
+    return tuple(int(stop) for stop in ids)

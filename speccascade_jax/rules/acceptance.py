@@ -1,57 +1,27 @@
-"""How a drafted token is accepted: `(pair, alpha) -> Acceptance(kept, replacement)`, and the verification of a block.
+"""How a drafted token is accepted: what is kept of it, and what replaces it if it is not.
 
-Both ways obey the one identity of METHODS section 2: `kept + (1 − Σ kept) · replacement` is the law.
+All obey the one identity of METHODS section 2: `kept + (1 − Σ kept) · replacement` is the law.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
 
 import jax.numpy as jnp
 
 from speccascade_jax.core.types import Array, LawPair
 from speccascade_jax.rules import laws
-from speccascade_jax.rules.deferral import Rule
-
-
-class Acceptance(NamedTuple):
-    """`kept` `[..., V]`: mass of drafted-and-kept; `replacement` `[..., V]`: the law after a rejection."""
-
-    kept: Array
-    replacement: Array
-
-
-class AcceptFn(Protocol):
-    """What the engine asks of an acceptance; implementations are frozen and hashable."""
-
-    @property
-    def rule(self) -> Rule:
-        """The rule that decides."""
-        ...
-
-    def __call__(self, pair: LawPair, alpha: Array) -> Acceptance:
-        """`alpha` is `[..., 1]`."""
-        ...
-
-    def kept_at(self, pair: LawPair, alpha: Array, tokens: Array) -> Array:
-        """`kept` at `tokens` `[...]`, without computing it at all the others where that can be avoided."""
-        ...
-
-    def law(self, pair: LawPair, alpha: Array) -> Array:
-        """`π`, the law of the token at this position, float32 `[..., V]`."""
-        ...
+from speccascade_jax.rules.rule import Rule
+from speccascade_jax.rules.verification import Acceptance, TokenWise, Verifier
 
 
 @dataclass(frozen=True)
-class Speculative:
+class Speculative(TokenWise):
     """Keep `min(q̃, π)`, replace from `norm(max(0, π − q̃))`: the highest acceptance the law allows.
 
     Paper 1, Algorithm 4. It works with the kept mass: the ratio `π/q̃` is 0/0 at temperature 0.
     """
-
-    rule: Rule
 
     def __call__(self, pair: LawPair, alpha: Array) -> Acceptance:
         law = self.law(pair, alpha)
@@ -63,19 +33,13 @@ class Speculative:
         """`min(q̃, π)` at `tokens`."""
         return self.rule.kept_at(pair, alpha, tokens)
 
-    def law(self, pair: LawPair, alpha: Array) -> Array:
-        """`π` of the rule."""
-        return self.rule.target_law(pair, alpha)
-
 
 @dataclass(frozen=True)
-class Deferral:
+class Deferral(TokenWise):
     """Keep with probability `1 − r(v)`, replace from `p̃`: the same law, lower acceptance.
 
     Fuzzy decoding, Big-Little, the oracle cascade. Needs a rule with a deferral function.
     """
-
-    rule: Rule
 
     def __post_init__(self) -> None:
         if self.rule.deferral is None:
@@ -92,19 +56,13 @@ class Deferral:
         deferred = laws.at_tokens(self.rule.deferral(pair, alpha), tokens)
         return laws.undeferred(deferred, laws.at_tokens(pair, tokens))[..., 0]
 
-    def law(self, pair: LawPair, alpha: Array) -> Array:
-        """`(1 − r) q̃ + p̃ Σ r q̃`."""
-        return self.rule.target_law(pair, alpha)
-
 
 @dataclass(frozen=True)
-class SoftRatio:
+class SoftRatio(TokenWise):
     """Keep with probability `min(1, p̃/q)` whatever the token was drawn from: paper 2's published baseline.
 
     Wrong on purpose: where `q̃` is not `q` its law is not the target's (METHODS section 5).
     """
-
-    rule: Rule
 
     def __post_init__(self) -> None:
         if self.rule.name != "sd_reference":
@@ -117,16 +75,13 @@ class SoftRatio:
         """`q̃ min(1, p̃/q)` at `tokens`."""
         return laws.kept_by_soft_ratio(laws.at_tokens(pair, tokens))[..., 0]
 
-    def law(self, pair: LawPair, alpha: Array) -> Array:
-        """What kept and replaced tokens add up to."""
-        return self.rule.target_law(pair, alpha)
 
-
-ACCEPT_FNS: dict[str, Callable[[Rule], AcceptFn]] = {
+VERIFIERS: dict[str, Callable[[Rule], Verifier]] = {
     "speculative": Speculative,
     "deferral": Deferral,
     "soft_ratio": SoftRatio,
 }
+"""Name -> what a method's `accept` is called by."""
 
 
 def implied_law(acceptance: Acceptance) -> Array:

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
-from typing import Any
+from functools import partial
 
 import jax.numpy as jnp
-import numpy as np
 
 from speccascade_jax.core import names
 from speccascade_jax.core.types import Array, LawPair
 from speccascade_jax.rules import divergences, laws
 from speccascade_jax.rules.measures import entropy, max_of, total_variation
-from speccascade_jax.rules.rule import Rule
+from speccascade_jax.rules.rule import Alpha, Rule
 
 
 def chow(pair: LawPair, alpha: Array) -> Array:
@@ -97,13 +95,17 @@ def lossy(beta: float = 1.0) -> Rule:
     name = "lossy" if beta == 1.0 else f"lossy_beta_{beta:g}"
     # with β > 1 nothing may be left to refill although something was rejected: then π exceeds the ceiling
     kept = laws.kept_below_ceiling if beta <= 1.0 else None
-    return Rule(name=name, law=laws.lossy_with(beta), kept=kept, grid=(0.0, 0.9), domain=(max(0.0, 1.0 - beta), 1.0))
+    alpha = Alpha(grid=(0.0, 0.9), domain=(max(0.0, 1.0 - beta), 1.0), typical=0.4)
+    variant = "Lossy" if beta == 1.0 else f"Lossy, β {beta:g}"
+    return Rule(name=name, law=laws.lossy_with(beta), kept=kept, alpha=alpha, title="SpecDecode", variant=variant)
 
 
 def random_accept(pair: LawPair, alpha: Array) -> Array:
     """Defer every token with probability `1 − α`, whatever the laws are: paper 2's random baseline."""
     return (1.0 - alpha) + 0.0 * pair.greedy
 
+
+_cascade = partial(Rule, title="SpecCascade")
 
 # the largest value of each divergence, or where a sweep of those without one may end
 _LARGEST = {"js": 1.0, "js_reference": 2.0, "kl": 10.0, "kl_reversed": 10.0, "tv": 1.0}
@@ -131,80 +133,56 @@ def fuzzy(divergence: str = "js", top_k: int = 0, scaled: bool = False) -> Rule:
 def _fuzzy(divergence: str, top_k: int, scaled: bool) -> Rule:
     name = f"fuzzy_{divergence}" + (f"_top{top_k}" if top_k else "") + ("_scaled" if scaled else "")
     deferral = divergences.deferral(divergence, top_k, scaled)
-    return Rule(name=name, deferral=deferral, grid=(0.0, _LARGEST.get(divergence, 1.0)))
+    alpha = Alpha(grid=(0.0, _LARGEST.get(divergence, 1.0)), typical=0.3)
+    return _cascade(name=name, deferral=deferral, alpha=alpha, variant=name.removeprefix("fuzzy_"))
 
 
 def get(rule: str | Rule) -> Rule:
-    """The rule of that name.
+    """The rule of that name: of the table below, or `module.NAME` for one of your own.
 
     Raises:
         ValueError: no such rule; the message names the nearest ones.
     """
     if isinstance(rule, Rule):
         return rule
-    if rule not in RULES:
-        raise ValueError(f"unknown rule {rule!r}: {names.hint(rule, RULES)}the rules are {', '.join(RULES)}")
-    return RULES[rule]
+    return names.look_up("rule", rule, RULES, Rule)
 
 
-def check_alpha(rule: Rule, alpha: np.ndarray) -> None:
-    """Refuse α outside the rule's domain, naming the value.
-
-    Raises:
-        ValueError: some α is outside it.
-    """
-    low, high = rule.domain
-    bad = ~((alpha >= low) & ((alpha <= high) if rule.closed else (alpha < high)))
-    if bad.any():
-        value, end = float(np.asarray(alpha)[bad].ravel()[0]), "]" if rule.closed else ")"
-        raise ValueError(f"alpha={value:g} is outside the domain [{low:g}, {high:g}{end} of rule {rule.name!r}")
-
-
-def check_greedy(rule: Rule, temperature: Any, draft_temperature: Any = None) -> None:
-    """Refuse a temperature above 0 under a rule that is defined at 0 only.
-
-    Raises:
-        ValueError: names the temperature.
-    """
-    for name, value in (("temperature", temperature), ("draft_temperature", draft_temperature)):
-        if rule.greedy_only and value is not None and np.max(np.asarray(value)) > 0:
-            raise ValueError(
-                f"rule {rule.name!r} is defined at temperature 0 only, got {name}={value}; "
-                f"at other temperatures use 'token_v3'"
-            )
-
-
-def even_grid(rule: Rule, count: int, vocab_size: int) -> np.ndarray:
-    """`count` α's at equal distances over the rule's sweep range, ends included, float64."""
-    return np.linspace(*grid_bounds(rule, vocab_size), count)
-
-
-def grid_bounds(rule: Rule, vocab_size: int) -> tuple[float, float]:
-    """The rule's sweep range of α as numbers (`ln V` resolved)."""
-    if rule.grid is None:
-        raise ValueError(f"rule {rule.name!r} has no alpha to sweep")
-    words = {"lnV": math.log(vocab_size), "-lnV": -math.log(vocab_size)}
-    low, high = (words[x] if isinstance(x, str) else float(x) for x in rule.grid)
-    return low, high
-
-
+_SIGNED = partial(Alpha, grid=(-1.0, 1.0))
+_TOLERANCE = Alpha(grid=(0.0, 0.9), domain=(0.0, 1.0), typical=0.4)
 _ROWS = (
-    Rule(name="spec_decode", law=laws.spec_decode, kept=laws.kept_lossless, grid=None, reads_q=False, lossless=True),
+    Rule(
+        name="spec_decode", law=laws.spec_decode, kept=laws.kept_lossless, alpha=None, reads_q=False, lossless=True,
+        title="SpecDecode",
+    ),
     lossy(),
-    Rule(name="lossy_tuned", law=laws.lossy_tuned, kept=laws.kept_below_ceiling, grid=(0.0, 0.9), domain=(0.0, 1.0)),
-    Rule(name="lossy_greedy", deferral=lossy_greedy, greedy_only=True),
-    Rule(name="chow", deferral=chow),
-    Rule(name="chow_log", deferral=chow_log, grid=(0.0, "lnV")),
-    Rule(name="diff", deferral=diff, grid=(-1.0, 1.0)),
-    Rule(name="diff_log", deferral=diff_log, grid=("-lnV", "lnV")),
-    Rule(name="opt", deferral=opt, grid=(-1.0, 1.0)),
-    Rule(name="opt_log", deferral=opt_log, grid=(-1.0, 1.0)),
-    Rule(name="bild_star", deferral=bild_star, grid=(0.0, 10.0)),
-    Rule(name="token_v1", deferral=token_v1, grid=(-1.0, 1.0)),
-    Rule(name="token_v2", deferral=token_v2),
-    Rule(name="token_v3", deferral=token_v3),
-    Rule(name="random_accept", deferral=random_accept, domain=(0.0, 1.0), closed=True),
-    Rule(name="sd_reference", law=laws.sd_reference, grid=None),
+    Rule(
+        name="lossy_tuned", law=laws.lossy_tuned, kept=laws.kept_below_ceiling, alpha=_TOLERANCE, title="SpecDecode",
+        variant="Lossy*",
+    ),
+    Rule(
+        name="lossy_greedy", deferral=lossy_greedy, alpha=Alpha(typical=0.4), greedy_only=True, title="SpecDecode",
+        variant="Lossy, greedy",
+    ),
+    Rule(name="sd_reference", law=laws.sd_reference, alpha=None, title="SD of paper 2's code"),
+    Rule(name="bild_star", deferral=bild_star, alpha=Alpha(grid=(0.0, 10.0), typical=2.0), title="BiLD*"),
+    _cascade(name="chow", deferral=chow, alpha=Alpha(typical=0.5), variant="Chow"),
+    _cascade(name="chow_log", deferral=chow_log, alpha=Alpha(grid=(0.0, "lnV"), typical=2.0), variant="ChowLog"),
+    _cascade(name="diff", deferral=diff, alpha=_SIGNED(typical=0.1), variant="Diff"),
+    _cascade(name="diff_log", deferral=diff_log, alpha=Alpha(grid=("-lnV", "lnV"), typical=0.5), variant="DiffLog"),
+    _cascade(name="opt", deferral=opt, alpha=_SIGNED(typical=0.2), variant="OPT"),
+    _cascade(name="opt_log", deferral=opt_log, alpha=_SIGNED(typical=0.2), variant="OPTLog"),
+    _cascade(name="token_v1", deferral=token_v1, alpha=_SIGNED(typical=0.3), variant="TokenV1"),
+    _cascade(name="token_v2", deferral=token_v2, alpha=Alpha(typical=0.3), variant="TokenV2"),
+    # most of its range lies where hardly anything is deferred (METHODS section 3)
+    _cascade(
+        name="token_v3", deferral=token_v3, variant="Token",
+        alpha=Alpha(typical=0.9, swept=(0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)),
+    ),
+    Rule(
+        name="random_accept", deferral=random_accept, alpha=Alpha(domain=(0.0, 1.0), closed=True, typical=0.7),
+        title="Random acceptance",
+    ),
     *(fuzzy(*each) for each in itertools.product(divergences.DIVERGENCES, (0, 50), (False, True))),
-)
+)  # fmt: skip
 RULES: dict[str, Rule] = {row.name: row for row in _ROWS}

@@ -4,12 +4,79 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
+from speccascade_jax.core.checks import per_row
 from speccascade_jax.core.types import Array, LawPair
 from speccascade_jax.rules import laws
 from speccascade_jax.rules.laws import DeferralRule, TargetLaw
+
+End = float | str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alpha:
+    """What a trade-off parameter may be, and what is worth trying.
+
+    Attributes:
+        grid: the range worth sweeping; `"lnV"` and `"-lnV"` stand for `± ln V`.
+        domain: α must satisfy `domain[0] <= α < domain[1]`; closed: the upper end belongs to the domain too.
+        typical: for a first try. swept: the α's of a sweep that names none, where an even grid would be unwise.
+    """
+
+    grid: tuple[End, End] = (0.0, 1.0)
+    domain: tuple[float, float] = (-math.inf, math.inf)
+    closed: bool = False
+    typical: float | None = None
+    swept: tuple[float, ...] = ()
+
+    def check(self, whose: str, values: np.ndarray) -> None:
+        """Refuse values outside the domain; `whose` is the rule or method that an error names.
+
+        Raises:
+            ValueError: names the first such value and the domain.
+        """
+        low, high = self.domain
+        bad = ~((values >= low) & ((values <= high) if self.closed else (values < high)))
+        if bad.any():
+            value, end = float(np.asarray(values)[bad].ravel()[0]), "]" if self.closed else ")"
+            raise ValueError(f"alpha={value:g} is outside the domain [{low:g}, {high:g}{end} of {whose}")
+
+    def bounds(self, vocab_size: int) -> tuple[float, float]:
+        """The sweep range as numbers."""
+        words = {"lnV": math.log(vocab_size), "-lnV": -math.log(vocab_size)}
+        low, high = (words[x] if isinstance(x, str) else float(x) for x in self.grid)
+        return low, high
+
+    def even(self, count: int, vocab_size: int) -> np.ndarray:
+        """`count` values at equal distances over the sweep range, ends included, float64."""
+        return np.linspace(*self.bounds(vocab_size), count)
+
+    def usual(self, count: int = 7, vocab_size: int = 8192) -> tuple[float, ...]:
+        """What is swept where nobody says otherwise; `ln V` is rounded."""
+        return self.swept or tuple(float(np.round(alpha, 3)) for alpha in self.even(count, vocab_size))
+
+
+def checked_alpha(alpha: Alpha | None, whose: str, given: Any, rows: int) -> np.ndarray:
+    """α per row, float32 `[rows]`: the one place where it is checked. Zeros where there is none to give.
+
+    Args:
+        alpha: what it may be; `None`: there is none, and any is ignored.
+        whose: the rule or method, for the error.
+
+    Raises:
+        ValueError: one is needed and missing, or it is outside the domain.
+    """
+    if given is None and alpha is not None:
+        typical = "" if alpha.typical is None else f", say {alpha.typical:g}"
+        raise ValueError(f"{whose} needs alpha{typical}; worth sweeping is {alpha.grid[0]} … {alpha.grid[1]}")
+    values = per_row("alpha", 0.0 if given is None else given, rows)
+    if alpha is not None:
+        alpha.check(whose, values)
+    return values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,27 +89,40 @@ class Rule:
         law: `π(pair, alpha)`; by default made from `deferral`.
         kept: `min(q̃, π)`, where it is a function of `q̃(v)` and `p̃(v)` of the same token alone: then a block is
             accepted or not by looking up its tokens, without a pass over the vocabulary.
-        grid: the range of α worth sweeping (`None`: the rule has no α). `"lnV"` stands for `ln V`.
-        domain: α must satisfy `domain[0] <= α < domain[1]`; closed: the upper end belongs to the domain too.
+        alpha: what α may be; `None`: the rule has none.
         reads_q: whether `π` depends on the draft's law; if not, no draft pass is spent on the bonus position.
         lossless: whether `π = p̃` for every α.
         greedy_only: defined at temperature 0 only.
+        title, variant: what tables call it, "SpecCascade" and "Chow"; by default its name.
     """
 
     name: str
     deferral: DeferralRule | None = None
     law: TargetLaw | None = None
     kept: TargetLaw | None = None
-    grid: tuple[float | str, float | str] | None = (0.0, 1.0)
-    domain: tuple[float, float] = (-math.inf, math.inf)
-    closed: bool = False
+    alpha: Alpha | None = Alpha()
     reads_q: bool = True
     lossless: bool = False
     greedy_only: bool = False
+    title: str = ""
+    variant: str = ""
 
     def __post_init__(self) -> None:
         if (self.law is None) == (self.deferral is None):
             raise ValueError(f"rule {self.name!r} needs either a deferral function or a law, not both and not neither")
+
+    def check_temperatures(self, temperature: Any, draft_temperature: Any = None) -> None:
+        """Refuse a temperature above 0 under a rule that is defined at 0 only.
+
+        Raises:
+            ValueError: names the temperature.
+        """
+        for name, value in (("temperature", temperature), ("draft_temperature", draft_temperature)):
+            if self.greedy_only and value is not None and np.max(np.asarray(value)) > 0:
+                raise ValueError(
+                    f"rule {self.name!r} is defined at temperature 0 only, got {name}={value}; "
+                    f"at other temperatures use 'token_v3'"
+                )
 
     def target_law(self, pair: LawPair, alpha: Array) -> Array:
         """`π`, float32 `[..., V]`; `alpha` is `[..., 1]`."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from speccascade_jax.core import rngs
 from speccascade_jax.core.sampling import sample
 from speccascade_jax.core.types import Array, Draft, LawPair
 from speccascade_jax.rules import laws
-from speccascade_jax.rules.acceptance import AcceptFn
+from speccascade_jax.rules.rule import Rule
 
 
 class Verdict(NamedTuple):
@@ -27,48 +28,149 @@ class Verdict(NamedTuple):
     law: Array
 
 
-def verify(accept: AcceptFn, pair: LawPair, alpha: Array, draft: Draft, keys: rngs.RoundKeys, bonus: str) -> Verdict:
-    """Keep the longest accepted prefix of each row's block and draw one token after it (METHODS section 2).
+class Verifier(Protocol):
+    """What the engine asks of whatever decides about a block; implementations are frozen and hashable.
 
-    Args:
-        accept: the acceptance.
-        pair: laws over `[B, G + 1, V]`.
-        alpha: `[B]`.
-        draft: the block; `draft.q_tilde` is what its tokens were drawn from.
-        keys: this round's bits.
-        bonus: "rule": after a fully kept block draw from `π`; "target": from `p̃`; "none" is "rule" here,
-            the engine drops the token.
-
-    Returns:
-        A `Verdict`. The replacement is drawn at one position only, not at all of them.
+    Attributes:
+        name: for errors and records; reads_q: whether `π` depends on the draft's law, so that a bonus from `π` takes
+            one more draft pass; lossless: whether `π = p̃`; defers: whether `deferred` says anything.
     """
-    num_kept = _count_kept(accept, pair, alpha, draft, keys)
-    rejected = num_kept < draft.length
-    last = jax.tree.map(lambda x: jnp.take_along_axis(x, num_kept[:, None, None], axis=1)[:, 0], pair)
-    with jax.named_scope("rule"):
-        after = accept(last, alpha[:, None])
-        bonus_law = last.p_tilde if bonus == "target" else accept.law(last, alpha[:, None])
-    final_law = jnp.where(rejected[:, None], after.replacement, bonus_law)
-    uniform = keys.uniform(num_kept, jnp.where(rejected, rngs.REPLACE, rngs.BONUS))
-    with jax.named_scope("rule"):
-        law = accept.law(pair, alpha[:, None, None])
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def reads_q(self) -> bool: ...
+    @property
+    def lossless(self) -> bool: ...
+    @property
+    def defers(self) -> bool: ...
+
+    def verify(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array, bonus: str) -> Verdict:
+        """Decide a block and draw one token after what is kept; laws over `[B, G + 1, V]`, `alpha` `[B]`."""
+
+    def law(self, pair: LawPair, alpha: Array) -> Array:
+        """`π`, the law that a token at a position obeys, float32 `[..., V]`; `alpha` is `[..., 1]`."""
+
+    def deferred(self, pair: LawPair, alpha: Array, tokens: Array) -> tuple[Array, Array]:
+        """What is handed to the target, for the counters: see `TokenWise.deferred`."""
+
+
+class Acceptance(NamedTuple):
+    """`kept` `[..., V]`: mass of drafted-and-kept; `replacement` `[..., V]`: the law after a rejection."""
+
+    kept: Array
+    replacement: Array
+
+
+@dataclass(frozen=True)
+class TokenWise:
+    """Token after token is kept or replaced under a rule: the base of `rules.acceptance`.
+
+    A subclass says what is kept and what replaces it; here is how a block is decided by that. The law is the rule's.
+    """
+
+    rule: Rule
+
+    @property
+    def name(self) -> str:
+        """The rule's."""
+        return self.rule.name
+
+    @property
+    def reads_q(self) -> bool:
+        """The rule's."""
+        return self.rule.reads_q
+
+    @property
+    def lossless(self) -> bool:
+        """The rule's."""
+        return self.rule.lossless
+
+    @property
+    def defers(self) -> bool:
+        """Whether the rule is a deferral."""
+        return self.rule.deferral is not None
+
+    def __call__(self, pair: LawPair, alpha: Array) -> Acceptance:
+        """What is kept and what replaces the rest, at every position; `alpha` is `[..., 1]`."""
+        raise NotImplementedError
+
+    def kept_at(self, pair: LawPair, alpha: Array, tokens: Array) -> Array:
+        """`kept` at `tokens` `[...]`, without computing it at all the others where that can be avoided."""
+        raise NotImplementedError
+
+    def law(self, pair: LawPair, alpha: Array) -> Array:
+        """`π` of the rule."""
+        return self.rule.target_law(pair, alpha)
+
+    def verify(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array, bonus: str) -> Verdict:
+        """Keep the longest accepted prefix of each row's block and draw one token after it (METHODS section 2).
+
+        Args:
+            pair: laws over `[B, G + 1, V]`.
+            draft: the block; `draft.q_tilde` is what its tokens were drawn from.
+            keys: this round's bits.
+            alpha: `[B]`.
+            bonus: "rule": after a fully kept block draw from `π`, or from `p̃` where the draft has no law there;
+                "target": from `p̃`; "none" is "rule" here, the engine drops the token.
+
+        Returns:
+            A `Verdict`. The replacement is drawn at one position only, not at all of them.
+        """
+        num_kept = self._count_kept(pair, draft, keys, alpha)
+        rejected = num_kept < draft.length
+        last = jax.tree.map(lambda x: jnp.take_along_axis(x, num_kept[:, None, None], axis=1)[:, 0], pair)
+        theirs = _from_target(draft, bonus)
+        with jax.named_scope("rule"):
+            after, bonus_law = self(last, alpha[:, None]), self.law(last, alpha[:, None])
+        if theirs is not None:
+            bonus_law = jnp.where(theirs[:, None], last.p_tilde, bonus_law)
+        final_law = jnp.where(rejected[:, None], after.replacement, bonus_law)
+        uniform = keys.uniform(num_kept, jnp.where(rejected, rngs.REPLACE, rngs.BONUS))
+        with jax.named_scope("rule"):
+            law = self.law(pair, alpha[:, None, None])
+        if theirs is not None:
+            at_bonus = (jnp.arange(law.shape[1])[None] == draft.length[:, None]) & theirs[:, None]
+            law = jnp.where(at_bonus[..., None], pair.p_tilde, law)
+        with jax.named_scope("sampling"):
+            final = sample(final_law, uniform)
+        return Verdict(num_kept, rejected, final, law)
+
+    def _count_kept(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array) -> Array:
+        """int32 `[B]`: kept are the `x_j` with `u · q̃_j(x_j) < kept_j(x_j)`, up to the first that is not."""
+        batch, block = draft.tokens.shape
+        if block == 0:
+            return jnp.zeros((batch,), jnp.int32)
+        tokens = jnp.pad(draft.tokens, [(0, 0), (0, 1)])  # cheaper than cutting the bonus position off every law
+        with jax.named_scope("rule"):
+            kept_at = self.kept_at(pair, alpha[:, None, None], tokens)[:, :block]
+        drawn_at = laws.at_tokens(pair.q_tilde, tokens)[:, :block, 0]
+        slots = jnp.broadcast_to(jnp.arange(block, dtype=jnp.int32), (batch, block))
+        # the kept mass, not the ratio π/q̃, which is 0/0 at temperature 0
+        keep = (keys.uniform(slots, rngs.ACCEPT) * drawn_at < kept_at) & (slots < draft.length[:, None])
+        return jnp.cumprod(keep, -1).sum(-1).astype(jnp.int32)
+
+    def deferred(self, pair: LawPair, alpha: Array, tokens: Array) -> tuple[Array, Array]:
+        """What the rule hands to the target in a block: `η = Σ r q̃` `[B, W]` and `r(x_j)` of the drafts `[B, W − 1]`.
+
+        Args:
+            pair: over `[B, W, V]`; alpha: `[B]`; tokens: int32 `[B, W − 1]`, the drafts.
+
+        Returns:
+            float32; zeros for a rule that is no deferral.
+        """
+        rows, block = tokens.shape
+        if self.rule.deferral is None:
+            return jnp.zeros((rows, block + 1)), jnp.zeros((rows, block))
+        with jax.named_scope("rule"):
+            deferred = self.rule.deferral(pair, alpha[:, None, None])
+            eta = jnp.broadcast_to(laws.deferral_mass(deferred, pair)[..., 0], (rows, block + 1))
+        everywhere = jnp.broadcast_to(deferred.astype(jnp.float32), pair.q_tilde.shape)[:, :block]
+        return eta, jnp.take_along_axis(everywhere, tokens[..., None], -1)[..., 0]
+
+
+def _from_target(draft: Draft, bonus: str) -> Array | None:
+    """bool `[B]`: the rows whose token behind a whole block comes from `p̃`; `None`: it is the rule's everywhere."""
     if bonus == "target":
-        at_bonus = jnp.arange(law.shape[1])[None] == draft.length[:, None]
-        law = jnp.where(at_bonus[..., None], pair.p_tilde, law)
-    with jax.named_scope("sampling"):
-        final = sample(final_law, uniform)
-    return Verdict(num_kept, rejected, final, law)
-
-
-def _count_kept(accept: AcceptFn, pair: LawPair, alpha: Array, draft: Draft, keys: rngs.RoundKeys) -> Array:
-    """int32 `[B]`: kept are the `x_j` with `u · q̃_j(x_j) < kept_j(x_j)`, up to the first that is not."""
-    batch, block = draft.tokens.shape
-    if block == 0:
-        return jnp.zeros((batch,), jnp.int32)
-    tokens = jnp.pad(draft.tokens, [(0, 0), (0, 1)])  # cheaper than cutting the bonus position off every law
-    with jax.named_scope("rule"):
-        kept_at = accept.kept_at(pair, alpha[:, None, None], tokens)[:, :block]
-    drawn_at = laws.at_tokens(pair.q_tilde, tokens)[:, :block, 0]
-    slots = jnp.broadcast_to(jnp.arange(block, dtype=jnp.int32), (batch, block))
-    keep = (keys.uniform(slots, rngs.ACCEPT) * drawn_at < kept_at) & (slots < draft.length[:, None])
-    return jnp.cumprod(keep, -1).sum(-1).astype(jnp.int32)
+        return jnp.ones(draft.length.shape, bool)
+    return None if draft.lawful is None else ~draft.lawful

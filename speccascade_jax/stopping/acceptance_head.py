@@ -14,8 +14,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from speccascade_jax.core.types import Params
-from speccascade_jax.models.cache import Array
+from speccascade_jax.core.types import Array, Params
 
 _LAW = 2  # numbers of the law behind the state
 _LEAST = 1e-6  # a smaller probability is no surer sign of a rejection

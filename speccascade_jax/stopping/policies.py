@@ -1,4 +1,4 @@
-"""★ Stop policies: when a drafter stops before its block is full.
+"""★ Stop policies: when a drafter stops before its block is full. A new one is a class here and a row in `STOPS`.
 
 A policy is a stopping time. It is asked at each slot with that position's `q`, the hidden state behind it and its
 own state, never the token about to be drawn, and it can't take a token back: the law holds by construction.
@@ -6,26 +6,31 @@ own state, never the token about to be drawn, and it can't take a token back: th
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from speccascade_jax.core.checks import whole
-from speccascade_jax.core.protocols import Decision, DraftStep
+from speccascade_jax.core.protocols import Decision, DraftStep, StopPolicy
 from speccascade_jax.core.types import Array, Controls, PyTree
 from speccascade_jax.rules.measures import entropy
 from speccascade_jax.stopping import acceptance_head
 
 
 @dataclass(frozen=True)
-class _Capped:
-    """A policy without a state of its own that lets at most `block` tokens through."""
+class Capped:
+    """The base of policies: lets at most `block` tokens through, and has no state of its own."""
 
     block: int
     adaptive: ClassVar[bool] = True
     threshold: ClassVar[str] = ""
+    between: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    on_rejection: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         whole("block_size", self.block, 1)
@@ -34,12 +39,12 @@ class _Capped:
         """No state."""
         return ()
 
-    def _below_cap(self, step: DraftStep) -> Array:
+    def below_cap(self, step: DraftStep) -> Array:
         return step.slot + 1 < self.block
 
 
 @dataclass(frozen=True)
-class Fixed(_Capped):
+class Fixed(Capped):
     """Always `block` tokens (γ)."""
 
     adaptive: ClassVar[bool] = False
@@ -47,11 +52,11 @@ class Fixed(_Capped):
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
         """End *after* the last token of the block."""
         yes = jnp.ones(step.q.shape[:1], bool)
-        return Decision(draw=yes, proceed=yes & self._below_cap(step)), state
+        return Decision(draw=yes, proceed=yes & self.below_cap(step)), state
 
 
 @dataclass(frozen=True)
-class Confidence(_Capped):
+class Confidence(Capped):
     """Draw while `max q >= 1 − stop_threshold`: Big-Little's fallback (METHODS section 4).
 
     The block ends *before* the unsure token.
@@ -62,26 +67,28 @@ class Confidence(_Capped):
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
         """Draw only where the draft is sure."""
         sure = step.max_q >= 1.0 - controls.stop_threshold
-        return Decision(draw=sure, proceed=sure & self._below_cap(step)), state
+        return Decision(draw=sure, proceed=sure & self.below_cap(step)), state
 
 
 @dataclass(frozen=True)
-class Entropy(_Capped):
+class Entropy(Capped):
     """Draw while `H(q) <= stop_threshold` (nats): `Confidence` with ChowLog's measure."""
 
     threshold: ClassVar[str] = "it drafts while the entropy of q is at most stop_threshold (nats)"
+    between: ClassVar[tuple[float, float]] = (0.0, math.inf)
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
         """Draw only where the draft is sure."""
         sure = entropy(step.q)[..., 0] <= controls.stop_threshold
-        return Decision(draw=sure, proceed=sure & self._below_cap(step)), state
+        return Decision(draw=sure, proceed=sure & self.below_cap(step)), state
 
 
 @dataclass(frozen=True)
-class CumulativeConfidence(_Capped):
+class CumulativeConfidence(Capped):
     """Draw while `Π max q >= 1 − stop_threshold`, the product over the block, this position included."""
 
     threshold: ClassVar[str] = "it drafts while the product of max q over the block is at least 1 - stop_threshold"
+    on_rejection: ClassVar[bool] = True
 
     def init(self, batch_size: int) -> PyTree:
         """The product so far, float32 `[B]`."""
@@ -91,16 +98,16 @@ class CumulativeConfidence(_Capped):
         """Draw only while the draft has been sure of all of it."""
         product = jnp.where(step.slot == 0, 1.0, state) * step.max_q
         sure = product >= 1.0 - controls.stop_threshold
-        return Decision(draw=sure, proceed=sure & self._below_cap(step)), product
+        return Decision(draw=sure, proceed=sure & self.below_cap(step)), product
 
 
 @dataclass(frozen=True)
-class AcceptanceHead(_Capped):
+class AcceptanceHead(Capped):
     """SpecDec++: stop once `1 − Π P_i > stop_threshold` (h), `P_i` a head's prediction that `y_i` is kept.
 
-    Paper 3, Algorithm 2; METHODS section 6. Parameters are the head's (`heads.acceptance`); one that reads the law that
-    a token was drawn from is given it. At least `least` and at most `block` tokens (the authors' 2 and 20), but for a
-    stop id or the row's limit.
+    Paper 3, Algorithm 2; METHODS section 6. Parameters are the head's (`stopping.acceptance_head`); one that
+    reads the law that a token was drawn from is given it. At least `least` and at most `block` tokens (the authors' 2
+    and 20), but for a stop id or the row's limit.
 
     `lag=1`: after `y_k` is drawn it is the last if the product over `i < k` says so: no pass of the draft is made whose
     law is not drawn from. `lag=0`: `P_k` counts too, which takes the pass that reads `y_k`: one more per round, unless
@@ -111,6 +118,7 @@ class AcceptanceHead(_Capped):
     least: int = 2
     lag: int = 1
     threshold: ClassVar[str] = "it drafts until the predicted chance of a rejection exceeds stop_threshold (h)"
+    on_rejection: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -136,14 +144,14 @@ class AcceptanceHead(_Capped):
             draw, proceed = jnp.ones_like(sure), sure | (step.slot + 1 < self.least)
         else:
             draw = proceed = sure | (step.slot < self.least)
-        return Decision(draw, proceed & self._below_cap(step)), (product, max_q)
+        return Decision(draw, proceed & self.below_cap(step)), (product, max_q)
 
 
 @dataclass(frozen=True)
-class Oracle(_Capped):
+class Oracle(Capped):
     """Lemma 2.1's: stop before every token that will not be kept. Parameters: bool `[B, L]`, where to stop before.
 
-    What is to be known beforehand, `oracle.py` finds out.
+    What is to be known beforehand, `methods.oracle` finds out.
     """
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
@@ -153,14 +161,16 @@ class Oracle(_Capped):
             return jnp.take_along_axis(params, position[:, None], axis=1, mode="fill", fill_value=True)[:, 0]
 
         draw = ~stops_at(step.position)
-        return Decision(draw, draw & ~stops_at(step.position + 1) & self._below_cap(step)), state
+        return Decision(draw, draw & ~stops_at(step.position + 1) & self.below_cap(step)), state
 
 
-STOP_POLICIES = {
+STOPS: dict[str, Callable[[int], StopPolicy]] = {
     "fixed": Fixed,
     "confidence": Confidence,
     "cumulative_confidence": CumulativeConfidence,
     "entropy": Entropy,
     "acceptance_head": AcceptanceHead,
+    "acceptance_head_lag0": partial(AcceptanceHead, lag=0),
     "oracle": Oracle,
 }
+"""Name -> policy of a block size: what `stop` names in `decode`, gin and the rows of METHODS."""

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from speccascade_jax.rules import rule
 from speccascade_jax.core.types import LawPair
 from speccascade_jax.rules import deferral, measures
 from speccascade_jax.rules.deferral import RULES
@@ -199,6 +200,6 @@ def test_lossy_refuses_a_beta_below_one_minus_alpha():
 
 def test_a_rule_needs_exactly_one_of_deferral_and_law():
     with pytest.raises(ValueError, match="either a deferral function or a law"):
-        deferral.Rule(name="neither")
+        rule.Rule(name="neither")
     with pytest.raises(ValueError, match="either a deferral function or a law"):
-        deferral.Rule(name="both", deferral=deferral.chow, law=RULES["lossy"].law)
+        rule.Rule(name="both", deferral=deferral.chow, law=RULES["lossy"].law)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax.api import assemble
-from speccascade_jax.rules.deferral import Rule
+from speccascade_jax.rules.rule import Rule
 from tests.support import conformance
 
 _APART = 64.0

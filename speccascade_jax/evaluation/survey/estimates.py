@@ -22,7 +22,7 @@ from speccascade_jax.models.along import along
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules import deferral as rules
 from speccascade_jax.rules import divergences, laws, measures
-from speccascade_jax.rules.deferral import Rule
+from speccascade_jax.rules.rule import Rule
 
 
 class Estimate(NamedTuple):

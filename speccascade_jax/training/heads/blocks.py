@@ -15,12 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade_jax.core.types import Prompt, Round
+from speccascade_jax.core.types import Array, Prompt, Round
 from speccascade_jax.engine.generate import Generation, generate, raise_on_failure
 from speccascade_jax.evaluation.points import Method, Point
 from speccascade_jax.evaluation.session import Evaluator
 from speccascade_jax.models.along import states
-from speccascade_jax.models.cache import Array
 from speccascade_jax.rules import deferral
 from speccascade_jax.stopping.acceptance_head import with_law
 from speccascade_jax.training.heads.making import judged

@@ -25,11 +25,10 @@ from absl import logging
 
 from speccascade_jax.core import files
 from speccascade_jax.core.checks import check_seed, per_row, several, whole
-from speccascade_jax.core.types import Params
+from speccascade_jax.core.types import Array, Params
 from speccascade_jax.evaluation.points import ModelPair
 from speccascade_jax.evaluation.session import load_source
 from speccascade_jax.models import along, fingerprints
-from speccascade_jax.models.cache import Array
 from speccascade_jax.pairs import head_files
 from speccascade_jax.results.printing import clock_time
 from speccascade_jax.stopping import acceptance_head as heads

@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from speccascade_jax.models.cache import Array
+from speccascade_jax.core.types import Array
 
 
 def smoothed_cross_entropy(logits: Array, targets: Array, vocab_size: int, smoothing: float = 0.0) -> Array:

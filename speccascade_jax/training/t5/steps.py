@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from speccascade_jax.core.types import BoundModel, Params
-from speccascade_jax.models.cache import Array
+from speccascade_jax.core.types import Array, BoundModel, Params
 from speccascade_jax.models.t5 import T5, T5Config, T5Module, teacher_forced_logits
 from speccascade_jax.training.t5 import losses
 

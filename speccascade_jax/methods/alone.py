@@ -1,0 +1,65 @@
+"""One model writes alone: the two ends of every plot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from speccascade_jax.core.controls import make_controls
+from speccascade_jax.core.protocols import LanguageModel
+from speccascade_jax.core.types import Controls
+from speccascade_jax.drafters.none import NoDrafter
+from speccascade_jax.engine.generate import Generator
+from speccascade_jax.engine.loop import Engine
+from speccascade_jax.methods.recipe import Built, Recipe
+from speccascade_jax.methods.settings import Settings
+from speccascade_jax.pairs.head_files import Head
+from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.rules.acceptance import Speculative
+from speccascade_jax.rules.deferral import RULES
+
+
+def engine_of(model: LanguageModel, stop_ids: tuple[int, ...]) -> Engine:
+    """An engine in which a model writes alone, in the target's place; parameters are `{"target", "drafter": {}}`."""
+    lossless = Speculative(RULES["spec_decode"])
+    return Engine(target=model, drafter=NoDrafter(), verifier=lossless, stop_ids=stop_ids, bonus="target")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alone(Recipe):
+    """One model writes alone, through the same loop; rule, block size and bonus mean nothing.
+
+    Attributes:
+        model: which of the pair's.
+    """
+
+    model: str
+
+    @property
+    def draft_alone(self) -> bool:
+        """Whether that is the draft."""
+        return self.model != "target"
+
+    def resolved(self, settings: Settings) -> Settings:
+        """Without what means nothing."""
+        return Settings(
+            method=settings.method,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+            draft_temperature=settings.draft_temperature,
+        )
+
+    def controls(self, settings: Settings, rows: int) -> Controls:
+        """The sampling of the model's last word: the draft's own where it writes alone, else the target's."""
+        own = settings.temperature
+        if self.model != "target" and settings.draft_temperature is not None:
+            own = settings.draft_temperature
+        return make_controls(
+            rows, temperature=own, draft_temperature=settings.draft_temperature, top_p=settings.top_p,
+            top_k=settings.top_k,
+        )  # fmt: skip
+
+    def build(self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None) -> Built:
+        """An engine without a drafter."""
+        bound = pair.model(self.model)
+        return Built(Generator(engine_of(bound.model, stop_ids)), {"target": bound.params, "drafter": {}})

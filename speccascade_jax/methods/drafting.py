@@ -1,0 +1,171 @@
+"""What drafts: from the names, levels and drafters of one's own in `drafters` to a drafter and its parameters.
+
+A drafter of one's own is a function `(pair, block_size) -> (drafter, parameters)` in a file that Python can import,
+named `module.NAME`; docs/extending.md shows one.
+"""
+
+from __future__ import annotations
+
+from types import FunctionType
+from typing import Any
+
+from speccascade_jax.core import names
+from speccascade_jax.core.checks import per_row, whole
+from speccascade_jax.core.controls import make_controls
+from speccascade_jax.core.protocols import Drafter, StopPolicy
+from speccascade_jax.core.types import BoundModel, Controls, Params
+from speccascade_jax.drafters.model import ModelDrafter
+from speccascade_jax.drafters.nested import NestedDrafter
+from speccascade_jax.engine.loop import BONUSES, Engine
+from speccascade_jax.methods.settings import Level, Settings
+from speccascade_jax.pairs.head_files import Head
+from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.rules import deferral
+from speccascade_jax.rules.acceptance import VERIFIERS
+from speccascade_jax.rules.rule import Rule, checked_alpha
+from speccascade_jax.rules.verification import Verifier
+from speccascade_jax.stopping.policies import STOPS, AcceptanceHead
+
+
+def policy_of(stop: Any, block_size: int) -> StopPolicy:
+    """The stop policy that is named, or that a class makes, for blocks of at most `block_size`.
+
+    Raises:
+        ValueError: no such policy, or a block size below 1.
+    """
+    made = names.look_up("stop policy", stop, STOPS, object) if isinstance(stop, str) else stop
+    policy: StopPolicy = made(whole("block_size", block_size, 1))
+    return policy
+
+
+def verifier_of(accept: str, rule: Rule) -> Verifier:
+    """The acceptance of that name under a rule.
+
+    Raises:
+        ValueError: no such acceptance, or one that the rule does not go with.
+    """
+    if accept not in VERIFIERS:
+        raise ValueError(f"unknown acceptance {accept!r}: choose one of {', '.join(VERIFIERS)}")
+    return VERIFIERS[accept](rule)
+
+
+def check_bonus(bonus: str) -> None:
+    """Refuse a bonus that there is not."""
+    if bonus not in BONUSES:
+        raise ValueError(f"bonus={bonus!r} is not one of {', '.join(BONUSES)}")
+
+
+def checked_threshold(policy: StopPolicy, whose: str, given: Any) -> Any:
+    """What a stop policy compares with; 0 where it compares nothing.
+
+    Raises:
+        ValueError: a threshold that is needed and missing, given and of no use, or that means nothing.
+    """
+    if policy.threshold and given is None:
+        raise ValueError(f"{whose} needs stop_threshold: {policy.threshold}")
+    if given is None:
+        return 0.0
+    if not policy.threshold:
+        raise ValueError(f"{whose} has no stop_threshold ({given}): nothing compares with one; leave it out")
+    (low, high), values = policy.between, per_row("stop_threshold", given, _count(given))
+    if (bad := values[(values < low) | (values > high)]).size:
+        raise ValueError(f"stop_threshold={bad[0]:.8g} is outside {low:g} … {high:g}; {whose}: {policy.threshold}")
+    return given
+
+
+def _count(given: Any) -> int:
+    return len(given) if hasattr(given, "__len__") else 1
+
+
+def the_one(drafters: tuple[str | Level, ...], whose: str) -> str | Level:
+    """The drafter, where there may be but one.
+
+    Raises:
+        ValueError: none, or several.
+    """
+    if len(drafters) != 1:
+        raise ValueError(f"{whose} takes one drafter, got {len(drafters)} ({', '.join(map(str, drafters)) or 'none'})")
+    return drafters[0]
+
+
+def drafter_of(
+    pair: Pair, drafters: tuple[str | Level, ...], policy: StopPolicy, whose: str, head: Head | None = None
+) -> tuple[Drafter, Params]:
+    """What drafts for an engine, and its parameters.
+
+    Args:
+        policy: of a model that drafts; its block size is that of a drafter of one's own too.
+        whose: the method or level that is drafted for, for errors; head: instead of the pair's own.
+
+    Raises:
+        ValueError: a name that is neither a model of the pair's nor a function of one's own; as `Pair.require_head`.
+    """
+    which = the_one(drafters, whose)
+    if isinstance(which, Level):
+        engine, params = level_engine(pair, which, head)
+        return NestedDrafter(engine, which.budget), params
+    if which in pair.models:
+        return _model_drafter(pair, pair.models[which], policy, head)
+    build = names.look_up("drafter", which, pair.models, FunctionType)
+    made: tuple[Drafter, Params] = build(pair, policy.block)
+    return made
+
+
+def _model_drafter(pair: Pair, bound: BoundModel, policy: StopPolicy, head: Head | None) -> tuple[ModelDrafter, Params]:
+    params: dict[str, Params] = {"model": bound.params}
+    if isinstance(policy, AcceptanceHead):
+        own = pair.require_head() if head is None else head
+        if own is not pair.head or bound is not pair.draft:
+            own.check(bound, pair.name)
+        params["stop"] = own.params
+    return ModelDrafter(bound.model, policy), params
+
+
+def level_engine(pair: Pair, level: Level, head: Head | None = None) -> tuple[Engine, Params]:
+    """The engine that a level is, and its parameters."""
+    whose = f"level {level.model!r}"
+    check_bonus(level.bonus)
+    drafter, params = drafter_of(pair, level.drafters, policy_of(level.stop, level.block_size), whose, head)
+    bound = pair.model(level.model)
+    engine = Engine(
+        target=bound.model,
+        drafter=drafter,
+        verifier=verifier_of(level.accept, deferral.get(level.rule)),
+        bonus=level.bonus,
+    )
+    return engine, {"target": bound.params, "drafter": params}
+
+
+def draft_sampling(drafters: tuple[str | Level, ...], own: Any) -> Any:
+    """The temperature that a draft is sampled at: a level's own, if it has one."""
+    first = drafters[0] if len(drafters) == 1 else None
+    return first.temperature if isinstance(first, Level) and first.temperature is not None else own
+
+
+def inner_controls(above: Settings, temperature: Any, rows: int) -> tuple[Controls, ...]:
+    """The numbers of the levels among `above.drafters`: they mirror the tree of drafters.
+
+    Args:
+        above: what is drafted for; temperature: that its drafts are sampled at.
+    """
+    return tuple(_level_controls(each, above, temperature, rows) for each in above.drafters if isinstance(each, Level))
+
+
+def _level_controls(level: Level, above: Settings, temperature: Any, rows: int) -> Controls:
+    whose, rule = f"level {level.model!r}", deferral.get(level.rule)
+    own = temperature if level.temperature is None else level.temperature
+    top_p = above.top_p if level.top_p is None else level.top_p
+    top_k = above.top_k if level.top_k is None else level.top_k
+    below = draft_sampling(level.drafters, level.draft_temperature)
+    rule.check_temperatures(own, below)
+    known = Settings(drafters=level.drafters, top_p=top_p, top_k=top_k)
+    return make_controls(
+        rows,
+        alpha=checked_alpha(rule.alpha, f"{whose}: rule {rule.name!r}", level.alpha, rows),
+        temperature=own,
+        top_p=top_p,
+        top_k=top_k,
+        draft_temperature=below,
+        stop_threshold=checked_threshold(policy_of(level.stop, level.block_size), whose, level.stop_threshold),
+        inner=inner_controls(known, own if below is None else below, rows),
+    )

@@ -1,0 +1,172 @@
+"""Speculation: a draft, a rule, an acceptance, a stop policy, and what follows a kept block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from speccascade_jax.core.checks import whole
+from speccascade_jax.core.controls import make_controls
+from speccascade_jax.core.protocols import StopPolicy
+from speccascade_jax.core.types import Controls, Params
+from speccascade_jax.engine.generate import Generator
+from speccascade_jax.engine.loop import Engine
+from speccascade_jax.methods import drafting
+from speccascade_jax.methods.recipe import Built, Recipe
+from speccascade_jax.methods.settings import DRAFT_MODEL, Level, Settings, drafters_text
+from speccascade_jax.pairs.head_files import Head
+from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.rules import deferral
+from speccascade_jax.rules.rule import Alpha, Rule, checked_alpha
+from speccascade_jax.stopping.policies import AcceptanceHead, Fixed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speculation(Recipe):
+    """A method in which drafts are kept or replaced; a caller's own choice takes the place of a part that is not fixed.
+
+    Attributes:
+        decides: the rule if none is named; rules: those that may take its place (empty: any).
+        accept: a name in `rules.acceptance.VERIFIERS`.
+        stop: a name in `stopping.policies.STOPS`, or a policy's class.
+        block_size: the default, or the only one where `fixed_block`.
+        bonus: the default.
+        greedy_draft: whether the draft is greedy unless a draft temperature is named.
+        alpha_stops: whether α is the stop policy's threshold too.
+        verify_final: see `Engine`.
+    """
+
+    decides: str | Rule = "spec_decode"
+    rules: tuple[str, ...] = ()
+    accept: str = "speculative"
+    stop: Any = "fixed"
+    block_size: int = 5
+    fixed_block: bool = False
+    bonus: str = "rule"
+    greedy_draft: bool = False
+    alpha_stops: bool = False
+    verify_final: bool = True
+
+    @property
+    def called(self) -> str:
+        """What an error calls it."""
+        return f"method {self.name!r}"
+
+    def rule(self, settings: Settings) -> Rule:
+        """The caller's rule, or the method's own."""
+        chosen = deferral.get(self.decides if settings.rule is None else settings.rule)
+        if self.rules and chosen.name not in self.rules:
+            raise ValueError(f"{self.called} takes rule {' or '.join(self.rules)}, not {chosen.name!r}")
+        return chosen
+
+    def alpha(self, settings: Settings) -> Alpha | None:
+        """The rule's."""
+        return self.rule(settings).alpha
+
+    def heading(self, settings: Settings) -> str:
+        """The method's title, or the rule's where the method is but the frame for one."""
+        rule = self.rule(settings)
+        return self.title or rule.title or rule.name
+
+    def details(self, settings: Settings) -> tuple[str, ...]:
+        """The method's own detail, the rule's variant, a stop policy and drafters that were chosen."""
+        rule, stop = self.rule(settings), ""
+        if settings.stop is not None:
+            stop = settings.stop if isinstance(settings.stop, str) else getattr(settings.stop, "__name__", "own stop")
+        drafters = settings.drafters
+        drawn = "" if drafters == (DRAFT_MODEL,) else drafters_text(drafters, None)
+        return tuple(each for each in (self.detail, rule.variant, stop.rpartition(".")[2], drawn) if each)
+
+    def policy(self, settings: Settings) -> StopPolicy:
+        """When drafts end.
+
+        Raises:
+            ValueError: a block size below 1, or another than the only one that the method has; no such policy.
+        """
+        size = self.block_size if settings.block_size is None else whole("block_size", settings.block_size, 1)
+        if self.fixed_block and size != self.block_size:
+            raise ValueError(f"{self.called} has blocks of {self.block_size}: leave block_size={size} out")
+        return drafting.policy_of(self.stop if settings.stop is None else settings.stop, size)
+
+    def sweeps_block(self, settings: Settings) -> bool:
+        """Whether a model drafts blocks that end at γ, whatever γ is."""
+        levels = any(isinstance(each, Level) for each in settings.drafters)
+        return isinstance(self.policy(settings), Fixed) and not self.fixed_block and not levels
+
+    def threshold(self, settings: Settings) -> str:
+        """What the stop policy does with a threshold that is not α."""
+        return "" if self.alpha_stops else self.policy(settings).threshold
+
+    def on_rejection(self, settings: Settings) -> bool:
+        """The stop policy's."""
+        return self.policy(settings).on_rejection
+
+    def needs_head(self, settings: Settings) -> bool:
+        """Whether the stop policy asks one."""
+        return isinstance(self.policy(settings), AcceptanceHead)
+
+    def resolved(self, settings: Settings) -> Settings:
+        """With the method's own block size and bonus; where a level drafts, blocks have no size of their own."""
+        self.rule(settings)
+        size: int | None = self.policy(settings).block
+        if any(isinstance(each, Level) for each in settings.drafters):
+            if settings.block_size is not None:
+                raise ValueError(
+                    f"block_size={settings.block_size} means nothing where a level drafts: set Level.block_size, of "
+                    f"the model that drafts for it, or Level.budget"
+                )
+            size = None
+        bonus = self.bonus if settings.bonus is None else settings.bonus
+        drafting.check_bonus(bonus)
+        return replace(settings, block_size=size, bonus=bonus)
+
+    def controls(self, settings: Settings, rows: int) -> Controls:
+        """α, thresholds and sampling of the target, of its draft and of the levels below, all checked."""
+        rule, heat = self.rule(settings), settings.draft_temperature
+        if self.greedy_draft and heat is None:
+            heat = 0.0
+        rule.check_temperatures(settings.temperature, heat)
+        alpha = checked_alpha(rule.alpha, f"rule {rule.name!r}", settings.alpha, rows)
+        drawn = drafting.draft_sampling(settings.drafters, heat)
+        return make_controls(
+            rows,
+            alpha=alpha,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+            draft_temperature=drawn,
+            stop_threshold=self._stop_threshold(settings, alpha),
+            inner=drafting.inner_controls(settings, settings.temperature if drawn is None else drawn, rows),
+        )
+
+    def _stop_threshold(self, settings: Settings, alpha: np.ndarray) -> Any:
+        given = settings.stop_threshold
+        if not self.alpha_stops:
+            return drafting.checked_threshold(self.policy(settings), self.called, given)
+        if given is not None:
+            raise ValueError(f"{self.called} has no stop_threshold ({given}): its alpha is the threshold; leave it out")
+        return alpha
+
+    def engine(
+        self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None
+    ) -> tuple[Engine, Params]:
+        """The engine and its parameters; arguments and errors as of `build`."""
+        settings = self.resolved(settings)
+        policy = self.policy(settings)
+        drafter, params = drafting.drafter_of(pair, settings.drafters, policy, self.called, head)
+        engine = Engine(
+            target=pair.target.model,
+            drafter=drafter,
+            verifier=drafting.verifier_of(settings.accept or self.accept, self.rule(settings)),
+            stop_ids=stop_ids,
+            bonus=settings.bonus or self.bonus,
+            verify_final=self.verify_final,
+        )
+        return engine, {"target": pair.target.params, "drafter": params}
+
+    def build(self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None) -> Built:
+        """One engine, one generation."""
+        engine, params = self.engine(pair, settings, stop_ids, head)
+        return Built(Generator(engine), params)
