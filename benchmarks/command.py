@@ -26,7 +26,21 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from benchmarks import acceptance, bandwidth, batches, compilation, memory, report, rounds, scoring, speedup, steps, stopping, verification, vocabulary
+from benchmarks import (
+    acceptance,
+    bandwidth,
+    batches,
+    compilation,
+    memory,
+    report,
+    rounds,
+    scoring,
+    speedup,
+    steps,
+    stopping,
+    verification,
+    vocabulary,
+)
 from benchmarks.setting import Bench, Settings, quick
 from speccascade_jax.core.checks import whole
 from speccascade_jax.core.files import plain, write_atomically

@@ -12,13 +12,15 @@ import numpy as np
 
 from benchmarks import measure
 from benchmarks.loops import ORDERS, stream_loop
-from speccascade_jax.api import assemble, make_controls, make_prompt
+from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.types import Controls, Params, Prompt
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.engine.generate import Generation, generate
 from speccascade_jax.engine.loop import DecodeState, Engine
 from speccascade_jax.evaluation.points import Method
+from speccascade_jax.methods.assemble import assemble
 from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.pairs.prompts import make_prompt
 from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.deferral import RULES
 
@@ -166,11 +168,8 @@ class Bench:
 
     def engine(self, method: Method, stop_ids: Sequence[int] | None = None) -> tuple[Engine, Params]:
         """The engine of a method, without its α, and its parameters."""
-        if method.autoregressive:
-            return assemble(self.pair, method=method.name, stop_ids=stop_ids)
-        assert method.block_size is not None and method.bonus is not None
         return assemble(
-            self.pair, rule=method.name, block_size=method.block_size, bonus=method.bonus, stop_ids=stop_ids
+            self.pair, method=method.name, block_size=method.block_size, bonus=method.bonus, stop_ids=stop_ids
         )
 
     def generator(self, method: Method, rows: Sequence[int], temperature: float = 0.0) -> Run:
@@ -213,7 +212,7 @@ class Bench:
     def prefill(self, engine: Engine, params: Params, rows: Sequence[int]) -> Callable[[], DecodeState]:
         """What `generate` does before its first round, alone."""
         # the acceptance plays no part in it: one compilation for all rules
-        plain = replace(engine, accept=Speculative(RULES["spec_decode"]))
+        plain = replace(engine, verifier=Speculative(RULES["spec_decode"]))
         prompt, ids = self.prompt(rows), np.asarray(rows, np.int32)
         return functools.partial(_prefill, plain, params, prompt, ids, self.settings.max_new_tokens)
 

@@ -14,7 +14,7 @@ from benchmarks import measure
 from benchmarks.rounds import one_by_one
 from benchmarks.setting import Bench, Rows
 from speccascade_jax.api import make_controls
-from speccascade_jax.core.protocols import Decision, DraftStep, StopPolicy
+from speccascade_jax.core.protocols import Decision, DraftStep, Outcome, StopPolicy
 from speccascade_jax.core.types import Array, Controls, Params, PyTree
 from speccascade_jax.engine.loop import DecodeState
 from speccascade_jax.methods.assemble import assemble
@@ -38,6 +38,13 @@ class Short(Fixed):
         return decision._replace(proceed=decision.proceed & (step.slot + 1 < self.length)), state
 
 
+@dataclass(frozen=True)
+class Whole(Short):
+    """The same, its blocks scored as if they were full."""
+
+    adaptive: ClassVar[bool] = False
+
+
 def run(bench: Bench) -> Rows:
     """`capacity`: a row per engine, see `_capacity`; `heads`: a row per kind of head, see `_heads`."""
     return {"capacity": _capacity(bench), "heads": _heads(bench)}
@@ -49,15 +56,14 @@ def _capacity(bench: Bench) -> list[dict[str, Any]]:
     `ratio` is to the first.
     """
     length, capacity = LENGTH, bench.settings.capacity
-    kinds: dict[str, tuple[StopPolicy, bool]] = {
-        f"blocks of {length}": (Fixed(length), False),
-        f"capacity {capacity}, scored as wide as they are": (Short(capacity, length), True),
-        f"capacity {capacity}, scored whole": (Short(capacity, length), False),
+    kinds: dict[str, StopPolicy] = {
+        f"blocks of {length}": Fixed(length),
+        f"capacity {capacity}, scored as wide as they are": Short(capacity, length),
+        f"capacity {capacity}, scored whole": Whole(capacity, length),
     }
     calls, counts = {}, {}
-    for name, (policy, adaptive) in bench.track(list(kinds.items())):
-        engine, params = assemble(bench.pair, stop_policy=policy)
-        engine = replace(engine, adaptive=adaptive)
+    for name, policy in bench.track(list(kinds.items())):
+        engine, params = assemble(bench.pair, stop=lambda _, policy=policy: policy)
         longest = bench.settings.max_new_tokens
         runs = [bench.run(engine, params, [row], longest, temperature=1.0) for row in range(bench.settings.examples)]
         stats = [jax.device_get(one(0)).stats for one in runs]
@@ -122,7 +128,7 @@ def _asked(head: Params, hidden: Array, count: Array) -> Array:
 
 def _blocks(bench: Bench, capacity: int) -> Callable[[int], Any]:
     """`count -> result`: that many full blocks for the first prompt, each taken back at once."""
-    engine, params = assemble(bench.pair, stop_policy=Fixed(capacity), stop_ids=())
+    engine, params = assemble(bench.pair, block_size=capacity, stop_ids=())
     state = bench.prefill(engine, params, [0])()
     controls = make_controls(1, temperature=1.0)
     return lambda count: _drafted(engine, params, state, controls, jnp.int32(count))
@@ -133,7 +139,9 @@ def _drafted(engine: Any, params: Params, state: DecodeState, controls: Controls
     def body(_: Any, state: DecodeState) -> DecodeState:
         room = jnp.full_like(state.length, engine.block)
         drafted = engine.draft(params, state, controls, room, False)
-        drafter = engine.drafter.commit(drafted.drafter, drafted.draft, jnp.zeros_like(room), state.length)
-        return replace(state, drafter=drafter, rounds=state.rounds + 1)
+        none = jnp.zeros_like(room)
+        outcome = Outcome(drafted.draft, none, none, state.length, none > 0, ~state.done, None)
+        drafter = engine.drafter.commit(params["drafter"], drafted.drafter, outcome)
+        return replace(state, drafter=drafter, laws=drafted.draft.laws, rounds=state.rounds + 1)
 
-    return jax.lax.fori_loop(0, count, body, state).drafter.q_tilde.sum()
+    return jax.lax.fori_loop(0, count, body, state).laws.q_tilde.sum()

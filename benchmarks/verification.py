@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from speccascade_jax.rules import rule
 from benchmarks import measure
 from benchmarks.setting import Bench, Rows
 from speccascade_jax.core import rngs, sampling
@@ -16,7 +15,7 @@ from speccascade_jax.core.controls import make_sampling
 from speccascade_jax.core.types import Array, Draft, LawPair, Sampling
 from speccascade_jax.rules import deferral
 from speccascade_jax.rules.acceptance import Speculative
-from speccascade_jax.rules.verification import verify
+from speccascade_jax.rules.rule import Rule
 
 BLOCK = 5
 TRANSFORMS = {"T 0": (0.0, 1.0), "T 1": (1.0, 1.0), "T 1, top-p 0.9": (1.0, 0.9)}
@@ -81,17 +80,17 @@ def _laws(size: int) -> tuple[LawPair, Draft, Array]:
     return pair, draft, rngs.row_keys(keys[2], jnp.zeros((1,), jnp.int32), 0)
 
 
-def _middle(rule: rule.Rule, size: int) -> float:
+def _middle(rule: Rule, size: int) -> float:
     """An α in the middle of the rule's range."""
-    return 0.0 if rule.grid is None else sum(deferral.grid_bounds(rule, size)) / 2
+    return 0.0 if rule.alpha is None else sum(rule.alpha.bounds(size)) / 2
 
 
 @partial(jax.jit, static_argnums=0)
-def _verify(rule: rule.Rule, pair: LawPair, draft: Draft, keys: Array, alpha: Array, count: Array) -> Array:
+def _verify(rule: Rule, pair: LawPair, draft: Draft, keys: Array, alpha: Array, count: Array) -> Array:
     def body(_: Any, rounds: Array) -> Array:
         # nothing may be computed once for all rounds: to the compiler the laws change with each
         now, block, rounds = jax.lax.optimization_barrier((pair, draft, rounds))
-        verdict = verify(Speculative(rule), now, alpha, block, rngs.RoundKeys(keys, rounds, rounds), "rule")
+        verdict = Speculative(rule).verify(now, block, rngs.RoundKeys(keys, rounds, rounds), alpha, "rule")
         seen = verdict.num_kept + verdict.rejected + verdict.final
         return rounds + 1 + (seen < 0)
 

@@ -36,7 +36,7 @@ def _row(vocab: int, rule: str, block: int, batch: int) -> dict[str, Any]:
     """
     small = replace(tiny("gemma2_2b"), vocab_size=vocab, num_embeddings=vocab, d_model=8, num_layers=1)
     model = DecoderLM(small)
-    engine = Engine(target=model, drafter=ModelDrafter(model, Fixed(block)), accept=Speculative(RULES[rule]))
+    engine = Engine(target=model, drafter=ModelDrafter(model, Fixed(block)), verifier=Speculative(RULES[rule]))
     weights = abstract_params(model)
     shapes = jax.eval_shape(lambda: Prompt(jnp.ones((batch, 4), jnp.int32), jnp.ones((batch,), jnp.int32)))
     controls = jax.eval_shape(lambda: make_controls(batch, alpha=0.1, temperature=1.0))

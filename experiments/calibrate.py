@@ -1,6 +1,6 @@
 r"""From a pair, a task and a tolerance to a setting: method × α × γ, by successive halving.
 
-    python experiments/calibrate.py --gin_file=gin/calibrate.gin --gin_file=gin/models/tatoeba_en_de.gin \
+    python -m experiments.calibrate --gin_file=gin/calibrate.gin --gin_file=gin/models/tatoeba_en_de.gin \
         --gin_file=gin/tasks/tatoeba_joined.gin --gin.calibrate.max_loss=0.01
 
 The fastest setting that loses at most 1% of the target's quality. All candidates are measured on few examples, the
@@ -21,7 +21,7 @@ file of gin/methods). A killed calibration goes on where it stopped.
 
 Paper 2's procedure for fuzzy decoding (Appendix D), which has candidates and bounds of its own:
 
-    python experiments/calibrate.py --gin_file=gin/calibrate_appendix_d.gin --gin_file=gin/models/tatoeba_en_de.gin \
+    python -m experiments.calibrate --gin_file=gin/calibrate_appendix_d.gin --gin_file=gin/models/tatoeba_en_de.gin \
         --gin_file=gin/tasks/tatoeba_joined.gin
 
     --gin.AppendixD.rule="'fuzzy_js'"       another divergence; baseline="'sd_reference'", lengths="(5, 10)", lost=0.2
@@ -31,7 +31,7 @@ from speccascade_jax.evaluation.calibration import calibrating
 from speccascade_jax.runtime import gin_flags
 
 EXAMPLE = (
-    "python experiments/calibrate.py --gin_file=gin/calibrate.gin --gin_file=gin/models/tatoeba_en_de.gin "
+    "python -m experiments.calibrate --gin_file=gin/calibrate.gin --gin_file=gin/models/tatoeba_en_de.gin "
     "--gin_file=gin/tasks/tatoeba_joined.gin --gin.calibrate.max_loss=0.01"
 )
 

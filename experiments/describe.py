@@ -23,6 +23,7 @@ from speccascade_jax.core.checks import whole
 from speccascade_jax.models import needs
 from speccascade_jax.models.decoder import PRESETS, DecoderLM
 from speccascade_jax.models.t5 import T5
+from speccascade_jax.results.tables.grid import Grid
 
 DTYPES = ("bfloat16", "float32", "float16")
 
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             whole(name, getattr(args, name.replace("-", "_")), low)
         batches = [whole("batch", batch, 1) for batch in args.batch]
         models = {name: model(name, args.dtype) for name in args.models}
-        grid = needs.table(models, batches=batches, length=args.length, block_size=args.block_size)
+        grid = table(models, batches=batches, length=args.length, block_size=args.block_size)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -56,6 +57,29 @@ def model(name: str, dtype: str) -> DecoderLM | T5:
         raise ValueError(f"no preset and no checkpoint {name!r}: {hint}the presets are {', '.join(PRESETS)}")
     found = checkpoints.model_of(name)
     return dataclasses.replace(found, config=dataclasses.replace(found.config, dtype=dtype))
+
+
+def table(models: dict[str, DecoderLM | T5], *, batches: list[int], length: int, block_size: int) -> Grid:
+    """A row per model and batch, in GB (10⁹ bytes)."""
+    rows = []
+    for name, model in models.items():
+        for batch in batches:
+            found = needs.needs(model, batch=batch, length=length, block_size=block_size)
+            sizes = (found.parameter_bytes, found.cache_bytes, found.laws_bytes, found.call_bytes)
+            rows.append([name, f"{found.parameters:,}", str(batch), *(f"{size / 1e9:.3f}" for size in sizes)])
+    header = ["model", "parameters", "batch", "weights", "cache", "laws of a block", "read by a call"]
+    dtypes = ", ".join(sorted({model.config.dtype for model in models.values()}))
+    notes = [
+        f"GB (10⁹ bytes), {dtypes}; {length:,} positions, γ = {block_size}. Laws: q̃ and p̃ of γ + 1 positions "
+        "in float32. A call reads at least the cache and the weights, once, without an encoder's and, where the output "
+        "layer is not tied, without the embedding's.",
+        *(_beyond(name, model, length) for name, model in models.items() if length > needs.longest(model)),
+    ]
+    return Grid(title="What the models need", header=header, rows=rows, notes=notes, bold=set())
+
+
+def _beyond(name: str, model: DecoderLM | T5, length: int) -> str:
+    return f"{length:,} positions are beyond the {needs.longest(model):,} that {name} was made for."
 
 
 def _parser() -> argparse.ArgumentParser:

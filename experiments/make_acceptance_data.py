@@ -1,6 +1,6 @@
 r"""Make what acceptance heads (SpecDec++) are trained on: target outputs, draft proposals, how likely each is kept.
 
-    python experiments/make_acceptance_data.py --gin_file=gin/acceptance_data.gin \
+    python -m experiments.make_acceptance_data --gin_file=gin/acceptance_data.gin \
         --gin_file=gin/models/tatoeba_en_de.gin --gin_file=gin/tasks/tatoeba_joined.gin \
         --gin.Evaluation.split="'train'" --gin.Evaluation.quality_examples=8000 --gin.Sampling.temperature=1.0 \
         --gin.make.output="'runs/acceptance/train'"
@@ -19,7 +19,7 @@ from speccascade_jax.runtime import gin_flags
 from speccascade_jax.training.heads import making
 
 EXAMPLE = (
-    "python experiments/make_acceptance_data.py --gin_file=gin/acceptance_data.gin "
+    "python -m experiments.make_acceptance_data --gin_file=gin/acceptance_data.gin "
     "--gin_file=gin/models/tatoeba_en_de.gin --gin_file=gin/tasks/tiny_translation.gin"
 )
 

@@ -1,10 +1,10 @@
 """Plots of quality against relative latency and against the rejection rate, one figure per setting.
 
-    python experiments/plots.py results/quickstart.jsonl
-    python experiments/plots.py results/quickstart.jsonl --output docs/figures --format svg
-    python experiments/plots.py results/gamma1.jsonl --share rejections_per_token      x-axis of paper 1's Figure 3
-    python experiments/plots.py --histograms wmt.json xsum.json         paper 2's Figure 3, from survey.py's output
-    python experiments/plots.py results/paper3.jsonl --pareto      paper 3's Figure 4: verification against discard rate
+    python -m experiments.plots results/quickstart.jsonl
+    python -m experiments.plots results/quickstart.jsonl --output docs/figures --format svg
+    python -m experiments.plots results/gamma1.jsonl --share rejections_per_token      x-axis of paper 1's Figure 3
+    python -m experiments.plots --histograms wmt.json xsum.json         paper 2's Figure 3, from survey.py's output
+    python -m experiments.plots results/paper3.jsonl --pareto      paper 3's Figure 4: verification against discard rate
 
 Left: paper 1's Figure 4 (lower latency is further left); right: its Figure 3. One line per rule through its α's (the
 largest ringed), bars for the spread, the target's quality dotted. Hollow markers: inconclusive, nothing was drafted.
@@ -17,8 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from speccascade_jax.results import families, labels, store
-from speccascade_jax.results import panels as summary
+from speccascade_jax.results import families, histograms, labels, panels, store
 from speccascade_jax.results.figures import histogram, pareto, tradeoff
 
 
@@ -30,17 +29,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         stem = Path(args.records[0]).stem
         if args.histograms:
             paths = [folder / f"{stem}-histogram.{args.format}"]
-            histogram.draw(histogram.read(args.records), paths[0])
+            histogram.draw(histograms.read(args.records), paths[0])
         elif args.pareto:
-            found = families.of_records(store.read_records(*args.records))
-            paths, missing = pareto.draw_all(found, folder, stem, args.format)
+            every = families.of_records(store.read_records(*args.records))
+            paths, missing = pareto.draw_all(every, folder, stem, args.format)
             if not paths:
                 raise ValueError("\nerror: ".join(missing))
             for reason in missing:
                 print(f"left out: {reason}", file=sys.stderr)
         else:
-            panels = summary.panels(store.read_records(*args.records), args.together)
-            paths = tradeoff.draw_all(panels, folder, stem, args.format, args.share)
+            found = panels.panels(store.read_records(*args.records), args.together)
+            paths = tradeoff.draw_all(found, folder, stem, args.format, args.share)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -62,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         default="rejection_rate",
         help="x-axis of the right-hand plot",
     )
-    parser.add_argument("--together", nargs="+", default=(), choices=tuple(summary.MIXABLE), help=summary.TOGETHER)
+    parser.add_argument("--together", nargs="+", default=(), choices=tuple(panels.MIXABLE), help=panels.TOGETHER)
     return parser
 
 

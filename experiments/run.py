@@ -2,7 +2,7 @@ r"""One configuration, one record: quality, latency relative to the target alone
 
 A run is run.gin (the skeleton) with one model pair, one task and one method; no file overrides another's value:
 
-    python experiments/run.py --gin_file=gin/run.gin --gin_file=gin/models/tatoeba_en_de.gin \
+    python -m experiments.run --gin_file=gin/run.gin --gin_file=gin/models/tatoeba_en_de.gin \
         --gin_file=gin/tasks/tiny_translation.gin --gin_file=gin/methods/token_v3.gin \
         --gin.Method.alpha=0.9 --gin.Sampling.temperature=1.0
 
@@ -16,7 +16,7 @@ from speccascade_jax.evaluation import experiment
 from speccascade_jax.runtime import gin_flags
 
 EXAMPLE = (
-    "python experiments/run.py --gin_file=gin/run.gin --gin_file=gin/models/tatoeba_en_de.gin "
+    "python -m experiments.run --gin_file=gin/run.gin --gin_file=gin/models/tatoeba_en_de.gin "
     "--gin_file=gin/tasks/tiny_translation.gin --gin_file=gin/methods/token_v3.gin"
 )
 

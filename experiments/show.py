@@ -1,10 +1,10 @@
 r"""One output in the terminal while it is written: what the draft wrote, what the target wrote, and where rounds end.
 
-    python experiments/show.py
-    python experiments/show.py --rule=token_v3 --alpha=0.5 --temperature=1 --seed=3 \
+    python -m experiments.show
+    python -m experiments.show --rule=token_v3 --alpha=0.5 --temperature=1 --seed=3 \
         --prompt="We have no time to lose. The train leaves in ten minutes."
-    python experiments/show.py --pair=stories --prompt="Once upon a time" --temperature=1 --picture=story.svg
-    python experiments/show.py --rule=autoregressive      the target alone; --rule=autoregressive_draft: the draft alone
+    python -m experiments.show --pair=stories --prompt="Once upon a time" --temperature=1 --picture=story.svg
+    python -m experiments.show --rule=autoregressive      the target alone; --rule=autoregressive_draft: the draft alone
 
 A token was drafted and kept; or put in place of one that was rejected; or is the bonus after a block kept whole; or
 comes from the target where nothing was drafted. Each has its colour; without colours (NO_COLOR is set, or the output is
@@ -24,9 +24,9 @@ from collections.abc import Iterable, Sequence
 from absl import app, flags
 from rich.console import Console
 from rich.text import Text
+from speccascade_jax.methods.recipes import METHODS
 
 import speccascade_jax as sc
-from speccascade_jax.methods.recipes import METHODS
 from speccascade_jax.runtime import gin_flags
 
 PAIR = flags.DEFINE_string("pair", "tatoeba_en_de", "A shipped pair, or the folder of one (sc.load_pair).")

@@ -1,6 +1,6 @@
 r"""Spec-Bench's six categories with one pair and method, timed beside the target alone, in its own answer schema.
 
-    python experiments/spec_bench.py --gin_file=gin/spec_bench.gin --gin_file=gin/models/two_checkpoints.gin \
+    python -m experiments.spec_bench --gin_file=gin/spec_bench.gin --gin_file=gin/models/two_checkpoints.gin \
         --gin_file=gin/methods/spec_decode.gin --gin.PAIR="'pair'" --gin.TARGET="'path'" --gin.DRAFT="'path'" \
         --gin.spec_bench.run.conversation="'vicuna'"
 
@@ -26,7 +26,7 @@ from speccascade_jax.evaluation.spec_bench import answering
 from speccascade_jax.runtime import gin_flags
 
 EXAMPLE = (
-    "python experiments/spec_bench.py --gin_file=gin/spec_bench.gin --gin_file=gin/models/tatoeba_en_de.gin "
+    "python -m experiments.spec_bench --gin_file=gin/spec_bench.gin --gin_file=gin/models/tatoeba_en_de.gin "
     "--gin_file=gin/methods/spec_decode.gin --gin.spec_bench.run.max_new_tokens=32"
 )
 

@@ -1,6 +1,6 @@
 r"""Every rule's rejection and deferral rate from one pass over given outputs, without decoding with any of them.
 
-    python experiments/survey.py --gin_file=gin/survey.gin --gin_file=gin/models/tatoeba_en_de.gin \
+    python -m experiments.survey --gin_file=gin/survey.gin --gin_file=gin/models/tatoeba_en_de.gin \
         --gin_file=gin/tasks/tiny_translation.gin --gin.Sampling.temperature=1.0
 
 The outputs are those of the target, of the draft, or (the default) of both mixed token by token. The numbers are
@@ -30,7 +30,7 @@ from speccascade_jax.evaluation.survey import surveying
 from speccascade_jax.runtime import gin_flags
 
 EXAMPLE = (
-    "python experiments/survey.py --gin_file=gin/survey.gin --gin_file=gin/models/tatoeba_en_de.gin "
+    "python -m experiments.survey --gin_file=gin/survey.gin --gin_file=gin/models/tatoeba_en_de.gin "
     "--gin_file=gin/tasks/tiny_translation.gin"
 )
 

@@ -1,11 +1,11 @@
 r"""Rules × α × γ × temperature × top-p × seeds, one JSON line per point; a killed sweep goes on where it stopped.
 
-    python experiments/sweep.py --gin_file=configs/quickstart.gin
-    python experiments/sweep.py --gin_file=configs/quickstart.gin --gin.sweep.dry_run=True      only list the points
-    python experiments/sweep.py --gin_file=configs/quickstart.gin --gin.sweep.seeds="(0, 1, 2)" \
+    python -m experiments.sweep --gin_file=configs/quickstart.gin
+    python -m experiments.sweep --gin_file=configs/quickstart.gin --gin.sweep.dry_run=True      only list the points
+    python -m experiments.sweep --gin_file=configs/quickstart.gin --gin.sweep.seeds="(0, 1, 2)" \
         --gin.sweep.temperatures="(0.0, 1.0)" --gin.sweep.output="'results/seeds.jsonl'"
 
-    python experiments/sweep.py --gin_file=configs/quickstart.gin --gin.sweep.plan=7 --gin.sweep.alphas="{}"
+    python -m experiments.sweep --gin_file=configs/quickstart.gin --gin.sweep.plan=7 --gin.sweep.alphas="{}"
                                                             seven α's per rule, where an estimate sees its curve move
 
 Target and draft alone are always measured too. Every point is checked before anything is loaded or compiled. At the end
@@ -17,4 +17,4 @@ from speccascade_jax.evaluation import experiment
 from speccascade_jax.runtime import gin_flags
 
 if __name__ == "__main__":
-    gin_flags.main(experiment.sweep, "python experiments/sweep.py --gin_file=configs/quickstart.gin")
+    gin_flags.main(experiment.sweep, "python -m experiments.sweep --gin_file=configs/quickstart.gin")

@@ -4,18 +4,18 @@ For each method: the speed-up of its fastest α that reaches the target's qualit
 that are no slower than the target. Sweeps over several tasks or pairs stand side by side. Brackets hold 95% intervals,
 paired over examples, against the target alone; * is better than all else in its column, ≈ not told apart from the best.
 
-    python experiments/tables.py results/quickstart.jsonl
-    python experiments/tables.py results/a.jsonl results/b.jsonl --format markdown --output results/table2.md
-    python experiments/tables.py results/quickstart.jsonl --format latex      booktabs, for a paper
-    python experiments/tables.py results/quickstart.jsonl --points      every point: quality, latency, rejection rate
-    python experiments/tables.py results/quickstart.jsonl --format csv --points      the records themselves as CSV
-    python experiments/tables.py results/paper2_figure6.jsonl --beside random_accept      at equal shares of drafts
+    python -m experiments.tables results/quickstart.jsonl
+    python -m experiments.tables results/a.jsonl results/b.jsonl --format markdown --output results/table2.md
+    python -m experiments.tables results/quickstart.jsonl --format latex      booktabs, for a paper
+    python -m experiments.tables results/quickstart.jsonl --points      every point: quality, latency, rejection rate
+    python -m experiments.tables results/quickstart.jsonl --format csv --points      the records themselves as CSV
+    python -m experiments.tables results/paper2_figure6.jsonl --beside random_accept      at equal shares of drafts
 
 Paper 3, of sweeps over fixed block sizes and stop thresholds:
 
-    python experiments/tables.py results/paper3.jsonl --measures forward_times      its Table 2: t_draft, t_target, R²
-    python experiments/tables.py results/paper3.jsonl --measures throughput         its Table 1, and theorem 3.1's h
-    python experiments/tables.py results/paper3.jsonl --measures dominance          its Figure 4, with verdicts
+    python -m experiments.tables results/paper3.jsonl --measures forward_times      its Table 2: t_draft, t_target, R²
+    python -m experiments.tables results/paper3.jsonl --measures throughput         its Table 1, and theorem 3.1's h
+    python -m experiments.tables results/paper3.jsonl --measures dominance          its Figure 4, with verdicts
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from speccascade_jax.core import files
-from speccascade_jax.results import families, labels, printing, store
-from speccascade_jax.results import panels as summary
+from speccascade_jax.results import families, labels, panels, printing, store
 from speccascade_jax.results.tables import stopping, table2
 from speccascade_jax.results.tables.grid import Grid
 
@@ -40,11 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         records = store.read_records(*args.records)
-        panels = summary.panels(records, args.together)
+        shown = panels.panels(records, args.together)
         if args.format == "terminal" and args.output is None and not (args.beside or args.measures):
-            printing.show(panels, args.points, args.tolerance, args.margin)
+            printing.show(shown, args.points, args.tolerance, args.margin)
             return 0
-        text = _text(records, panels, args)
+        text = _text(records, shown, args)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -56,15 +55,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _text(records: Sequence[store.Record], panels: Sequence[summary.Panel], args: argparse.Namespace) -> str:
+def _text(records: Sequence[store.Record], shown: Sequence[panels.Panel], args: argparse.Namespace) -> str:
     if args.format == "csv" and not args.measures:
-        return store.to_csv(records) if args.points else table2.table2_csv(panels, args.tolerance, args.margin)
+        return store.to_csv(records) if args.points else table2.table2_csv(shown, args.tolerance, args.margin)
     if args.measures:
         grids = _measured(records, args.measures)
     elif args.beside:
-        grids = [table2.beside_grid(panel, args.beside, args.share) for panel in panels if panel.curves]
+        grids = [table2.beside_grid(panel, args.beside, args.share) for panel in shown if panel.curves]
     else:
-        grids = table2.grids(panels, args.points, args.tolerance, args.margin)
+        grids = table2.grids(shown, args.points, args.tolerance, args.margin)
     if args.format != "terminal":
         return "\n".join(getattr(grid, args.format)() for grid in grids)
     text = io.StringIO()
@@ -115,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--beside", help="compare every point with this method's point of the nearest --share")
     parser.add_argument("--share", choices=tuple(labels.SHARES), default="draft_share")
-    parser.add_argument("--together", nargs="+", default=(), choices=tuple(summary.MIXABLE), help=summary.TOGETHER)
+    parser.add_argument("--together", nargs="+", default=(), choices=tuple(panels.MIXABLE), help=panels.TOGETHER)
     return parser
 
 

@@ -1,8 +1,8 @@
 r"""Train SpecDec++'s acceptance heads on a pair's frozen draft, and report how well they predict acceptance.
 
-    python experiments/train_acceptance_head.py --gin_file=gin/train_acceptance_head.gin \
+    python -m experiments.train_acceptance_head --gin_file=gin/train_acceptance_head.gin \
         --gin_file=gin/models/tatoeba_en_de.gin --gin.HeadTrainer.data="('runs/acceptance/train',)"
-    python experiments/train_acceptance_head.py ... --gin_file=gin/tasks/tatoeba_joined.gin --mode=report
+    python -m experiments.train_acceptance_head ... --gin_file=gin/tasks/tatoeba_joined.gin --mode=report
 
 The data are made by `experiments/make_acceptance_data.py`. A run that was killed goes on where it last saved: give the
 same command again. All heads of the grid are trained at once; they lie in <run_dir>/heads.

@@ -1,16 +1,16 @@
 """Train a T5 model on joined sentence pairs; export or evaluate what was trained, or let it write a training corpus.
 
 Examples:
-    python experiments/train_vocab.py
-    python experiments/train_t5.py --gin_file=gin/train_target.gin
-    python experiments/train_t5.py --gin_file=gin/train_target.gin --mode=export --output=runs/tatoeba_en_de/pair/target
-    python experiments/train_t5.py --gin_file=gin/train_draft.gin --gin.TEACHER="'runs/tatoeba_en_de/pair/target'"
-    python experiments/train_t5.py --gin_file=gin/train_target.gin --mode=evaluate --examples=200
-    python experiments/train_t5.py --gin_file=gin/train_draft.gin --mode=translate --examples=50000 \\
+    python -m experiments.train_vocab
+    python -m experiments.train_t5 --gin_file=gin/train_target.gin
+    python -m experiments.train_t5 --gin_file=gin/train_target.gin --mode=export --output=runs/tatoeba_en_de/pair/target
+    python -m experiments.train_t5 --gin_file=gin/train_draft.gin --gin.TEACHER="'runs/tatoeba_en_de/pair/target'"
+    python -m experiments.train_t5 --gin_file=gin/train_target.gin --mode=evaluate --examples=200
+    python -m experiments.train_t5 --gin_file=gin/train_draft.gin --mode=translate --examples=50000 \\
         --checkpoint=runs/tatoeba_en_de/pair/target --output=runs/tatoeba_en_de/outputs.pieces.gz
-    python experiments/train_t5.py --gin_file=gin/train_draft.gin --gin.MAX_JOINED=1 \\
+    python -m experiments.train_t5 --gin_file=gin/train_draft.gin --gin.MAX_JOINED=1 \\
         --gin.CORPUS="'runs/tatoeba_en_de/outputs.pieces.gz'" --gin.RUN_DIR="'runs/tatoeba_en_de/draft_outputs'"
-    python experiments/train_t5.py --gin_file=gin/train_draft.gin --gin.MINUTES=5 --gin.RUN_DIR="'runs/quick'"
+    python -m experiments.train_t5 --gin_file=gin/train_draft.gin --gin.MINUTES=5 --gin.RUN_DIR="'runs/quick'"
 
 A run or a translation that was killed goes on where it last saved: give the same command again.
 What is trained is the gin file's `Trainer`; every setting can be changed with --gin.NAME=VALUE, where NAME is

@@ -1,7 +1,7 @@
 """Train one sentencepiece vocabulary for both languages of a tab-separated corpus.
 
 Example:
-    python experiments/train_vocab.py --input=tatoeba_en_de/train.en-de.tsv.gz \\
+    python -m experiments.train_vocab --input=tatoeba_en_de/train.en-de.tsv.gz \\
         --output=runs/tatoeba_en_de/vocabulary.model --vocab_size=8000
 
 The same input and flags give the same file, byte for byte. Special ids are T5's (pad 0, EOS 1, unknown 2,

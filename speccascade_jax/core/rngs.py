@@ -10,6 +10,7 @@ from __future__ import annotations
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.random import threefry_2x32
 
 from speccascade_jax.core.types import Array
@@ -24,8 +25,8 @@ STAGES = 8
 
 
 def root(seed: Array | int) -> Array:
-    """The key that all keys of a generation are folded from."""
-    return jax.random.key(seed, impl="threefry2x32")
+    """The key that all keys of a generation are folded from; `seed` is below 2³²."""
+    return jax.random.key(np.uint32(seed) if isinstance(seed, int) else seed, impl="threefry2x32")
 
 
 def below(level: int, arm: int = 0) -> int:

@@ -138,6 +138,11 @@ class Draft:
     bad: Array
     lawful: Array | None = None
 
+    @property
+    def laws(self) -> Laws:
+        """The buffers, to be carried on."""
+        return Laws(self.q, self.q_tilde)
+
 
 @flax.struct.dataclass
 class Round:

@@ -111,8 +111,7 @@ class NestedDrafter:
         held = _put(held, Laws(raw, law), length, ~state.done)
         cache = self.engine.target.rollback(cache, state.length)
         unusable = (bad[:, 0] | (drafted.draft.bad[:, 0] & verifier.reads_q)) & ~state.done
-        laws = Laws(drafted.draft.q, drafted.draft.q_tilde)
-        return replace(state, drafter=drafted.drafter, laws=laws, target_cache=cache), held, unusable
+        return replace(state, drafter=drafted.drafter, laws=drafted.draft.laws, target_cache=cache), held, unusable
 
     def _greedy(self, inner: Controls) -> Array:
         """Whether what is handed up is a one-hot everywhere: under a lossy rule a sampled draft shows through."""

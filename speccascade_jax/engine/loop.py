@@ -306,7 +306,7 @@ class Engine:
             keys=state.keys,
             target_cache=self.target.rollback(judged.target_cache, length - 1),
             drafter=self.drafter.commit(params["drafter"], drafted.drafter, outcome),
-            laws=Laws(draft.q, draft.q_tilde),
+            laws=draft.laws,
             counters=count_round(state.counters, turn, self.verifier.defers, self.bonus),
             failed_at=failed_at,
         )

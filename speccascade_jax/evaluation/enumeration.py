@@ -8,33 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from speccascade_jax.core.checks import several
 from speccascade_jax.core.names import DRAFT, TARGET
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
-from speccascade_jax.evaluation.validation import check_name, validate, validate_evaluation
-from speccascade_jax.methods.recipes import METHODS
-from speccascade_jax.rules import deferral, rule
-
-# Most of token_v3's range lies where hardly anything is deferred (METHODS section 3).
-DENSE_GRIDS: dict[str, tuple[float, ...]] = {"token_v3": (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)}
-
-
-def default_alphas(rule: str | rule.Rule, count: int = 7, vocab_size: int = 8192) -> tuple[float, ...]:
-    """A grid over the rule's sweep range (METHODS section 3), ends included; `ln V` is rounded up to a tenth."""
-    rule = deferral.get(rule)
-    if rule.name in DENSE_GRIDS:
-        return DENSE_GRIDS[rule.name]
-    return tuple(float(np.round(alpha, 3)) for alpha in deferral.even_grid(rule, count, vocab_size))
+from speccascade_jax.evaluation.validation import validate, validate_evaluation
+from speccascade_jax.methods.speculation import Speculation
 
 
 def enumerate_points(
     *,
     pair: ModelPair,
     evaluation: Evaluation,
-    rule_names: Sequence[str],
-    methods: Sequence[Method] = (),
+    methods: Sequence[str | Method],
     alphas: Mapping[str, Sequence[float]] | None = None,
     stop_thresholds: Mapping[str, Sequence[float]] | None = None,
     heads: Sequence[str] = (),
@@ -45,26 +30,25 @@ def enumerate_points(
 ) -> list[list[Point]]:
     """The points of a sweep, in groups that share a compilation and a batch (the α's of one rule).
 
-    Target and draft alone come first for every sampling and seed: the two ends of every plot. A rule without α is one
-    point; a rule that `alphas` does not name gets `default_alphas`.
+    Target and draft alone come first for every sampling and seed: the two ends of every plot. A method without α is one
+    point; one that `alphas` does not name gets `Alpha.usual`.
 
     Args:
         pair, evaluation, samplings, seeds: what the points share.
-        rule_names: names of rules or methods; methods: further ones with a rule or a stop threshold of their own.
-        alphas: name of a rule, or `Method.curve()` -> its α's.
+        methods: names of methods and rules, or methods with a rule, a stop threshold, drafters of their own.
+        alphas: `Method.curve()` or, for all that share it, the name -> its α's.
         stop_thresholds: name of a method that stops by one -> its thresholds; heads: files of acceptance heads that
             methods which ask one are each measured with, instead of the pair's own.
         block_sizes: of methods whose blocks end at γ; those that stop where the draft is unsure keep their own cap.
         bonus: of rules; `None`, and methods, take the method's own.
 
     Raises:
-        ValueError: an unknown rule, an α outside a rule's domain, any other value without a meaning, a point named
-            twice, two heads whose files are called alike; `alphas` for a rule that is not swept.
+        ValueError: an unknown method, an α outside a rule's domain, any other value without a meaning, a point named
+            twice, two heads whose files are called alike; `alphas` for a method that is not swept.
     """
-    _check_shapes(rule_names, alphas or {}, block_sizes, seeds)
-    templates, alphas = [*(Method(name=name) for name in rule_names), *methods], dict(alphas or {})
-    for template in templates:
-        check_name(template)
+    _check_shapes(methods, alphas or {}, block_sizes, seeds)
+    templates = [Method(name=each) if isinstance(each, str) else each for each in methods]
+    alphas = dict(alphas or {})
     templates = list(_in_heads(_in_thresholds(templates, dict(stop_thresholds or {})), heads))
     _check_heads(templates)
     _check_names(templates, alphas)
@@ -79,7 +63,7 @@ def enumerate_points(
 
         groups += [group(Method(name=TARGET)), group(Method(name=DRAFT))]
         for each in _in_blocks(templates, block_sizes, bonus):
-            grid = _alphas(each.decides, alphas.get(each.curve()))
+            grid = _alphas(each, next((alphas[name] for name in _names(each) if name in alphas), None))
             groups.append(group(*(replace(each, alpha=alpha) for alpha in grid)))
     points = [point for each in groups for point in each]
     for point in points:
@@ -90,10 +74,10 @@ def enumerate_points(
     return groups
 
 
-def _check_shapes(rule_names: Any, alphas: Mapping[str, Any], block_sizes: Sequence[int], seeds: Sequence[int]) -> None:
+def _check_shapes(methods: Any, alphas: Mapping[str, Any], block_sizes: Sequence[int], seeds: Sequence[int]) -> None:
     for name, values in {"block_sizes": block_sizes, "seeds": seeds}.items():
         several(name, values, 1)
-    for name, values in {"rules": rule_names, **{f"alphas[{rule!r}]": grid for rule, grid in alphas.items()}}.items():
+    for name, values in {"methods": methods, **{f"alphas[{name!r}]": grid for name, grid in alphas.items()}}.items():
         several(name, values)
 
 
@@ -107,15 +91,20 @@ def _check_heads(templates: Iterable[Method]) -> None:
             )
 
 
+def _names(method: Method) -> tuple[str, str, str]:
+    """What `alphas` may call a method, the most special first."""
+    return method.curve(), method.family(), method.name
+
+
 def _check_names(templates: Sequence[Method], alphas: Mapping[str, Any]) -> None:
-    names = [template.curve() for template in templates]
-    if stray := [name for name in alphas if name not in names]:
-        raise ValueError(f"alphas names {', '.join(stray)}, which is not among the rules {', '.join(names)}")
+    known = {name: None for template in templates for name in _names(template)}
+    if stray := [name for name in alphas if name not in known]:
+        raise ValueError(f"alphas names {', '.join(stray)}, which is not among the methods {', '.join(known)}")
 
 
 def _in_thresholds(templates: Sequence[Method], thresholds: Mapping[str, Sequence[float]]) -> Iterator[Method]:
     """Every template with every stop threshold that it is given, where it lacks one."""
-    lacks = [each.recipe.stops and each.stop_threshold is None for each in templates]
+    lacks = [each.needs_threshold and each.stop_threshold is None for each in templates]
     lacking = {each.name for each, lack in zip(templates, lacks, strict=True) if lack}
     if stray := [name for name in thresholds if name not in lacking]:
         raise ValueError(
@@ -133,7 +122,7 @@ def _in_heads(templates: Iterable[Method], heads: Sequence[str]) -> Iterator[Met
     """Every template that asks an acceptance head with each of `heads`."""
     several("heads", heads)
     for each in templates:
-        own = each.recipe.needs_head and each.head is None and heads
+        own = each.needs_head and each.head is None and heads
         yield from (replace(each, head=head) for head in heads) if own else (each,)
 
 
@@ -141,18 +130,24 @@ def _in_blocks(templates: Sequence[Method], block_sizes: Sequence[int], bonus: s
     """Every template with every block size that means something to it."""
     for number, block in enumerate(block_sizes):
         for template in templates:
-            own = template.bonus if template.name in METHODS or bonus is None else bonus
-            if template.recipe.swept_block:
-                yield replace(template, block_size=block, bonus=own)
+            recipe = template.recipe
+            free = bonus is not None and isinstance(recipe, Speculation) and recipe.bare
+            if template.swept_block:
+                yield replace(template, block_size=block, bonus=bonus if free else template.bonus)
             elif number == 0:
                 yield template
 
 
-def _alphas(rule: rule.Rule, given: Sequence[float] | None) -> tuple[float | None, ...]:
-    if rule.grid is None:
+def _alphas(method: Method, given: Sequence[float] | None) -> tuple[float | None, ...]:
+    trade_off = method.trade_off
+    if trade_off is None:
         if given:
-            raise ValueError(f"rule {rule.name!r} has no alpha, but alphas gives it {tuple(given)}")
+            raise ValueError(f"method {method.curve()!r} has no alpha, but alphas gives it {tuple(given)}")
         return (None,)
+    if given is None and method.alpha is not None:
+        return (method.alpha,)
     if given is not None and not len(given):
-        raise ValueError(f"alphas gives rule {rule.name!r} no value; leave it out of alphas to sweep its usual range")
-    return tuple(default_alphas(rule) if given is None else given)
+        raise ValueError(
+            f"alphas gives method {method.curve()!r} no value; leave it out of alphas to sweep its usual range"
+        )
+    return trade_off.usual() if given is None else tuple(given)

@@ -11,14 +11,14 @@ from typing import Any
 from speccascade_jax.core.checks import several, whole
 from speccascade_jax.core.names import hint
 from speccascade_jax.evaluation.enumeration import enumerate_points
+from speccascade_jax.evaluation.measuring import evaluate
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
-from speccascade_jax.evaluation.session import Evaluator
+from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.survey import surveying
 from speccascade_jax.evaluation.validation import validate
-from speccascade_jax.results import panels as summary
-from speccascade_jax.results import printing
+from speccascade_jax.results import panels, printing
 from speccascade_jax.results.labels import SHARES
-from speccascade_jax.results.store import Record, ResultStore, fill
+from speccascade_jax.results.store import Record, ResultStore, check_format, fill
 from speccascade_jax.rules.deferral import RULES
 
 
@@ -43,10 +43,10 @@ def run(
     point = Point(pair=pair, evaluation=evaluation.resolved(), method=method, sampling=sampling, seed=seed)
     validate(point)
     with ResultStore(output) as store:
-        evaluator = _evaluator(point)
-        evaluator.heads.check([(method, sampling)])
-        fill(store, [[point]], evaluator.key, evaluator.evaluate)
-        record = next(record for record in store.records if record["key"] == evaluator.key(point))
+        check_format(store.records, output)
+        session = open_session([point])
+        fill(store, [[point]], session.key, partial(evaluate, session))
+        record = next(record for record in store.records if record["key"] == session.key(point))
     printing.print_record(record)
     print(f"stored in {output}")
     return record
@@ -56,8 +56,7 @@ def sweep(
     *,
     pair: ModelPair,
     evaluation: Evaluation,
-    rules: Sequence[str] = (),
-    methods: Sequence[Method] = (),
+    methods: Sequence[str | Method],
     alphas: Mapping[str, Sequence[float]] | None = None,
     stop_thresholds: Mapping[str, Sequence[float]] | None = None,
     heads: Sequence[str] = (),
@@ -81,18 +80,19 @@ def sweep(
 
     Args:
         pair, evaluation: the models, and on what.
-        rules: names in `speccascade_jax.rules.RULES` or `speccascade_jax.methods.METHODS`.
-        methods: further ones, with a rule or a stop threshold of their own.
-        alphas: rule (or `Method.curve()`) -> its α's; one that is not named gets its usual range.
+        methods: names in `methods.table.METHODS`, where every rule is one, `module.NAME` of your own, or `Method`s with
+            a rule, a stop threshold or drafters of their own.
+        alphas: name of a method (or `Method.curve()`) -> its α's; one that is not named gets its usual range.
         stop_thresholds: method -> its stop thresholds, where it stops by one (`h` of specdecpp); no compilation each.
         heads: files of acceptance heads, each of which methods that ask one are measured with; empty: the pair's own.
         block_sizes: γ's; each is a compilation per rule.
         temperatures, top_ps, top_k, draft_temperatures, bonus: as `sc.decode` takes them; a draft temperature `None` is
             the method's own.
         seeds: each is a record of its own; tables and plots average over them.
-        plan: where above 0, every rule that `alphas` does not name gets as many α's, placed where an estimate from one
-            pass over the examples sees its rejection rate move (`surveying.plan`, at the first temperature and top-p).
-        together, share: what tables and plots put side by side (`summary.panels`), and the second plot's horizontal
+        plan: where above 0, every rule among `methods` that `alphas` does not name gets as many α's, placed where an
+            estimate from one pass over the examples sees its rejection rate move (`surveying.plan`, at the first
+            temperature and top-p).
+        together, share: what tables and plots put side by side (`panels.panels`), and the second plot's horizontal
             axis, a name in `figures.SHARES`.
         reuse: stores from which points that this sweep has too are copied instead of being measured again.
         output: the store.
@@ -105,7 +105,7 @@ def sweep(
         ValueError: as `enumerate_points`, before anything is loaded; as `Heads.check`, before anything is measured.
     """
     needed: dict[str, Any] = {"temperatures": temperatures, "top_ps": top_ps, "draft_temperatures": draft_temperatures}
-    free: dict[str, Any] = {"methods": methods, "together": together, "reuse": reuse}
+    free: dict[str, Any] = {"together": together, "reuse": reuse}
     for name, values in (needed | free).items():
         several(name, values, 1 if name in needed else 0)
     check_presentation(together, share)
@@ -117,8 +117,7 @@ def sweep(
         enumerate_points,
         pair=pair,
         evaluation=evaluation,
-        rule_names=rules,
-        methods=tuple(methods),
+        methods=methods,
         stop_thresholds=stop_thresholds,
         heads=heads,
         block_sizes=block_sizes,
@@ -128,44 +127,47 @@ def sweep(
     )
     groups = enumerate_all(alphas=alphas)
     if plan:
-        groups = enumerate_all(alphas=_planned(groups, rules, dict(alphas or {}), plan))
+        groups = enumerate_all(alphas=_planned(groups, methods, dict(alphas or {}), plan))
     if dry_run:
         printing.print_points([point.label() for group in groups for point in group])
         return None
     with ResultStore(output) as store:
-        evaluator = _of_all(groups)
-        store.take_over((evaluator.key(point) for group in groups for point in group), reuse)
-        measure(groups, store, evaluator)
+        check_format(store.records, output)
+        session = _of_all(groups)
+        store.take_over((session.key(point) for group in groups for point in group), reuse)
+        measure(groups, store, session)
         present(store, together, share)
     return Path(output)
 
 
 def _planned(
-    groups: Sequence[Sequence[Point]], names: Sequence[str], alphas: dict[str, Sequence[float]], count: int
+    groups: Sequence[Sequence[Point]],
+    methods: Sequence[str | Method],
+    alphas: dict[str, Sequence[float]],
+    count: int,
 ) -> dict[str, Sequence[float]]:
-
-    free = [name for name in names if name not in alphas and name in RULES]
+    free = [name for name in methods if isinstance(name, str) and name not in alphas and name in RULES]
     return alphas | surveying.plan(_of_all(groups), groups[0][0], free, whole("plan", count, 2))
 
 
-def measure(groups: Sequence[Sequence[Point]], store: ResultStore, evaluator: Evaluator) -> int:
+def measure(groups: Sequence[Sequence[Point]], store: ResultStore, session: Session) -> int:
     """Fill the store with the groups' points, showing progress; returns how many were measured."""
     total = sum(len(group) for group in groups)
     done = store.done_keys()
-    present = sum(evaluator.key(point) in done for group in groups for point in group)
+    present = sum(session.key(point) in done for group in groups for point in group)
     with printing.Progress(total, present, str(store.path)) as progress:
-        return fill(store, groups, evaluator.key, evaluator.evaluate, lambda record: progress.advance(record))
+        return fill(store, groups, session.key, partial(evaluate, session), lambda record: progress.advance(record))
 
 
 def present(store: ResultStore, together: Sequence[str] = (), share: str = "rejection_rate") -> None:
     """Print Table 2 of everything the store holds (all points, where nothing was timed), and write its figures."""
-    panels = summary.panels(store.records, together)
-    printing.show(panels, points=not any(record.get("latency") for record in store.records))
+    found = panels.panels(store.records, together)
+    printing.show(found, points=not any(record.get("latency") for record in store.records))
     print(f"results: {store.path}")
-    if any(panel.curves for panel in panels):
+    if any(panel.curves for panel in found):
         from speccascade_jax.results.figures import tradeoff
 
-        for path in tradeoff.draw_all(panels, store.path.parent, store.path.stem, share=share):
+        for path in tradeoff.draw_all(found, store.path.parent, store.path.stem, share=share):
             print(f"plot: {path}")
 
 
@@ -175,18 +177,17 @@ def check_presentation(together: Sequence[str], share: str) -> None:
     Raises:
         ValueError: names the value and the choices.
     """
-    for name, values, known in (("together", together, summary.MIXABLE), ("share", (share,), SHARES)):
+    for name, values, known in (("together", together, panels.MIXABLE), ("share", (share,), SHARES)):
         if unknown := [value for value in values if value not in known]:
             raise ValueError(f"{name}: {hint(unknown[0], known)}{unknown[0]!r} is not one of {', '.join(known)}")
 
 
-def _of_all(groups: Sequence[Sequence[Point]]) -> Evaluator:
-    """The evaluator of points that share pair and evaluation; no head that one of them asks shows late to be wrong."""
-    evaluator = _evaluator(groups[0][0])
-    evaluator.heads.check((point.method, point.sampling) for group in groups for point in group)
-    return evaluator
+def open_session(points: Sequence[Point]) -> Session:
+    """A session of points that share pair and evaluation; no head that one of them asks shows late to be wrong."""
+    session = Session(points[0].pair, points[0].evaluation)
+    session.heads.check((point.method, point.sampling) for point in points)
+    return session
 
 
-def _evaluator(point: Point) -> Evaluator:
-
-    return Evaluator(point.pair, point.evaluation)
+def _of_all(groups: Sequence[Sequence[Point]]) -> Session:
+    return open_session([point for group in groups for point in group])

@@ -12,22 +12,7 @@ from speccascade_jax.pairs import head_files
 from speccascade_jax.pairs.head_files import Card, Head
 from speccascade_jax.pairs.pair import Pair
 
-Settings = Iterable[tuple["Method", "Sampling"]]
-
-
-def own(pair: Pair) -> Head:
-    """The pair's own head.
-
-    Raises:
-        ValueError: it has none.
-    """
-    if pair.head is None:
-        raise ValueError(
-            f"the pair {pair.name!r} has no acceptance head, which tells the draft when to stop (a head is of one "
-            f"dtype): train one (experiments/train_acceptance_head.py), or choose a policy without: stop_confidence, "
-            f"stop_entropy"
-        )
-    return pair.head
+Settings = Iterable[tuple[Method, Sampling]]
 
 
 class Heads:
@@ -41,14 +26,14 @@ class Heads:
         """The head that a method asks, its own choice or the pair's; `None` where it asks none.
 
         Raises:
-            FileNotFoundError, CheckpointError: as `acceptance.load`.
+            FileNotFoundError, CheckpointError: as `head_files.load`.
             ValueError: the pair has none.
         """
-        return self._found(method.head)[0] if method.recipe.needs_head else None
+        return self._found(method.head)[0] if method.needs_head else None
 
     def fingerprint(self, method: Method) -> dict[str, str]:
         """What a record's key and its `fingerprints` hold of the head: nothing where none is asked; errors as `of`."""
-        return {"head": self._found(method.head)[1]} if method.recipe.needs_head else {}
+        return {"head": self._found(method.head)[1]} if method.needs_head else {}
 
     def described(self, method: Method) -> dict[str, Any]:
         """What else a record says of the head, under "head": the weight of rejections, which says what h means."""
@@ -57,7 +42,7 @@ class Heads:
 
     def _found(self, file: str | None) -> tuple[Head, str]:
         if file not in self._read:
-            head = own(self._pair) if file is None else head_files.load(file)
+            head = self._pair.require_head() if file is None else head_files.load(file)
             self._read[file] = head, head.fingerprint
         return self._read[file]
 
@@ -68,12 +53,12 @@ class Heads:
         head names all in which it differs. Compiles nothing.
 
         Raises:
-            FileNotFoundError, CheckpointError: as `acceptance.load`.
+            FileNotFoundError, CheckpointError: as `head_files.load`.
             ValueError: the pair has no head, or a file is another draft's.
         """
         asked: dict[str | None, list[tuple[Method, Sampling]]] = defaultdict(list)
         for method, sampling in settings:
-            if method.recipe.needs_head:
+            if method.needs_head:
                 asked[method.head].append((method, sampling))
         known = set()  # the draft's weights are hashed once, not once per head
         for file, members in asked.items():

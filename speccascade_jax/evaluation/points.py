@@ -7,6 +7,7 @@ every record, it runs that point again through `experiments/run.py`.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from speccascade_jax.core.names import DRAFT, TARGET
 from speccascade_jax.core.types import DTYPES
 from speccascade_jax.data.tasks.seqio_task import SeqioTask
 from speccascade_jax.data.tasks.table import get_task
-from speccascade_jax.methods import recipes
-from speccascade_jax.rules import deferral, rule
+from speccascade_jax.methods import table
+from speccascade_jax.methods.recipe import Recipe
+from speccascade_jax.methods.settings import DRAFT_MODEL, Level, Settings, drafters_text
+from speccascade_jax.rules.rule import Alpha, Rule
 
-# A name of both tables is a method's: its row says which rule that is.
-_RULE_NAMES = frozenset(deferral.RULES) - frozenset(recipes.METHODS)
+__all__ = ["Evaluation", "Level", "Method", "ModelPair", "Point", "Sampling"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,7 @@ class ModelPair:
         name: of a shipped pair, or the path of a folder as `sc.load_pair` takes it; with `target` and `draft`, what
             the pair is called in records.
         target, draft, vocabulary: paths as `sc.Pair.load` takes them: any two checkpoints.
+        others: name -> path of further drafts, which a method's `drafters` name.
         dtype: of parameters and computation, a name in `models.base.DTYPES`: bfloat16 halves the memory (slow on CPU).
 
     Raises:
@@ -37,15 +40,17 @@ class ModelPair:
     """
 
     name: str
-    target: str | None = field(default=None, metadata={"unless": None})
-    draft: str | None = field(default=None, metadata={"unless": None})
-    vocabulary: str | None = field(default=None, metadata={"unless": None})
-    dtype: str = field(default="float32", metadata={"unless": "float32"})
+    target: str | None = None
+    draft: str | None = None
+    vocabulary: str | None = None
+    others: Mapping[str, str] = field(default_factory=dict, hash=False)
+    dtype: str = "float32"
 
     def __post_init__(self) -> None:
         for path in ("target", "draft", "vocabulary"):
             if getattr(self, path) is not None:
-                object.__setattr__(self, path, str(getattr(self, path)))  # a Path is nothing that gin files hold
+                object.__setattr__(self, path, str(getattr(self, path)))  # gin files hold strings, no paths
+        object.__setattr__(self, "others", {name: str(path) for name, path in dict(self.others).items()})
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPES)}")
         if (self.target is None) != (self.draft is None):
@@ -81,7 +86,7 @@ class Evaluation:
     latency_examples: int = 16
     latency_trials: int = 2
     resamples: int = 200
-    execute_code: bool = field(default=False, metadata={"unless": False})
+    execute_code: bool = False
 
     def resolved(self) -> Evaluation:
         """The same with the task's own split and output length where none is named; ValueError on an unknown task."""
@@ -93,14 +98,19 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """How tokens are made: `name` is a row of `methods.METHODS`, or a rule of `rules.RULES` under "speculative".
+    """How tokens are made: a row of `methods.table.METHODS`, with what was chosen in place of its own parts.
 
     Attributes:
+        name: the row's, or `module.NAME`, a method or a rule of your own.
         alpha: the rule's trade-off; rules without one have none.
         block_size, bonus: `None` is the method's own. Where nothing is drafted for a round there is neither.
-        rule: the rule that decides, where `name` is a method that takes several; `None` is the method's own.
+        rule: the rule that decides, where the method takes several; `None` is its own.
         stop_threshold: where the method drafts only while it is sure, how unsure it may be.
+        accept, stop, drafters: as of `methods.settings.Settings`.
         head: where the method asks an acceptance head, the file of another one than the pair's own.
+
+    Raises:
+        ValueError: no such method, or parts that it does not take.
     """
 
     name: str
@@ -108,39 +118,44 @@ class Method:
     block_size: int | None = None
     bonus: str | None = None
     rule: str | None = None
+    accept: str | None = None
+    stop: str | None = None
     stop_threshold: float | None = None
-    head: str | None = field(default=None, metadata={"unless": None})
+    head: str | None = None
+    drafters: tuple[str | Level, ...] = (DRAFT_MODEL,)
 
     def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "drafters", tuple(self.drafters))
         if self.head is not None:
-            object.__setattr__(self, "head", str(self.head))
+            put(self, "head", str(self.head))
         for name in ("alpha", "stop_threshold"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, float(getattr(self, name)))
-        if self.name not in (*recipes.METHODS, *deferral.RULES):
-            return  # `validate` says so
-        recipe = self.recipe
-        for name in ("block_size", "bonus"):
-            if recipe.score is not None and getattr(self, name) is not None:
-                raise ValueError(
-                    f"{self.name} has no {name}, got {getattr(self, name)!r}: the draft writes whole outputs"
-                )
-        if recipe.alone is None and recipe.score is None:
-            object.__setattr__(self, "block_size", _or(self.block_size, recipe.block_size))
-            object.__setattr__(self, "bonus", _or(self.bonus, recipe.bonus))
-        else:
-            object.__setattr__(self, "block_size", None)
-            object.__setattr__(self, "bonus", None)
+                put(self, name, float(getattr(self, name)))
+        own = self.recipe.resolved(self.settings())
+        put(self, "block_size", own.block_size)
+        put(self, "bonus", own.bonus)
 
     @property
-    def recipe(self) -> recipes.Recipe:
-        """How the engine's parts are put together; a rule's name means "speculative"."""
-        return recipes.METHODS["speculative"] if self.name in _RULE_NAMES else recipes.get(self.name)
+    def recipe(self) -> Recipe:
+        """The row."""
+        return table.get(self.name)
+
+    def settings(self, sampling: Sampling | None = None, **changed: Any) -> Settings:
+        """What `decode` would be told, under a sampling; `changed` takes the place of some of it."""
+        parts = ("alpha", "block_size", "bonus", "rule", "accept", "stop", "stop_threshold", "drafters")
+        given = {name: getattr(self, name) for name in parts}
+        return Settings(**{"method": self.name} | given | dataclasses.asdict(sampling or Sampling()) | changed)
 
     @property
-    def decides(self) -> rule.Rule:
+    def decides(self) -> Rule:
         """The rule."""
-        return recipes.rule_of(self.recipe, self.name if self.name in _RULE_NAMES else self.rule)
+        return self.recipe.rule(self.settings())
+
+    @property
+    def trade_off(self) -> Alpha | None:
+        """What its α may be."""
+        return self.recipe.alpha(self.settings())
 
     @property
     def autoregressive(self) -> bool:
@@ -150,16 +165,43 @@ class Method:
     @property
     def swept_block(self) -> bool:
         """Whether γ is a choice of the sweep's; where it is not, the method stands beside those of any γ."""
-        return self.recipe.swept_block and not self.autoregressive
+        return self.recipe.sweeps_block(self.settings())
+
+    @property
+    def needs_threshold(self) -> bool:
+        """Whether it stops by a threshold that is not α."""
+        return bool(self.recipe.threshold(self.settings()))
+
+    @property
+    def needs_head(self) -> bool:
+        """Whether it asks an acceptance head."""
+        return self.recipe.needs_head(self.settings())
 
     def curve(self) -> str:
-        """What its points are a curve of: the name, with rule, head and stop threshold where those were chosen."""
+        """What its points are a curve of: the name, with what was chosen for it and with its stop threshold."""
         return self.family() + ("" if self.stop_threshold is None else f"@{self.stop_threshold:g}")
 
     def family(self) -> str:
         """The same whatever the stop threshold is."""
-        rule = "" if self.rule in (None, self.recipe.rule) else f"[{self.rule}]"
-        return self.name + rule + ("" if self.head is None else f":{Path(self.head).stem}")
+        drafters = "" if self.drafters == (DRAFT_MODEL,) else drafters_text(self.drafters, None)
+        rule = "" if self.rule == self.recipe.rule(Settings()).name else self.rule
+        chosen = "".join(f"[{each}]" for each in (rule, self.accept, self.stop, drafters) if each)
+        return self.name + chosen + ("" if self.head is None else f":{Path(self.head).stem}")
+
+    def facts(self) -> dict[str, Any]:
+        """What tables and plots must know of it and cannot ask, for they know no methods."""
+        settings, rule = self.settings(), self.decides
+        return {
+            "title": self.recipe.heading(settings),
+            "details": [*self.recipe.details(settings)],
+            "rank": table.rank(self.name),
+            "law": rule.name if self.trade_off is rule.alpha else self.name,
+            "lossless": rule.lossless and self.trade_off is None,
+            "swept_block": self.swept_block,
+            "on_rejection": self.recipe.on_rejection(settings),
+            "symbol": self.recipe.symbol,
+            "timed": self.recipe.timed,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,30 +231,21 @@ class Point:
 
     def coordinates(self) -> dict[str, Any]:
         """Everything that the point is, flat, for records, tables and plots."""
-        out: dict[str, Any] = {"pair": self.pair.name} | _settings(self.pair)
-        out |= _settings(self.evaluation) | {"task": get_task(self.evaluation.task).name}
-        out |= {"method": self.method.curve(), **dataclasses.asdict(self.method)}
-        out |= {"swept_block": self.method.swept_block, "family": self.method.family()}
-        out |= {"law": self.method.decides.name}
+        out: dict[str, Any] = {"pair": self.pair.name} | _fields(self.pair) | _fields(self.evaluation)
+        out |= {"task": get_task(self.evaluation.task).name, **dataclasses.asdict(self.method)}
         del out["name"]
-        return out | dataclasses.asdict(self.sampling) | {"seed": self.seed}
+        out |= {"method": self.method.name, "curve": self.method.curve(), "family": self.method.family()}
+        return out | self.method.facts() | dataclasses.asdict(self.sampling) | {"seed": self.seed}
 
     def configuration(self) -> str:
         """The point as a complete gin file for `experiments/run.py`."""
-        imports = ["from speccascade_jax.evaluation import experiment", "from speccascade_jax.evaluation import points"]
-        blocks: dict[str, Any] = {
-            f"points.{type(part).__name__}": part for part in (self.pair, self.evaluation, self.method, self.sampling)
-        }
-        if isinstance(self.evaluation.task, SeqioTask):
-            imports.append("from speccascade_jax.data.tasks import seqio_task")
-            blocks["seqio_task.SeqioTask"] = self.evaluation.task
-        lines = ["from __gin__ import dynamic_registration", "", *imports, ""]
-        for block, part in blocks.items():
-            lines.append(f"{block}:")
-            lines += [f"  {name} = {_in_gin(value)}" for name, value in _settings(part).items()]
-        lines.append("experiment.run:")
-        lines += [f"  {part} = @points.{kind}()" for part, kind in _PARTS.items()]
-        return "\n".join([*lines, f"  seed = {self.seed}"]) + "\n"
+        imports = {f"from {_PACKAGE}.evaluation import {name}" for name in ("experiment", "points")}
+        blocks, parts = list[str](), {part: getattr(self, part) for part in _PARTS}
+        for part in parts.values():
+            blocks += _blocks(part, "", imports)
+        run = [f"  {name} = @points.{type(part).__name__}()" for name, part in parts.items()]
+        head = ["from __gin__ import dynamic_registration", "", *sorted(imports), ""]
+        return "\n".join([*head, *blocks, "experiment.run:", *run, f"  seed = {self.seed}"]) + "\n"
 
     def label(self) -> str:
         """The point in a few words, for progress lines."""
@@ -227,23 +260,35 @@ class Point:
         return " ".join([*parts, f"seed={self.seed}"])
 
 
-def _settings(part: Any) -> dict[str, Any]:
-    """Name -> value of what a dataclass is made of.
-
-    Settings that came later are left out at the value that points had before (`unless`), so that the keys of older
-    records hold.
-    """
-    values = {one: getattr(part, one.name) for one in dataclasses.fields(part) if one.init}
-    return {one.name: value for one, value in values.items() if value != one.metadata.get("unless", _NEVER)}
+_PACKAGE = "speccascade_jax"
+_PARTS = ("pair", "evaluation", "method", "sampling")
 
 
-def _in_gin(value: Any) -> str:
-    return "@seqio_task.SeqioTask()" if isinstance(value, SeqioTask) else repr(value)
+def _fields(part: Any) -> dict[str, Any]:
+    """Name -> value of what a dataclass is made of."""
+    return {one.name: getattr(part, one.name) for one in dataclasses.fields(part) if one.init}
 
 
-_NEVER = object()
-_PARTS = {"pair": "ModelPair", "evaluation": "Evaluation", "method": "Method", "sampling": "Sampling"}
+def _blocks(part: Any, scope: str, imports: set[str]) -> Iterator[str]:
+    """The lines of a dataclass's gin block and, behind it, of those that it holds, each in a scope of its own."""
+    inside = list[tuple[Any, str]]()
+
+    def text(value: Any, name: str) -> str:
+        if isinstance(value, tuple):
+            return "(" + "".join(text(each, f"{name}{number}") + ", " for number, each in enumerate(value)) + ")"
+        if not dataclasses.is_dataclass(value):
+            return repr(value)
+        inside.append((value, f"{scope}{name}_"))
+        return f"@{scope}{name}_/{_selector(value)}()"
+
+    lines = [f"  {name} = {text(value, name)}" for name, value in _fields(part).items()]
+    yield f"{scope}/{_selector(part)}:" if scope else f"{_selector(part)}:"
+    yield from lines
+    for value, within in inside:
+        if isinstance(value, SeqioTask):
+            imports.add(f"from {_PACKAGE}.data.tasks import seqio_task")
+        yield from _blocks(value, within, imports)
 
 
-def _or(value: Any, default: Any) -> Any:
-    return default if value is None else value
+def _selector(part: Any) -> str:
+    return f"{'seqio_task' if isinstance(part, SeqioTask) else 'points'}.{type(part).__name__}"

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from speccascade_jax.core import checks, controls, names
+from speccascade_jax.core import checks
 from speccascade_jax.data.tasks.table import get_task
-from speccascade_jax.engine.loop import BONUSES
-from speccascade_jax.evaluation.points import _RULE_NAMES, Evaluation, Method, Point
-from speccascade_jax.methods import recipes
+from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point
+from speccascade_jax.methods.drafting import models_of
 from speccascade_jax.metrics import sandbox
 from speccascade_jax.metrics.quality import METRICS
-from speccascade_jax.rules import deferral
 
 
 def validate(point: Point) -> None:
@@ -21,46 +17,29 @@ def validate(point: Point) -> None:
         ValueError: as above.
     """
     validate_evaluation(point.evaluation)
-    sampling, method = point.sampling, point.method
-    for temperature in (sampling.temperature, sampling.draft_temperature):
-        controls.make_sampling(1, temperature or 0.0, sampling.top_p, sampling.top_k)
     checks.check_seed(point.seed)
-    if method.autoregressive:
-        if method.alpha is not None:
-            raise ValueError(f"{method.name} has no alpha, got {method.alpha:g}")
-        return
-    check_name(method)
-    rule = method.decides
-    if method.head is not None and not method.recipe.needs_head:
+    method = point.method
+    if method.alpha is not None and method.trade_off is None:
+        what = f"method {method.name!r}" if method.autoregressive else f"rule {method.decides.name!r}"
+        raise ValueError(f"{what} has no alpha, leave it out (alpha={method.alpha:g})")
+    method.recipe.controls(method.settings(point.sampling), 1)
+    if method.head is not None and not method.needs_head:
         raise ValueError(f"method {method.name!r} asks no acceptance head: leave head={method.head!r} out")
-    recipes.check_sampling(method.recipe, sampling.temperature, sampling.draft_temperature)
-    recipes.block_size(method.recipe, method.block_size)
-    recipes.stop_threshold(method.recipe, method.alpha, method.stop_threshold)
-    if method.bonus not in (None, *BONUSES):
-        raise ValueError(f"bonus={method.bonus!r} is not one of {', '.join(BONUSES)}")
-    if (rule.grid is None) != (method.alpha is None):
-        need = "has no alpha, leave it out" if rule.grid is None else "needs an alpha"
-        raise ValueError(f"rule {rule.name!r} {need} (alpha={method.alpha})")
-    if method.alpha is not None:
-        deferral.check_alpha(rule, np.asarray(checks.per_row("alpha", method.alpha, 1)))
-    deferral.check_greedy(rule, sampling.temperature, sampling.draft_temperature)
+    _check_models(point.pair, method)
 
 
-def check_name(method: Method) -> None:
-    """Refuse a name that is neither a method's nor a rule's (the message names the nearest), and a rule of a rule.
-
-    Raises:
-        ValueError: as above.
-    """
-    known = [*recipes.METHODS, *deferral.RULES]
-    if method.name not in known:
-        near = names.hint(method.name, known)
-        raise ValueError(f"unknown rule {method.name!r}: {near}the rules and methods are {', '.join(known)}")
-    if method.name in _RULE_NAMES and method.rule not in (None, method.name):
-        raise ValueError(f"{method.name!r} is a rule already: leave rule={method.rule!r} out")
+def _check_models(pair: ModelPair, method: Method) -> None:
+    """Refuse drafters that are named and not there; a pair known by its name alone may have more in its folder."""
+    held = {"target", "draft", *pair.others}
+    if pair.target is not None and (strange := [name for name in models_of(method.drafters) if name not in held]):
+        raise ValueError(
+            f"method {method.name!r} names the model {strange[0]!r}, and the pair {pair.name!r} holds "
+            f"{', '.join(sorted(held))}: give its path as ModelPair.others = {{{strange[0]!r}: 'path'}}"
+        )
 
 
 def validate_evaluation(evaluation: Evaluation) -> None:
+    """Refuse an evaluation that has no meaning; errors as of `validate`."""
     task = get_task(evaluation.task)
     if evaluation.split not in (None, *task.splits):
         raise ValueError(f"task {task.name} has no split {evaluation.split!r}; its splits: {', '.join(task.splits)}")

@@ -169,3 +169,11 @@ def _level_controls(level: Level, above: Settings, temperature: Any, rows: int) 
         stop_threshold=checked_threshold(policy_of(level.stop, level.block_size), whose, level.stop_threshold),
         inner=inner_controls(known, own if below is None else below, rows),
     )
+
+
+def models_of(drafters: tuple[str | Level, ...]) -> list[str]:
+    """The pair's models that are named among drafters and levels, those of one's own left out."""
+    found = list[str]()
+    for each in drafters:
+        found += [each.model, *models_of(each.drafters)] if isinstance(each, Level) else [each] * ("." not in each)
+    return found

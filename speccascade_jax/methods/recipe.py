@@ -46,12 +46,14 @@ class Recipe:
     Attributes:
         name: how `decode`, gin and records call it; title: what tables call it, by default the name; detail: what sets
             it apart from methods of one title.
+        symbol: what a stop threshold is called in tables.
         timed: whether its time means anything.
     """
 
     name: str
     title: str = ""
     detail: str = ""
+    symbol: str = "h"
     timed: ClassVar[bool] = True
 
     @property

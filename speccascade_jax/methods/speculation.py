@@ -36,6 +36,7 @@ class Speculation(Recipe):
         greedy_draft: whether the draft is greedy unless a draft temperature is named.
         alpha_stops: whether α is the stop policy's threshold too.
         verify_final: see `Engine`.
+        bare: whether it is but a rule, so that a sweep may choose its bonus.
     """
 
     decides: str | Rule = "spec_decode"
@@ -48,6 +49,7 @@ class Speculation(Recipe):
     greedy_draft: bool = False
     alpha_stops: bool = False
     verify_final: bool = True
+    bare: bool = False
 
     @property
     def called(self) -> str:

@@ -28,7 +28,7 @@ _stopping = partial(Speculation, block_size=_LONGEST)
 
 def of_rule(name: str, rule: Rule) -> Speculation:
     """The method that a rule is: its drafts kept as often as its law allows."""
-    return Speculation(name=name, decides=rule, rules=(rule.name,))
+    return Speculation(name=name, decides=rule, rules=(rule.name,), bare=True)
 
 
 _ENDS_AND_CASCADES = (
@@ -62,8 +62,8 @@ _ENDS_AND_CASCADES = (
     ),
     # Big-Little: fallback where the draft is unsure (stop threshold), rollback where the target disagrees (α)
     Speculation(
-        name="bild", title="BiLD", decides="bild_star", accept="deferral", stop="confidence", block_size=_CAP,
-        bonus="target", verify_final=False,
+        name="bild", title="BiLD", symbol="α_f", decides="bild_star", accept="deferral", stop="confidence",
+        block_size=_CAP, bonus="target", verify_final=False,
     ),
 )  # fmt: skip
 _OTHERS = (

@@ -16,7 +16,6 @@ from flax.traverse_util import flatten_dict
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.models.decoder import DecoderLM, abstract_params
 from speccascade_jax.models.t5 import T5
-from speccascade_jax.results.tables.grid import Grid
 
 # Parameters that `extend` never touches: what they make of the prompt lies in the cache.
 _PROMPT_ALONE = re.compile(r"^encoder/|/relpos_bias/|/encoder_decoder_attention/(key|value)/")
@@ -82,32 +81,9 @@ def abstract(model: DecoderLM | T5) -> Any:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), params)
 
 
-def table(models: dict[str, DecoderLM | T5], *, batches: list[int], length: int, block_size: int) -> Grid:
-    """A row per model and batch, in GB (10⁹ bytes)."""
-    rows = []
-    for name, model in models.items():
-        for batch in batches:
-            found = needs(model, batch=batch, length=length, block_size=block_size)
-            sizes = (found.parameter_bytes, found.cache_bytes, found.laws_bytes, found.call_bytes)
-            rows.append([name, f"{found.parameters:,}", str(batch), *(f"{size / 1e9:.3f}" for size in sizes)])
-    header = ["model", "parameters", "batch", "weights", "cache", "laws of a block", "read by a call"]
-    dtypes = ", ".join(sorted({model.config.dtype for model in models.values()}))
-    notes = [
-        f"GB (10⁹ bytes), {dtypes}; {length:,} positions, γ = {block_size}. Laws: q̃ and p̃ of γ + 1 positions "
-        "in float32. A call reads at least the cache and the weights, once, without an encoder's and, where the output "
-        "layer is not tied, without the embedding's.",
-        *(_beyond(name, model, length) for name, model in models.items() if length > _longest(model)),
-    ]
-    return Grid(title="What the models need", header=header, rows=rows, notes=notes, bold=set())
-
-
-def _longest(model: DecoderLM | T5) -> float:
+def longest(model: DecoderLM | T5) -> float:
     """The positions that a model was made for; a T5 has no limit."""
     return model.config.max_length if isinstance(model, DecoderLM) else math.inf
-
-
-def _beyond(name: str, model: DecoderLM | T5, length: int) -> str:
-    return f"{length:,} positions are beyond the {_longest(model):,} that {name} was made for."
 
 
 def _prompt(model: DecoderLM | T5, batch: int, length: int) -> Prompt:

@@ -71,7 +71,7 @@ def require_counts(records: Sequence[Record]) -> None:
     if old:
         raise ValueError(
             f"{_name(old[0])} holds no counts of single examples, nor do {len(old) - 1} others of {len(records)}: they "
-            "are from before records did. Measure them again into a new store: python experiments/sweep.py "
+            "are from before records did. Measure them again into a new store: python -m experiments.sweep "
             "--gin_file=<the sweep's> --gin.sweep.output=\"'results/again.jsonl'\""
         )
 
@@ -253,11 +253,11 @@ def _counted(record: Record) -> tuple:
 
 def _timed(record: Record) -> tuple:
     """Times have no ids: they are those of a task's examples, in its order, from the point's first one on."""
-    first = record["point"].get("first_example", 0)  # older records have none
+    first = record["point"]["first_example"]
     return record["fingerprints"]["examples"], first, np.shape(record["latency"]["per_example_ms"])[-1]
 
 
 def _name(record: Record) -> str:
     point = record["point"]
-    alpha = "" if point.get("alpha") is None else f" α={point['alpha']:g}"
+    alpha = "" if point["alpha"] is None else f" α={point['alpha']:g}"
     return f"{point['method']}{alpha} seed={point['seed']} (record {record['key'][:8]})"

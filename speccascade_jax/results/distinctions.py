@@ -33,16 +33,13 @@ def suffixes(records: Sequence[Record], kinds: Sequence[Hashable], names: Sequen
 
 
 def setting(record: Record, name: str) -> Any:
-    """A value that tells records apart; of a head its fingerprint, or its file in records from before they held one."""
-    if name == HEAD:
-        return record["fingerprints"].get(HEAD) or record["point"].get(HEAD)
-    return record["point"][name]
+    """A value that tells records apart; of a head its fingerprint, `None` where none is asked."""
+    return record["fingerprints"].get(HEAD) if name == HEAD else record["point"][name]
 
 
 def _told(record: Record, name: str) -> str:
     """A value for a curve's name; a draft temperature that is not named is the method's own or the target's."""
     value = setting(record, name)
     if name == HEAD:
-        known = record["fingerprints"].get(HEAD)
-        return f"head {known[:6]}" if known else f"head {value}" if value else "head not recorded"
+        return f"head {value[:6]}" if value else "no head"
     return MIXABLE[name].format(f"{value:g}" if isinstance(value, int | float) else "own" if value is None else value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,25 +10,14 @@ from typing import NamedTuple
 from speccascade_jax.core.names import TARGET
 from speccascade_jax.results import distinctions, panels
 from speccascade_jax.results.distinctions import HEAD
-from speccascade_jax.results.labels import label, ordered
+from speccascade_jax.results.labels import label, place
 from speccascade_jax.results.panels import Panel, Spot
 from speccascade_jax.results.store import Record
 
 GAMMA, THRESHOLD, NO_NUMBER = "γ", "h", ""
 
-ORACLES = ("stop_oracle",)
-
-LOSSLESS = ("spec_decode",)
-"""Rules whose law is the target's, so that it is one law whatever follows a kept block."""
-
 Law = tuple[str, float | None, bool]
 """Rule, α, and whether a kept block is followed by the target's law instead of the rule's."""
-
-REJECTION = ("specdecpp", "specdecpp_lag0", "stop_cumulative_confidence")
-"""Methods that compare h with an estimate of P(some token of the block is rejected), as theorem 3.1 does.
-
-Those with a head do so where its loss weighed rejections once (`w_rej`); records from before they said count as such.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +28,8 @@ class Family:
         name: for readers; symbol: `GAMMA` or `THRESHOLD`.
         law: what says the outputs' law; only families of one law are rivals.
         spots: γ or h -> what was measured there, rising.
-        on_rejection: whether h is compared with an estimate of P(some token of the block is rejected).
+        on_rejection: whether h is compared with an estimate of P(some token of the block is rejected), as theorem 3.1
+            does; those with a head do so where its loss weighed rejections once (`w_rej`).
         w_rej: weight of rejections in its head's loss; `None` where there is no head, or the records do not say.
     """
 
@@ -115,11 +104,12 @@ def of_panel(panel: Panel) -> Families:
         if placed := _place(spot.records[0]):
             kind, at = placed
             sorted_[kind][at] = spot
-    order = ordered({kind.name for kind in sorted_})
+    first = {kind: next(iter(spots.values())).records[0] for kind, spots in sorted_.items()}
     kinds = sorted(
-        sorted_, key=lambda kind: (order.index(kind.name), kind.law[1] or 0.0, kind.block or 0, str(kind[4:]))
+        first,
+        key=lambda kind: (place(first[kind], kind.name), kind.law[1] or 0.0, kind.block or 0, str(kind[4:])),
     )
-    records = [next(iter(sorted_[kind].values())).records[0] for kind in kinds]
+    records = [first[kind] for kind in kinds]
     weights = [record.get("head", {}).get("w_rej") for record in records]
     families = [
         Family(
@@ -127,10 +117,10 @@ def of_panel(panel: Panel) -> Families:
             symbol=kind.symbol,
             law=kind.law,
             spots=dict(sorted(sorted_[kind].items())),
-            on_rejection=re.split(r"[\[:]", kind.name)[0] in REJECTION and weight in (None, 1.0),
+            on_rejection=record["point"]["on_rejection"] and weight in (None, 1.0),
             w_rej=weight,
         )
-        for kind, name, weight in zip(kinds, _names(kinds, records), weights, strict=True)
+        for kind, name, record, weight in zip(kinds, _names(kinds, records), records, weights, strict=True)
     ]
     fixed, adaptive, oracles = (
         [each for each in families if each.symbol == symbol] for symbol in (GAMMA, THRESHOLD, NO_NUMBER)
@@ -142,14 +132,13 @@ def of_panel(panel: Panel) -> Families:
 def _place(record: Record) -> tuple[_Kind, float] | None:
     """A record's family, and γ or h; `None` where it has neither and is no oracle."""
     point = record["point"]
-    name = point.get("family", point["method"])  # older records have none
-    rule, bonus = point.get("law", name), point["bonus"]
-    law = rule, point["alpha"], bonus == "target" and rule not in LOSSLESS
-    if (stop := point.get("stop_threshold")) is not None:
+    name, bonus = point["family"], point["bonus"]
+    law = point["law"], point["alpha"], bonus == "target" and not point["lossless"]
+    if (stop := point["stop_threshold"]) is not None:
         return _Kind(name, THRESHOLD, law, point["block_size"], bonus, distinctions.setting(record, HEAD)), stop
     if panels.is_swept(record):
         return _Kind(name, GAMMA, law, None, bonus, None), point["block_size"]
-    if name in ORACLES:
+    if not point["timed"]:
         return _Kind(name, NO_NUMBER, law, point["block_size"], bonus, None), 0.0
     return None
 
@@ -162,4 +151,7 @@ def _names(kinds: Sequence[_Kind], records: Sequence[Record]) -> list[str]:
     )
     told = [one if kind.symbol == GAMMA else other for kind, one, other in zip(kinds, fixed, others, strict=True)]
     alphas = ["" if kind.law[1] is None else f" α {kind.law[1]:g}" for kind in kinds]
-    return [label(kind.name) + alpha + words for kind, alpha, words in zip(kinds, alphas, told, strict=True)]
+    return [
+        label(record, alpha + words, threshold=False)
+        for record, alpha, words in zip(records, alphas, told, strict=True)
+    ]

@@ -94,7 +94,7 @@ def alone(records: Sequence[Record], end: str, *, intercept: bool = True) -> Fit
 
     Args:
         records: the target's runs are those of its own record and those beside every other one.
-        end: `labels.TARGET` or `labels.DRAFT`; intercept: as `fit`.
+        end: `names.TARGET` or `names.DRAFT`; intercept: as `fit`.
 
     Raises:
         ValueError: as `fit`.

@@ -1,49 +1,10 @@
-"""Names of methods in tables and legends: paper 1's and paper 2's where they have one. Needs no JAX."""
+"""What curves are called in tables and legends: put together from what records say of their methods. Needs no JAX."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from pathlib import Path
 
-from speccascade_jax.core.names import DRAFT, TARGET
-
-LABELS = {
-    TARGET: "Target alone",
-    DRAFT: "Draft alone",
-    "seq_cascade": "SeqCascade [sum]",
-    "seq_cascade_mean": "SeqCascade [mean]",
-    "seq_cascade_quantile": "SeqCascade [quantile]",
-    "random_allocation": "Random allocation",
-    "token_cascade": "TokenCascade [Chow]",
-    "token_cascade_log": "TokenCascade [ChowLog]",
-    "oracle_cascade": "Oracle [Diff]",
-    "spec_decode": "SpecDecode",
-    "lossy": "SpecDecode [Lossy]",
-    "lossy_tuned": "SpecDecode [Lossy*]",
-    "lossy_greedy": "SpecDecode [Lossy, greedy]",
-    "sd_reference": "SD of paper 2's code",
-    "bild": "BiLD",
-    "bild_star": "BiLD*",
-    "chow": "SpecCascade [Chow]",
-    "chow_log": "SpecCascade [ChowLog]",
-    "diff": "SpecCascade [Diff]",
-    "diff_log": "SpecCascade [DiffLog]",
-    "opt": "SpecCascade [OPT]",
-    "opt_log": "SpecCascade [OPTLog]",
-    "token_v1": "SpecCascade [TokenV1]",
-    "token_v2": "SpecCascade [TokenV2]",
-    "token_v3": "SpecCascade [Token]",
-    "fuzzy": "FSD [js]",
-    "fuzzy_after_sd": "FSD after SD [js]",
-    "random_accept": "Random acceptance",
-    "specdecpp": "SpecDec++",
-    "specdecpp_lag0": "SpecDec++ [lag 0]",
-    "stop_confidence": "SpecDecode [max q]",
-    "stop_cumulative_confidence": "SpecDecode [Π max q]",
-    "stop_entropy": "SpecDecode [entropy]",
-    "stop_oracle": "SpecDecode [oracle]",
-}
-"""Rows in the order of paper 1's Table 2; other methods follow under their own names."""
+from speccascade_jax.results.store import Record
 
 SHARES = {
     "rejection_rate": "rejected share of examined draft tokens",
@@ -55,30 +16,24 @@ SHARES = {
 """Measures that qualities are plotted against."""
 
 
-# "fuzzy[fuzzy_kl]@0.3 (γ = 3)": method, the rule chosen for it, its stop threshold, what tells it apart in a panel; the
-# file of a chosen acceptance head stands behind a colon
-_CURVE = re.compile(
-    r"(?P<method>[^\[:@ ]+)(\[(?P<rule>[^\]]+)\])?(:(?P<head>[^@ ]+))?(@(?P<stop>[^ ]+))?(?P<apart> \(.*\))?"
-)
+def label(record: Record, apart: str = "", *, threshold: bool = True) -> str:
+    """A curve's name for readers: its method's title, and in brackets what sets it apart or was chosen for it.
+
+    Args:
+        apart: what else tells it from other curves of its panel (`distinctions.suffixes`).
+        threshold: whether a stop threshold is part of the name, and not what the curve runs along.
+    """
+    point = record["point"]
+    text: str = point["title"]
+    if point["details"]:
+        text += f" [{', '.join(point['details'])}]"
+    if point["head"]:
+        text += f" {Path(point['head']).stem}"
+    if threshold and point["stop_threshold"] is not None:
+        text += f" {point['symbol']} {point['stop_threshold']:g}"
+    return text + apart
 
 
-def label(curve: str) -> str:
-    """A curve's name for readers: paper 1's of its method, else the method's own, with what was chosen for it."""
-    parts = _CURVE.fullmatch(curve)
-    if parts is None or parts["method"] not in LABELS:
-        return curve
-    text = LABELS[parts["method"]]
-    if parts["rule"]:
-        own = re.search(r"\[(.*)\]", LABELS.get(parts["rule"], ""))
-        text = f"{text.partition(' [')[0]} [{own[1] if own else parts['rule'].removeprefix('fuzzy_')}]"
-    if parts["head"]:
-        text += f" {parts['head']}"
-    if parts["stop"]:
-        text += f" {'α_f' if parts['method'] == 'bild' else 'h'} {parts['stop']}"
-    return text + (parts["apart"] or "")
-
-
-def ordered(curves: Iterable[str]) -> list[str]:
-    """The curves in the order of `LABELS`, others behind, each group by name."""
-    places = {name: n for n, name in enumerate(LABELS)}
-    return sorted(curves, key=lambda curve: (places.get(re.split(r"[\[:@ ]", curve)[0], len(places)), curve))
+def place(record: Record, curve: str = "") -> tuple[int, str]:
+    """Sorts curves in the order of paper 1's Table 2, those of methods without a place there behind, by name."""
+    return record["point"]["rank"], curve

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from speccascade_jax.core.names import DRAFT, TARGET
 from speccascade_jax.results.distinctions import HEAD, MIXABLE, suffixes
-from speccascade_jax.results.labels import label, ordered
-from speccascade_jax.results.store import Record
+from speccascade_jax.results.labels import label, place
+from speccascade_jax.results.store import Record, check_format
 
 _SHARED = (
-    "pair", "task", "split", "max_new_tokens", "quality_examples", "latency_examples", "latency_trials",
-    "temperature", "top_p", "top_k", "draft_temperature",
+    "pair", "task", "split", "max_new_tokens", "first_example", "quality_examples", "latency_examples",
+    "latency_trials", "temperature", "top_p", "top_k", "draft_temperature",
 )  # fmt: skip
 
 TOGETHER = "what does not keep panels apart: curves that differ in it stand side by side and say so in their names"
@@ -34,6 +34,8 @@ class Value(NamedTuple):
 class Spot:
     """One point of a curve, averaged over seeds. `None` where it was not measured or is undefined.
 
+    `method` is the curve's key in its panel, `label` what readers call it.
+
     `alpha` is what is swept along the curve; a stop threshold where the rule has no α (`axis` says so).
 
     Spreads: with one seed those of the record (bootstrap over examples; extremes of the trials), with several one
@@ -41,6 +43,7 @@ class Spot:
     """
 
     method: str
+    label: str
     alpha: float | None
     quality: Value
     latency: Value | None
@@ -54,7 +57,7 @@ class Spot:
     def axis(self) -> str:
         """What `alpha` is: the rule's, or the stop threshold of a method whose rule has none."""
         point = self.records[0]["point"]
-        return "h" if point["alpha"] is None and point.get("stop_threshold") is not None else "α"
+        return "h" if _along(self.records[0])[0] == point["family"] != point["curve"] else "α"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +71,7 @@ class Panel:
             `None` where curves differ in one that was to be put side by side.
         metric: name of the quality metric.
         target, draft: the two ends; `None` where the records have none.
-        curves: method -> its spots by rising α, in the order of `labels.LABELS`.
+        curves: method -> its spots by rising α, in the order of `labels.place`.
     """
 
     setting: dict[str, Any]
@@ -101,7 +104,7 @@ class Panel:
             own = [name for name in ("block_size", "bonus") if point[name] not in (None, self.setting[name])]
             words = [MIXABLE[name].format(point[name]) for name in own]
             if told := [word for word in words if word not in curve]:
-                found.append(f"{label(curve)}: {', '.join(told)}.")
+                found.append(f"{spots[0].label}: {', '.join(told)}.")
         return found
 
     def sizes(self) -> str:
@@ -132,15 +135,16 @@ def panels(records: Iterable[Record], together: Sequence[str] = ()) -> list[Pane
         together: names in `MIXABLE` that do not separate panels: curves that differ in them say so in their name.
 
     Raises:
-        ValueError: another name.
+        ValueError: another name, or records of another version.
     """
+    records = list(records)
+    check_format(records, "the store")
     if strange := [name for name in together if name not in MIXABLE]:
         raise ValueError(f"together={strange[0]!r} is not one of {', '.join(MIXABLE)}")
     shared: dict[tuple, list[Record]] = defaultdict(list)
     for record in records:
         values = {name: record["point"][name] for name in _SHARED if name not in together}
         values |= {
-            "first_example": record["point"].get("first_example", 0),  # older records have none
             "weights": record["fingerprints"]["weights"],
             "examples": record["fingerprints"]["examples"],
             "device": f"{record['device']['kind']} ({record['device']['processor']})",
@@ -168,51 +172,65 @@ def _is_end(record: Record) -> bool:
 
 
 def is_swept(record: Record) -> bool:
-    """Whether γ is a choice of the sweep's; records from before this was written down have it in `block_size`."""
-    return not _is_end(record) and record["point"].get("swept_block", record["point"]["block_size"] is not None)
+    """Whether γ is a choice of the sweep's."""
+    swept: bool = record["point"]["swept_block"]
+    return swept
 
 
 def _panel(setting: dict[str, Any], records: Sequence[Record]) -> Panel:
     by_point: dict[tuple[str, float | None], dict[int, Record]] = defaultdict(dict)
-    for curve, record in zip(_curve_names(records), records, strict=True):
+    apart = suffixes(records, [_along(record)[0] for record in records], (*MIXABLE, HEAD))
+    words = dict[str, str]()
+    for record, word in zip(records, apart, strict=True):
+        name, at = _along(record)
+        word = "" if name == TARGET else word
+        words[name + word] = word
         # a point measured again (with larger batches, say) is no further seed: the latest record counts
-        by_point[curve, _along(record)[1]][record["point"]["seed"]] = record
+        by_point[name + word, at][record["point"]["seed"]] = record
     curves: dict[str, list[Spot]] = defaultdict(list)
     for (curve, alpha), members in by_point.items():
-        curves[curve].append(_spot(curve, alpha, list(members.values())))
-    drafts = [curve for curve in curves if curve.startswith(DRAFT)]  # several where draft temperatures differ
-    target, draft = (next(iter(curves.pop(end, ())), None) for end in (TARGET, drafts[0] if drafts else DRAFT))
+        curves[curve].append(_spot(curve, words[curve], alpha, list(members.values())))
+    ends = {end: next((name for name in curves if _method(curves[name][0]) == end), end) for end in (TARGET, DRAFT)}
+    target, draft = (next(iter(curves.pop(name, ())), None) for name in ends.values())
     return Panel(
         setting=setting,
         metric=records[0]["quality"]["metric"],
         target=target,
         draft=draft,
-        curves={name: sorted(curves[name], key=lambda spot: spot.alpha or 0.0) for name in ordered(curves)},
+        curves={name: _rising(curves[name]) for name in sorted(curves, key=lambda name: order(curves[name][0]))},
     )
 
 
-def _curve_names(records: Sequence[Record]) -> list[str]:
-    """Each record's method, with what tells it from other records of the same method that are in the panel too."""
-    methods = [_along(record)[0] for record in records]
-    apart = suffixes(records, methods, (*MIXABLE, HEAD))
-    return [method + (words if method != TARGET else "") for method, words in zip(methods, apart, strict=True)]
+def order(spot: Spot) -> tuple[int, str]:
+    """Sorts spots as their curves stand in tables and legends."""
+    return place(spot.records[0], spot.method)
+
+
+def _rising(spots: Sequence[Spot]) -> list[Spot]:
+    return sorted(spots, key=lambda spot: spot.alpha or 0.0)
+
+
+def _method(spot: Spot) -> str:
+    name: str = spot.records[0]["point"]["method"]
+    return name
 
 
 def _along(record: Record) -> tuple[str, float | None]:
     """A record's curve and its place on it: α, or the stop threshold where there is no α to sweep."""
     point = record["point"]
-    if point["alpha"] is None and point.get("stop_threshold") is not None:
+    if point["alpha"] is None and point["stop_threshold"] is not None:
         return point["family"], point["stop_threshold"]
-    return point["method"], point["alpha"]
+    return point["curve"], point["alpha"]
 
 
-def _spot(curve: str, alpha: float | None, records: Sequence[Record]) -> Spot:
+def _spot(curve: str, apart: str, alpha: float | None, records: Sequence[Record]) -> Spot:
     relative = [r["relative_latency"] for r in records if r.get("relative_latency")]
     absolute = [r["latency"]["ms_per_example"]["value"] for r in records if r.get("latency")]
     names = dict.fromkeys(name for record in records for name in record["measures"])
     measured = {name: [r["measures"].get(name) for r in records] for name in names}
     return Spot(
         method=curve,
+        label=label(records[0], apart, threshold=_along(records[0])[0] == records[0]["point"]["curve"]),
         alpha=alpha,
         quality=_pool([value_of(r["quality"]) for r in records]),
         latency=_pool([value_of(each) for each in relative]) if relative else None,

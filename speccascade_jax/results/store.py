@@ -19,6 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 from speccascade_jax.core.files import _sync_folder, plain, write_atomically
 
 Record = dict[str, Any]
+FORMAT = 2
+"""Of records of points; those of another one are neither read nor added to."""
 Job = TypeVar("Job")
 
 
@@ -136,6 +138,20 @@ class ResultStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def check_format(records: Iterable[Record], where: str | Path) -> None:
+    """Refuse records of points that another version wrote: their keys, and what they say of methods, are others.
+
+    Raises:
+        ValueError: names the format and the remedy.
+    """
+    for record in records:
+        if "point" in record and record.get("format") != FORMAT:
+            raise ValueError(
+                f"{where} holds records of format {record.get('format')}, this version reads and writes {FORMAT}: "
+                f"name another output and measure again"
+            )
 
 
 def fill(

@@ -48,7 +48,7 @@ def test_help_of_a_module_explains_itself_with_an_example(name, flag):
 def test_a_sweep_without_a_gin_file_shows_what_to_type(tmp_path):
     done = _call(str(ROOT / "experiments/sweep.py"), folder=tmp_path)
     assert done.returncode != 0
-    assert "name at least one --gin_file; for example: python experiments/sweep.py --gin_file=configs" in done.stderr
+    assert "name at least one --gin_file; for example: python -m experiments.sweep --gin_file=configs" in done.stderr
 
 
 def test_gin_files_are_found_from_any_folder_and_settings_apply(tmp_path):

@@ -5,7 +5,8 @@ import json
 import numpy as np
 from matplotlib import pyplot as plt
 
-from speccascade_jax.results.figures import histogram, tradeoff
+from speccascade_jax.results import histograms
+from speccascade_jax.results.figures import tradeoff
 
 
 def _figure(script, store, monkeypatch, *more):
@@ -107,7 +108,7 @@ def test_unknown_methods_get_a_style_and_their_own_name(fake, store, tmp_path, s
 def test_histograms_of_surveys_are_one_figure(script, tmp_path, capsys):
     paths = [tmp_path / "wmt.json", tmp_path / "xsum.json"]
     for path in paths:
-        counted = histogram.count("js", np.array([0.01, 0.02, 0.5]))
+        counted = histograms.count("js", np.array([0.01, 0.02, 0.5]))
         made = {"pair": "tatoeba_en_de", "task": path.stem, "along": "mixed", "histogram": counted}
         path.write_text(json.dumps(made))
     assert script("plots").main(["--histograms", *map(str, paths)]) == 0

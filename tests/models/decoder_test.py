@@ -17,7 +17,15 @@ from hypothesis import strategies as st
 from speccascade_jax.core.protocols import LanguageModel
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.models import decoder_layers
-from speccascade_jax.models.decoder import PRESETS, DecoderLM, RopeScaling, abstract_params, parameter_shapes, teacher_forced_logits, tiny
+from speccascade_jax.models.decoder import (
+    PRESETS,
+    DecoderLM,
+    RopeScaling,
+    abstract_params,
+    parameter_shapes,
+    teacher_forced_logits,
+    tiny,
+)
 from speccascade_jax.models.decoder_layers import rotate, turns
 from tests.support import tiny_decoders
 from tests.support.tiny_decoders import KINDS, flat_parameters

@@ -6,9 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speccascade_jax.rules import rule
 from speccascade_jax.core.types import LawPair
-from speccascade_jax.rules import deferral, measures
+from speccascade_jax.rules import deferral, measures, rule
 from speccascade_jax.rules.deferral import RULES
 from tests.support import conformance, reference
 

@@ -14,7 +14,15 @@ from speccascade_jax.core.protocols import Decision, DraftStep
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.engine.generate import compilations, generate
 from speccascade_jax.rules.deferral import RULES
-from speccascade_jax.stopping.policies import STOP_POLICIES, AcceptanceHead, Confidence, CumulativeConfidence, Entropy, Fixed, Oracle
+from speccascade_jax.stopping.policies import (
+    STOP_POLICIES,
+    AcceptanceHead,
+    Confidence,
+    CumulativeConfidence,
+    Entropy,
+    Fixed,
+    Oracle,
+)
 from tests.support import conformance, reference
 from tests.support.acceptance_heads import head_for
 

@@ -70,7 +70,7 @@ class FewShotTask(Task):
         shots: how many exemplars a prompt shows; "name:shots" is the task with another number.
         template: how they are written.
         stop_strings: the scored text ends before the first of them; a model that goes on writes further questions.
-            An `Evaluator`'s generation ends there too where the vocabulary has the string as one token
+            A `Session`'s generation ends there too where the vocabulary has the string as one token
             (`prompts.stop_ids`), at the beginning of an output as well: that answer is empty. It is not sure to end
             there for "\\n\\n" and the like, which vocabularies with merges also have in tokens with the text before
             it, nor for a string of several tokens.

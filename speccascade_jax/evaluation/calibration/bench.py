@@ -1,4 +1,4 @@
-"""Where a calibration's points become records: one store, one evaluator, windows of its examples. Needs no JAX."""
+"""Where a calibration's points become records: one store, one session, windows of its examples. Needs no JAX."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from speccascade_jax.evaluation import experiment
 from speccascade_jax.evaluation.points import Evaluation, Method, Point
-from speccascade_jax.evaluation.session import Evaluator
+from speccascade_jax.evaluation.session import Session
 from speccascade_jax.results.bootstrap import LEAST_EXAMPLES
 from speccascade_jax.results.store import Record, ResultStore
 
@@ -48,12 +48,12 @@ class Bench:
     Args:
         store: where records go, and where those of an earlier calibration are found; their keys hold all examples that
             were loaded, so that one with other numbers of examples begins anew.
-        evaluator: with the examples of all windows loaded.
+        session: with the examples of all windows loaded.
         seeds: each point is measured once with each.
     """
 
-    def __init__(self, store: ResultStore, evaluator: Evaluator, seeds: Sequence[int] = (0,)):
-        self.store, self.evaluator, self.seeds = store, evaluator, tuple(seeds)
+    def __init__(self, store: ResultStore, session: Session, seeds: Sequence[int] = (0,)):
+        self.store, self.session, self.seeds = store, session, tuple(seeds)
 
     def measure(self, points: Sequence[Point], window: Window) -> dict[Point, Records]:
         """The points' records on a window; the α's of one method and block size share batches and programs.
@@ -64,10 +64,10 @@ class Bench:
         groups: dict[tuple[Method, int], list[Point]] = defaultdict(list)
         for point, seed in itertools.product(dict.fromkeys(points), self.seeds):
             groups[replace(point.method, alpha=None), seed].append(_placed(point, window, seed))
-        experiment.measure(list(groups.values()), self.store, self.evaluator)
+        experiment.measure(list(groups.values()), self.store, self.session)
         held = {record["key"]: record for record in self.store.records}
         return {
-            point: tuple(held[self.evaluator.key(_placed(point, window, seed))] for seed in self.seeds)
+            point: tuple(held[self.session.key(_placed(point, window, seed))] for seed in self.seeds)
             for point in points
         }
 

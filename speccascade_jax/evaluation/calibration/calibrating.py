@@ -18,9 +18,9 @@ from speccascade_jax.evaluation.calibration.thresholds import AppendixD
 from speccascade_jax.evaluation.calibration.tolerance import Tolerance
 from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
-from speccascade_jax.evaluation.session import Evaluator
+from speccascade_jax.evaluation.session import Session
 from speccascade_jax.results.bootstrap import LEAST_EXAMPLES
-from speccascade_jax.results.store import ResultStore
+from speccascade_jax.results.store import ResultStore, check_format
 
 MODES = ("halving", "appendix_d")
 
@@ -46,8 +46,7 @@ def calibrate(
     pair: ModelPair,
     evaluation: Evaluation,
     sampling: Sampling,
-    rules: Sequence[str] = (),
-    methods: Sequence[Method] = (),
+    methods: Sequence[str | Method] = (),
     alphas: Mapping[str, Sequence[float]] | None = None,
     block_sizes: Sequence[int] = (5,),
     bonus: str | None = None,
@@ -73,10 +72,10 @@ def calibrate(
         pair, sampling, seeds: as for a sweep; every setting is measured with each seed.
         evaluation: on what; the search takes its examples from `first_example` on, and times `latency_examples` of
             them (few on few); those after them are held out. Its `quality_examples` does not matter.
-        rules, methods, alphas, block_sizes, bonus: the candidates, as a sweep's points; the draft alone is one too.
+        methods, alphas, block_sizes, bonus: the candidates, as a sweep's points; the draft alone is one too.
         max_loss, max_latency, confidence: the tolerance (`Tolerance`).
         mode: "halving", or "appendix_d" for paper 2's procedure, which has candidates and bounds of its own
-            (`thresholds`): there, `rules` to `confidence` mean nothing.
+            (`thresholds`): there, `methods` to `confidence` mean nothing.
         appendix_d: its settings; the paper's if none.
         search_examples, test_examples, held_out_examples: how many of each (`halving`; Appendix D searches on the first
             two together).
@@ -89,22 +88,23 @@ def calibrate(
     Raises:
         ValueError: a value without meaning; no candidate keeps the tolerance surely enough (after the report).
     """
-    _refuse(mode, output, {"rules": rules, "methods": methods, "block_sizes": block_sizes, "seeds": seeds})
+    _refuse(mode, output, {"methods": methods, "block_sizes": block_sizes, "seeds": seeds})
     split = windows(evaluation, search_examples, test_examples, held_out_examples)
     shared: dict[str, Any] = {"pair": pair, "evaluation": evaluation, "samplings": [sampling], "seeds": tuple(seeds)}
     if mode == "halving":
         tolerance = Tolerance(max_loss=max_loss, max_latency=max_latency, confidence=confidence)
-        shared |= {"rule_names": rules, "methods": methods, "alphas": alphas, "block_sizes": block_sizes}
+        shared |= {"methods": methods, "alphas": alphas, "block_sizes": block_sizes}
         points = candidates(**shared, bonus=bonus)
         find = partial(_halve, points, tolerance, split, checks.whole("runners_up", runners_up, 0))
     else:
         if (max_loss, max_latency) != (None, None):
             raise ValueError("mode='appendix_d' stops where its own bound says: leave max_loss and max_latency out")
-        settings, base = appendix_d or AppendixD(), candidates(**shared, rule_names=())[0]
+        settings, base = appendix_d or AppendixD(), candidates(**shared, methods=())[0]
         thresholds.check(base, settings)
         find = partial(_climb, base, settings, split)
     with ResultStore(output) as store:
-        found = find(Bench(store, _evaluator(pair, evaluation, split), seeds))
+        check_format(store.records, output)
+        found = find(Bench(store, _session(pair, evaluation, split), seeds))
     return _tell({"mode": mode} | {name: asdict(each) for name, each in split._asdict().items()}, found, output)
 
 
@@ -147,26 +147,26 @@ def windows(evaluation: Evaluation, search_examples: int, test_examples: int, he
     return Split(search, test, Window(first=test.end, judged=held, timed=min(timed, held)))
 
 
-def candidates(*, seeds: Sequence[int], rule_names: Sequence[str], **given: Any) -> list[Point]:
+def candidates(*, seeds: Sequence[int], **given: Any) -> list[Point]:
     """The target, then every candidate with the first seed, the draft alone before all; as `sweeps.enumerate_points`.
 
     Raises:
         ValueError: as there; no seed.
     """
-    groups = enumerate_points(seeds=seeds, rule_names=rule_names, **given)
+    groups = enumerate_points(seeds=seeds, **given)
     return [point for group in groups for point in group if point.seed == seeds[0]]
 
 
-def _evaluator(pair: ModelPair, evaluation: Evaluation, split: Split) -> Evaluator:
+def _session(pair: ModelPair, evaluation: Evaluation, split: Split) -> Session:
 
     loaded = replace(split.search, judged=split.held_out.end - split.search.first)
-    return Evaluator(pair, loaded.of(evaluation))
+    return Session(pair, loaded.of(evaluation))
 
 
 def _halve(points: Sequence[Point], tolerance: Tolerance, split: Split, runners_up: int, bench: Bench) -> Found:
     """Search, then measure what was found on the held-out examples; on those of the test, if nothing will do."""
     target, *others = points
-    bench.evaluator.heads.check((point.method, point.sampling) for point in points)
+    bench.session.heads.check((point.method, point.sampling) for point in points)
     found = halving.search(bench, others, target, tolerance, halving.rungs(split.search), split.test, 1 + runners_up)
     best = [found.chosen, *found.others] if found.chosen else _safest_first(found.others)
     names = ["chosen" if found.chosen else "safest", *(f"runner-up {n}" for n in range(1, runners_up + 1))]
@@ -198,7 +198,7 @@ def _refusal(safe: Verdict, tolerance: Tolerance, split: Split) -> str:
     return (
         f"no setting keeps the tolerance ({tolerance.describe()}) in {tolerance.confidence:.0%} of the resamples of "
         f"{split.test.judged} examples; the safest, {outcome.label(safe.point)}, does in {safe.share:.0%}: allow "
-        "more, give more test_examples, or add candidates (rules, alphas, block_sizes)"
+        "more, give more test_examples, or add candidates (methods, alphas, block_sizes)"
     )
 
 

@@ -5,6 +5,7 @@ METHODS section 5. Needs no JAX.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -231,7 +232,8 @@ def _climb(
     """Raise the threshold until quality is below the floor; every step, and why the last one is the last."""
     (length, threshold, floor), steps = start, list[Step]()
     print(f"step 3: rising thresholds on {window.judged} examples, while quality is at least {floor:.2f}")
-    largest = deferral.grid_bounds(deferral.get(settings.rule), 1)[1]
+    trade_off = deferral.get(settings.rule).alpha
+    largest = math.inf if trade_off is None else trade_off.bounds(1)[1]
     while threshold <= largest:
         point = fuzzy(base, settings, length, threshold)
         step = _step(point, bench.measure([point], window)[point], floor)

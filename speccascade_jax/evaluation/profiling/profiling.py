@@ -22,12 +22,13 @@ from rich.console import Console
 
 from speccascade_jax.core.checks import whole
 from speccascade_jax.core.files import write_atomically
-from speccascade_jax.engine.generate import Generation, generate, raise_on_failure
+from speccascade_jax.engine.generate import Generation, raise_on_failure
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.evaluation.profiling import report, traces
-from speccascade_jax.evaluation.profiling.scopes import Program
-from speccascade_jax.evaluation.session import Evaluator
+from speccascade_jax.evaluation.profiling.scopes import HloText
+from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.validation import validate
+from speccascade_jax.methods.recipe import Program
 from speccascade_jax.results.store import Record
 
 
@@ -66,9 +67,9 @@ def profile(
     validate(point)
 
     with nullcontext(keep) if keep else tempfile.TemporaryDirectory() as folder:
-        evaluator = Evaluator(pair, evaluation)
-        evaluator.heads.check([(method, sampling)])
-        measured = measure(evaluator, point, batch, generations, trials, Path(str(folder)))
+        session = Session(pair, evaluation)
+        session.heads.check([(method, sampling)])
+        measured = measure(session, point, batch, generations, trials, Path(str(folder)))
     report.show(measured, top)
     if output:
         write_atomically(output, json.dumps(measured, indent=1) + "\n")
@@ -76,7 +77,7 @@ def profile(
     return measured
 
 
-def measure(evaluator: Evaluator, point: Point, batch: int, generations: int, trials: int, folder: Path) -> Record:
+def measure(session: Session, point: Point, batch: int, generations: int, trials: int, folder: Path) -> Record:
     """Compile, time without the profiler, trace into `folder`, and place every instruction.
 
     Returns:
@@ -85,8 +86,8 @@ def measure(evaluator: Evaluator, point: Point, batch: int, generations: int, tr
     console = Console(stderr=True)
     console.print(f"{point.label()}, batch {batch}: compiling …")
     rows = np.arange(batch * generations).reshape(generations, batch)
-    given = [evaluator.arguments(point, each, [point.method.alpha or 0.0] * batch) for each in rows]
-    compiled, calls = _prepare(given, point.seed)
+    given = [session.arguments(point, each, [point.method.alpha] * batch) for each in rows]
+    compiled, calls = _prepare(session.built(point.method).program, given, point.seed)
     results = [jax.block_until_ready(compiled(**call)) for call in calls]  # warms the caches
     for result in results:
         raise_on_failure(result)
@@ -102,17 +103,17 @@ def measure(evaluator: Evaluator, point: Point, batch: int, generations: int, tr
         "untraced_ms": min(untraced) * 1e3,
         "traced_ms": traced[best] * 1e3,
         "tracing_us": cost,
-        "instructions": _instructions(runs, Program.parse(text), cost),
+        "instructions": _instructions(runs, HloText.parse(text), cost),
     }
 
 
-def _prepare(given: Sequence[Mapping[str, Any]], seed: int) -> tuple[Any, list[dict[str, Any]]]:
+def _prepare(program: Program, given: Sequence[Mapping[str, Any]], seed: int) -> tuple[Any, list[dict[str, Any]]]:
     """The compiled program, and its arguments of each call."""
-    fixed = {name: given[0][name] for name in ("engine", "max_new_tokens")}
+    fixed = {"max_new_tokens": given[0]["max_new_tokens"]}
     calls = [{name: x for name, x in each.items() if name not in fixed} | {"seed": np.uint32(seed)} for each in given]
 
     def generation(params: Any, **others: Any) -> Generation:
-        return generate(params=params, **others, **fixed)
+        return program.generate(params=params, **others, **fixed)
 
     with _names_in_cache_keys():
         return jax.jit(generation).lower(**calls[0]).compile(), calls
@@ -175,7 +176,7 @@ def tracing_cost(folder: Path, calls: int = 10, passes: int = 4) -> float:
     return max(float(traced - untraced), 0.0) * 1e6 / sum(len(run) for run in runs)
 
 
-def _instructions(runs: Sequence[Sequence[traces.Event]], program: Program, cost: float) -> list[Record]:
+def _instructions(runs: Sequence[Sequence[traces.Event]], program: HloText, cost: float) -> list[Record]:
     """One entry per instruction: where it belongs, what it is, and its µs, waiting and running, over all calls."""
     return [
         _describe(name, program)
@@ -195,7 +196,7 @@ def without_profiler(spent: traces.Spent, cost: float, least: float = 0.25) -> f
     return max(traced - cost * spent.count, least * traced)
 
 
-def _describe(name: str, program: Program) -> Record:
+def _describe(name: str, program: HloText) -> Record:
     place, one = program.place(name), program.instructions.get(name)
     return {
         "name": name,

@@ -64,13 +64,13 @@ class Instruction:
 
 
 @dataclass(frozen=True)
-class Program:
+class HloText:
     """A compiled program: its instructions by name."""
 
     instructions: Mapping[str, Instruction]
 
     @classmethod
-    def parse(cls, text: str) -> Program:
+    def parse(cls, text: str) -> HloText:
         """Read `compiled.as_text()`."""
         found, computation = {}, ""
         for line in text.splitlines():

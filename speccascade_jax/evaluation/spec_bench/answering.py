@@ -30,7 +30,6 @@ from speccascade_jax.evaluation.session import load_source
 from speccascade_jax.evaluation.spec_bench import questions as spec_bench
 from speccascade_jax.evaluation.spec_bench.conversing import ConversationTooLong, Speaker, Turn
 from speccascade_jax.evaluation.spec_bench.questions import CATEGORIES, Question
-from speccascade_jax.evaluation.validation import check_name
 from speccascade_jax.results.store import Record, ResultStore, parse_lines
 
 OVERALL = "overall"
@@ -156,13 +155,11 @@ def run(
         FileNotFoundError: no questions.
         StoreLockedError: another process writes these answers.
     """
-    check_name(method)
     if method.name == TARGET:
         raise ValueError(f"{TARGET} is measured beside every method; choose another method")
     whole("max_prompt_length", max_prompt_length, 1)
     form, asked = spec_bench.get_conversation(conversation), spec_bench.read(questions)
     chosen = choose(asked, categories, per_category)
-    # loads JAX's models: not before the values are known to be good
     pass
 
     loaded = replace(load_source(pair), max_prompt_length=max_prompt_length)

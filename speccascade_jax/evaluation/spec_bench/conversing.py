@@ -13,12 +13,11 @@ import numpy as np
 from speccascade_jax.api import collect, make_prompt
 from speccascade_jax.core.checks import check_seed, whole
 from speccascade_jax.core.types import Array, Round
-from speccascade_jax.engine.generate import generate
-from speccascade_jax.evaluation.assembling import point_controls, point_parts
+from speccascade_jax.engine.generate import Generator
 from speccascade_jax.evaluation.heads import Heads
 from speccascade_jax.evaluation.points import Method, Sampling
 from speccascade_jax.evaluation.spec_bench.questions import Conversation, Question
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.assemble import build
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import excess, stop_ids, text_ids
 
@@ -52,7 +51,8 @@ class Speaker:
         max_new_tokens: of one answer; seed: of all randomness.
 
     Raises:
-        ValueError: as `assemble` and `point_controls`; a pair without a vocabulary.
+        ValueError: as `build` and `Recipe.controls`; a method that is more than one generation; a pair without a
+            vocabulary.
     """
 
     def __init__(
@@ -73,8 +73,11 @@ class Speaker:
         ends = stop_ids(pair.vocabulary, conversation.stop)
         heads = Heads(pair)
         heads.check([(method, sampling)])
-        self.engine, self.params = assemble(pair, stop_ids=ends, **point_parts(method, heads))
-        self.controls = point_controls(method, sampling, [method.alpha])
+        settings = method.settings(sampling)
+        self.program, self.params = build(pair, settings, stop_ids=ends, head=heads.of(method))
+        if not isinstance(self.program, Generator):
+            raise ValueError(f"method {method.name!r} decides about whole outputs, which conversations do not wait for")
+        self.controls = method.recipe.controls(settings, 1)
         self._compiled: set[tuple[int, ...]] = set()
 
     def converse(self, question: Question) -> list[Turn]:
@@ -109,8 +112,7 @@ class Speaker:
 
         def run() -> Any:
             return jax.block_until_ready(
-                generate(
-                    self.engine,
+                self.program.generate(
                     self.params,
                     prompt,
                     self.seed,
@@ -127,7 +129,7 @@ class Speaker:
         begin = time.perf_counter()
         generation = run()
         seconds = time.perf_counter() - begin
-        out = collect(self.pair, generation, self.method.recipe.name, prompt)
+        out = collect(self.pair, generation, prompt, draft_alone=self.method.recipe.draft_alone)
         assert out.texts is not None  # a pair without a vocabulary was refused
         return Turn(
             text=self.conversation.postprocess(out.texts[0]),

@@ -153,7 +153,8 @@ def _grid(rule: Rule, grid: Sequence[float]) -> np.ndarray:
     values = np.asarray(grid, np.float64)
     if values.ndim != 1 or not len(values) or (np.diff(values) <= 0).any():
         raise ValueError(f"the grid of rule {rule.name!r} must rise: got {tuple(grid)}")
-    rules.check_alpha(rule, values)
+    if rule.alpha is not None:
+        rule.alpha.check(f"rule {rule.name!r}", values)
     return values
 
 

@@ -20,14 +20,13 @@ from speccascade_jax.core.types import Prompt
 from speccascade_jax.engine.generate import Generation
 from speccascade_jax.engine.measures import summarise
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
-from speccascade_jax.evaluation.session import Evaluator
+from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.survey import bounds as bounding
 from speccascade_jax.evaluation.survey import estimates
 from speccascade_jax.evaluation.survey.estimates import Survey
 from speccascade_jax.evaluation.validation import validate
-from speccascade_jax.methods import sequence
-from speccascade_jax.results.figures import histogram as histograms
-from speccascade_jax.rules import deferral as rule_table
+from speccascade_jax.results import histograms
+from speccascade_jax.rules import deferral
 
 
 class Written(NamedTuple):
@@ -65,7 +64,7 @@ def survey(
 
     Args:
         pair, evaluation, sampling, seed: as for a run; examples are the evaluation's for quality.
-        rules: names in `speccascade_jax.rules.RULES`.
+        rules: names in `rules.deferral.RULES`, or `module.NAME` of your own.
         along: whose outputs are read, a name in `WRITERS`.
         alphas: size of each rule's grid over its usual range.
         check: shares of each rule's range, in [0, 1], at which the rule is really run and the error reported.
@@ -91,15 +90,15 @@ def survey(
     grids = {name: grid(name, alphas) for name in rules}
     runs = _fuzzy_points(point, rules, bounds, block_size)
 
-    evaluator = Evaluator(point.pair, point.evaluation)
-    found = take(evaluator, point, grids)
+    session = Session(point.pair, point.evaluation)
+    found = take(session, point, grids)
     rows = [_row(found, name, alpha) for name in rules for alpha in _shown(grids[name], check)]
     if check:
-        rows = [row | _checked(evaluator, point, row, block_size) for row in rows]
+        rows = [row | _checked(session, point, row, block_size) for row in rows]
     show(rows, along, len(found.rows))
     counted = histograms.count(histogram, found.positions[histogram])
     print(histograms.line(counted))
-    bounded = [_bounded(evaluator, run) for run in runs]
+    bounded = [_bounded(session, run) for run in runs]
     if bounded:
         bounding.show(bounded, point.evaluation.quality_examples)
     if output:
@@ -112,41 +111,33 @@ def survey(
 
 def grid(rule: str, count: int, vocab_size: int = 8192) -> tuple[float, ...]:
     """`count` α's over a rule's usual range, ends inside its domain; `(0.0,)` for a rule without α."""
-    chosen = rule_table.get(rule)
-    if chosen.grid is None:
-        return (0.0,)
-    return tuple(rule_table.even_grid(chosen, count, vocab_size).tolist())
+    alpha = deferral.get(rule).alpha
+    return (0.0,) if alpha is None else tuple(alpha.even(count, vocab_size).tolist())
 
 
-def plan(evaluator: Evaluator, point: Point, names: Sequence[str], count: int) -> dict[str, tuple[float, ...]]:
+def plan(session: Session, point: Point, names: Sequence[str], count: int) -> dict[str, tuple[float, ...]]:
     """`count` α's for every rule of `names` that has an α, placed where a survey along mixed outputs sees it move.
 
     Args:
-        evaluator: with the pair and its examples; point: whose evaluation, sampling and seed are surveyed.
+        session: with the pair and its examples; point: whose evaluation, sampling and seed are surveyed.
     """
-    swept = [name for name in names if rule_table.get(name).grid is not None]
-    found = take(
-        evaluator, dataclasses.replace(point, method=WRITERS["mixed"]), {name: grid(name, 65) for name in swept}
-    )
+    swept = [name for name in names if deferral.get(name).alpha is not None]
+    found = take(session, dataclasses.replace(point, method=WRITERS["mixed"]), {name: grid(name, 65) for name in swept})
     return {name: found.plan(name, count) for name in swept}
 
 
-def take(evaluator: Evaluator, point: Point, grids: Mapping[str, Sequence[float]]) -> Survey:
+def take(session: Session, point: Point, grids: Mapping[str, Sequence[float]]) -> Survey:
     """Let the point's method write the evaluation's examples in batches, and survey what it wrote."""
-    return read(evaluator, point, write(evaluator, point), grids)
+    return read(session, point, write(session, point), grids)
 
 
-def write(evaluator: Evaluator, point: Point) -> list[Written]:
+def write(session: Session, point: Point) -> list[Written]:
     """The evaluation's examples as the point's method writes them, in batches of one size."""
-
-    examples = evaluator.window(point.evaluation, point.evaluation.quality_examples)
-    batch, out = min(point.evaluation.quality_batch, len(examples)), []
-    for start in range(0, len(examples), batch):
-        # filled up with its own rows, the last batch is no compilation of its own
-        rows = np.resize(examples[start : start + batch], batch)
-        given = evaluator.arguments(point, rows, [point.method.alpha or 0.0] * batch)
-        generation = sequence.run(**given, seed=point.seed)
-        out.append(Written(given["prompt"], generation, np.arange(batch) < len(examples) - start))
+    out = []
+    for rows, counted in session.batches(point.evaluation):
+        generation = session.prepare(point, rows)(point.seed)
+        prompt = jax.device_put(jax.tree.map(lambda x, rows=rows: x[rows], session.prompts))
+        out.append(Written(prompt, generation, np.arange(len(rows)) < counted))
     return out
 
 
@@ -156,9 +147,7 @@ def rates(written: Sequence[Written]) -> dict[str, Any]:
     return summarise(stats, rows=np.concatenate([each.counts for each in written]))
 
 
-def read(
-    evaluator: Evaluator, point: Point, written: Sequence[Written], grids: Mapping[str, Sequence[float]]
-) -> Survey:
+def read(session: Session, point: Point, written: Sequence[Written], grids: Mapping[str, Sequence[float]]) -> Survey:
     """Survey what was written, under the point's sampling."""
 
     parts = []
@@ -166,9 +155,9 @@ def read(
     compared = dataclasses.replace(point, method=WRITERS["mixed"])
     for each in written:
         tokens, lengths = np.asarray(each.generation.tokens), np.asarray(each.generation.lengths)
-        controls = evaluator.controls(compared, [0.0] * len(lengths))
+        controls = session.controls(compared, [0.0] * len(lengths))
         counted = np.where(each.counts, lengths, 0)
-        parts.append(estimates.survey(evaluator.pair, each.prompt, tokens, counted, controls, grids))
+        parts.append(estimates.survey(session.pair, each.prompt, tokens, counted, controls, grids))
     return estimates.join(parts)
 
 
@@ -182,17 +171,17 @@ def _shown(alphas: Sequence[float], check: Sequence[float]) -> list[float]:
 
 def _row(found: Survey, rule: str, alpha: float) -> dict[str, Any]:
     estimate = found.estimate(rule, alpha)
-    alpha_or_none = None if rule_table.get(rule).grid is None else alpha
+    alpha_or_none = None if deferral.get(rule).alpha is None else alpha
     return {"rule": rule, "alpha": alpha_or_none, "rejection": estimate.rejection, "deferral": estimate.deferral}
 
 
-def _checked(evaluator: Evaluator, point: Point, row: dict[str, Any], block_size: int) -> dict[str, Any]:
+def _checked(session: Session, point: Point, row: dict[str, Any], block_size: int) -> dict[str, Any]:
     """The rule really run, and surveyed along what it wrote: the error that is left then is no prefix's."""
     method = Method(name=row["rule"], alpha=row["alpha"], block_size=block_size)
     real_point = dataclasses.replace(point, method=method)
     validate(real_point)
-    written = write(evaluator, real_point)
-    own = read(evaluator, real_point, written, {row["rule"]: (row["alpha"] or 0.0,)}).estimate(row["rule"])
+    written = write(session, real_point)
+    own = read(session, real_point, written, {row["rule"]: (row["alpha"] or 0.0,)}).estimate(row["rule"])
     measured = rates(written)
     return {
         "real_rejection": measured["rejection_rate"],
@@ -225,13 +214,13 @@ def _fuzzy_points(point: Point, names: Sequence[str], taus: Sequence[float], blo
     return found
 
 
-def _bounded(evaluator: Evaluator, run: Point) -> dict[str, Any]:
+def _bounded(session: Session, run: Point) -> dict[str, Any]:
     """A row of bounds: the method run, or for `kl` the target, and its outputs surveyed."""
     rule, tau = run.method.decides.name, run.method.alpha
     assert tau is not None
     along = bounding.outputs_of(bounding.threshold(rule))
     writer = run if along == "rule" else dataclasses.replace(run, method=WRITERS["target"])
-    found = take(evaluator, writer, {rule: (tau,)})
+    found = take(session, writer, {rule: (tau,)})
     greedy = run.sampling.draft_temperature == 0
     return {"rule": rule, "tau": tau, "along": along} | bounding.bound(found, rule, tau, along, greedy)._asdict()
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 
 from speccascade_jax.results import forward_times, pareto
 from speccascade_jax.results.bootstrap import Bootstrap
 from speccascade_jax.results.families import GAMMA, Families, Family
 from speccascade_jax.results.figures import tradeoff
 from speccascade_jax.results.panels import Spot, Value
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 FIXED = ("#000000", "D")
 STYLES = (("#0072B2", "o"), ("#D55E00", "^"), ("#009E73", "s"), ("#CC79A7", "v"), ("#E69F00", "P"), ("#56B4E9", "X"))
@@ -48,8 +46,6 @@ def draw(families: Families, path: Path, bootstrap: Bootstrap) -> None:
     Raises:
         ValueError: records without counts of single examples, or of too few.
     """
-    from matplotlib import pyplot as plt
-
     every = (*families.fixed, *families.adaptive)
     # refused before a figure is begun; the bootstrap keeps what it has computed
     _values([*families.oracles.values(), *(spot for family in every for spot in family.spots.values())], bootstrap)

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
-from speccascade_jax.results.labels import SHARES, label
+from speccascade_jax.results.labels import SHARES
 from speccascade_jax.results.panels import Panel, Spot, Value, share_of
 
 # Okabe and Ito's palette: distinct under the common kinds of colour blindness; markers tell the rest apart.
@@ -119,19 +119,17 @@ def _axes(axes: Axes, panel: Panel, horizontal: Horizontal) -> None:
         axes.scatter(xs, ys, c=faces, edgecolors=colour, marker=marker, s=110 if marker == "*" else 46, zorder=3)
         if len(shown) > 1:
             axes.scatter(xs[-1:], ys[-1:], s=230, facecolors="none", edgecolors=colour, lw=1.2, zorder=3)
-        axes.plot(
-            [], [], color=colour, marker=marker, lw=1.6, ms=10 if marker == "*" else 6.5, label=_name(method, spots)
-        )
+        axes.plot([], [], color=colour, marker=marker, lw=1.6, ms=10 if marker == "*" else 6.5, label=_name(spots))
     if panel.target:
         axes.axhline(panel.target.quality.value, color="0.25", ls=":", lw=1.4, zorder=0, label="Target's quality")
     axes.grid(alpha=0.25, lw=0.6)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _name(method: str, spots: Sequence[Spot]) -> str:
+def _name(spots: Sequence[Spot]) -> str:
     """A curve in the legend: method and range of α."""
     alphas = [spot.alpha for spot in spots if spot.alpha is not None]
-    return label(method) + (f", {spots[0].axis} {alphas[0]:g} … {alphas[-1]:g}" if alphas else "")
+    return spots[0].label + (f", {spots[0].axis} {alphas[0]:g} … {alphas[-1]:g}" if alphas else "")
 
 
 def _ends(axes: Axes, panel: Panel, horizontal: Horizontal) -> None:
@@ -143,7 +141,7 @@ def _ends(axes: Axes, panel: Panel, horizontal: Horizontal) -> None:
         at = (x.value, spot.quality.value)
         axes.errorbar(*at, xerr=bars([x]), yerr=bars([spot.quality]), fmt=marker, ms=9, color="0.25",
                       mfc="white", mew=2, elinewidth=0.8, zorder=4)  # fmt: skip
-        name = label(spot.method)
+        name = spot.label
         text = axes.annotate(
             name[0].lower() + name[1:],
             at,

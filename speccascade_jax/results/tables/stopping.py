@@ -11,12 +11,10 @@ from functools import partial
 
 import numpy as np
 
-from speccascade_jax.core.names import DRAFT, TARGET
 from speccascade_jax.results import forward_times, pareto
 from speccascade_jax.results.bootstrap import Bootstrap, Interval
 from speccascade_jax.results.families import GAMMA, Families, Family
 from speccascade_jax.results.forward_times import Fit
-from speccascade_jax.results.labels import label
 from speccascade_jax.results.panels import Spot
 from speccascade_jax.results.store import Record
 from speccascade_jax.results.tables.grid import NONE, Grid
@@ -64,8 +62,9 @@ def _fits(families: Families, records: Sequence[Record]) -> Iterator[tuple[str, 
         groups[_family_name(family)] = [record for spot in family.spots.values() for record in spot.records]
     for name, members in groups.items():
         yield name, partial(forward_times.speculative, members)
-    for end in (TARGET, DRAFT):
-        yield label(end), partial(forward_times.alone, records, end)
+    for end in (families.target, families.panel.draft):
+        if end:
+            yield end.label, partial(forward_times.alone, records, end.records[0]["point"]["method"])
 
 
 def _fit_cells(fit: Fit, plain: Fit) -> list[str]:
@@ -102,7 +101,7 @@ def _best_grid(found: Throughputs) -> Grid:
             if over is not None and over.low > 0:
                 bold.add((len(rows), column + 3))
         rows.append(row)
-    for name, spot in {label(TARGET): families.target, **families.oracles}.items():
+    for name, spot in {families.target.label: families.target, **families.oracles}.items():
         rows.append([name, *_single_cells(found, spot)])
     header = ["Method"] + [
         f"{how}: {what}"
@@ -242,7 +241,7 @@ def _places(families: Families) -> Iterator[tuple[str, str, Spot]]:
     for family in (*families.fixed, *families.adaptive):
         for at, spot in family.spots.items():
             yield _family_name(family), f"{family.symbol} = {at:g}", spot
-    for name, spot in {**families.oracles, label(TARGET): families.target}.items():
+    for name, spot in {**families.oracles, families.target.label: families.target}.items():
         yield name, NONE, spot
 
 

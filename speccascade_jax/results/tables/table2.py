@@ -14,12 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from speccascade_jax.core.names import DRAFT, TARGET
 from speccascade_jax.results import comparisons
 from speccascade_jax.results.bootstrap import Bootstrap, Interval
 from speccascade_jax.results.comparisons import BEST, TIE
-from speccascade_jax.results.labels import label, ordered
-from speccascade_jax.results.panels import Panel, Row, Spot, Value, share_of, short_name, table2
+from speccascade_jax.results.panels import Panel, Row, Spot, Value, order, share_of, short_name, table2
 from speccascade_jax.results.tables.grid import NONE, Grid
 
 
@@ -47,19 +45,19 @@ def _table2_grid(panels: Sequence[Panel], tolerance: float, margin: float) -> Gr
         [{row.method: row for row in table2(panel, tolerance, margin)} for panel in panels],
         Bootstrap(),
     )
-    methods = ordered({name for each in results for name in each})
+    found = {name: curve[0] for panel in panels for name, curve in panel.curves.items()}
+    methods = sorted(found, key=lambda name: order(found[name]))
     names = [f"{panel.setting['task']}, {short_name(panel.setting['pair'])}" for panel in panels]
     header = ["Method"] + [f"Speed-up at target's quality: {n}" for n in names]
     header += [f"Best {p.metric} no slower than target: {n}" for p, n in zip(panels, names, strict=True)]
     both = [[each.get(method) for method in methods] for each in results]
     columns = [_speed_column(rows, bootstrap) for rows in both]
     columns += [_quality_column(panel, rows, bootstrap) for panel, rows in zip(panels, both, strict=True)]
-    rows = [[label(method), *cells] for method, *cells in zip(methods, *columns, strict=True)]
+    rows = [[found[method].label, *cells] for method, *cells in zip(methods, *columns, strict=True)]
     bold = {(r, c) for r, row in enumerate(rows) for c, x in enumerate(row) if c and x.endswith(BEST)}
-    ends = [(TARGET, [p.target for p in panels], "1.00×"), (DRAFT, [p.draft for p in panels], NONE)]
-    for end, spots, speed in ends:
-        name = label(next((spot.method for spot in spots if spot), end))
-        rows.append([name, *[speed] * len(panels), *(f"{s.quality.value:.2f}" if s else NONE for s in spots)])
+    for spots, speed in (([p.target for p in panels], "1.00×"), ([p.draft for p in panels], NONE)):
+        if name := next((spot.label for spot in spots if spot), None):
+            rows.append([name, *[speed] * len(panels), *(f"{s.quality.value:.2f}" if s else NONE for s in spots)])
     return Grid(title=_title(panels), header=header, rows=rows, notes=_notes(panels, tolerance, margin), bold=bold)
 
 
@@ -106,9 +104,7 @@ def _notes(panels: Sequence[Panel], tolerance: float, margin: float) -> list[str
         if panel.target:
             name += f"; target's {panel.metric} {panel.target.quality.value:.2f} ({_range(panel.target.quality)})"
         notes.append(f"{name}. Device: {panel.setting['device']}.")
-        lost = [
-            f"{label(spot.method)}{_at(spot)}" for curve in panel.curves.values() for spot in curve if spot.inconclusive
-        ]
+        lost = [f"{spot.label}{_at(spot)}" for curve in panel.curves.values() for spot in curve if spot.inconclusive]
         if lost:
             notes.append(f"Inconclusive (nothing was drafted), left out: {', '.join(lost)}.")
         notes += [*panel.asides(), *_uncompared(panel)]
@@ -173,11 +169,11 @@ def beside_grid(panel: Panel, method: str, share: str = "draft_share") -> Grid:
     for own, spot in _placed(spots, share):
         at, other = others[int(np.argmin([abs(each - own) for each, _ in others]))]
         gain = comparisons.quality_gain(panel, spot, bootstrap, other)
-        row = [label(spot.method), _number(spot.alpha), f"{own:.1%}", f"{spot.quality.value:.2f}"]
+        row = [spot.label, _number(spot.alpha), f"{own:.1%}", f"{spot.quality.value:.2f}"]
         row += [_number(other.alpha), f"{at:.1%}", f"{other.quality.value:.2f}"]
         rows.append([*row, _joined(f"{gain.value:+.2f}", _brackets(gain, "+")) if gain else NONE])
     words = share.replace("_", " ")
-    header = ["Method", "α", words, panel.metric, f"{label(method)}: α", "its share", panel.metric, "difference"]
+    header = ["Method", "α", words, panel.metric, f"{others[0][1].label}: α", "its share", panel.metric, "difference"]
     notes = [panel.sizes(), _explained(f"Beside the nearest {words}. [low, high]: of the difference")[0]]
     return Grid(title=panel.title(), header=header, rows=rows, notes=notes)
 
@@ -194,7 +190,7 @@ def _number(alpha: float | None) -> str:
 def _quality_cells(panel: Panel, spot: Spot, marks: tuple[str, str], bootstrap: Bootstrap) -> dict[str, str]:
     gain = comparisons.quality_gain(panel, spot, bootstrap)
     return {
-        "Method": label(spot.method) + (" (inconclusive)" if spot.inconclusive else ""),
+        "Method": spot.label + (" (inconclusive)" if spot.inconclusive else ""),
         "α": _number(spot.alpha) if spot.axis == "α" else f"{spot.axis} {_number(spot.alpha)}",
         panel.metric: _joined(f"{spot.quality.value:.2f}", marks[0]),
         "spread": _range(spot.quality),

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax.core.types import Array, Prompt, Round
-from speccascade_jax.engine.generate import Generation, generate, raise_on_failure
+from speccascade_jax.engine.generate import Generation, raise_on_failure
 from speccascade_jax.evaluation.points import Method, Point
-from speccascade_jax.evaluation.session import Evaluator
+from speccascade_jax.evaluation.session import Session
 from speccascade_jax.models.along import states
 from speccascade_jax.rules import deferral
 from speccascade_jax.stopping.acceptance_head import with_law
@@ -74,26 +74,24 @@ class Recorder:
         return {"start": turn.start, "length": length, "tokens": turn.draft.tokens} | known
 
 
-def collect(evaluator: Evaluator, point: Point) -> Blocks:
+def collect(session: Session, point: Point) -> Blocks:
     """The blocks of a run over the evaluation's examples for quality.
 
     Args:
         point: its method is "speculative" with the rule, the α and the block size.
     """
 
-    examples = evaluator.window(point.evaluation, point.evaluation.quality_examples)
-    batch, parts = min(point.evaluation.quality_batch, len(examples)), []
+    parts = []
     recorder = Recorder(point.method.decides.name, point.method.alpha or 0.0)
-    for start in range(0, len(examples), batch):
-        rows = np.resize(examples[start : start + batch], batch)  # the last batch is filled up with its own rows
-        given = evaluator.arguments(point, rows, [point.method.alpha or 0.0] * batch)
-        generation = generate(**given, seed=point.seed, record=recorder)
+    for rows, real in session.batches(point.evaluation):
+        generation = session.prepare(point, rows)(point.seed, record=recorder)
         raise_on_failure(generation)
-        parts.append(_blocks(evaluator, given["prompt"], generation, rows, min(batch, len(examples) - start)))
+        prompt = jax.tree.map(lambda x, rows=rows: x[rows], session.prompts)
+        parts.append(_blocks(session, prompt, generation, rows, real))
     return Blocks(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in dataclasses.fields(Blocks)))
 
 
-def _blocks(evaluator: Evaluator, prompt: Prompt, generation: Generation, rows: np.ndarray, real: int) -> Blocks:
+def _blocks(session: Session, prompt: Prompt, generation: Generation, rows: np.ndarray, real: int) -> Blocks:
     record = {name: np.asarray(value) for name, value in generation.record.items()}
     turn, row = np.nonzero(record["length"] > 0)
     turn, row = turn[row < real], row[row < real]
@@ -101,7 +99,7 @@ def _blocks(evaluator: Evaluator, prompt: Prompt, generation: Generation, rows: 
     before = found["start"] - np.asarray(prompt.length)[row]
     sequences = behind(np.asarray(generation.tokens)[row], before, found["tokens"])
     prompts = jax.tree.map(lambda x: np.asarray(x)[row], prompt)
-    hidden = _states(evaluator, prompts, sequences, before, found["tokens"].shape[1])
+    hidden = _states(session, prompts, sequences, before, found["tokens"].shape[1])
     known = {name: found[name] for name in ("tokens", "kept", "max_q", "entropy_q", "q_of_proposal")}
     return Blocks(lengths=found["length"], rows=rows[row].astype(np.int32), hidden=hidden, **known)
 
@@ -114,9 +112,9 @@ def behind(committed: np.ndarray, before: np.ndarray, blocks: np.ndarray) -> np.
     return out
 
 
-def _states(evaluator: Evaluator, prompts: Prompt, sequences: np.ndarray, before: np.ndarray, size: int) -> np.ndarray:
+def _states(session: Session, prompts: Prompt, sequences: np.ndarray, before: np.ndarray, size: int) -> np.ndarray:
     """The hidden states of the blocks' tokens, float32 `[M, G, D]`, in passes of one shape."""
-    draft, parts = evaluator.pair.draft, []
+    draft, parts = session.pair.draft, []
     for start in range(0, len(sequences), _ROWS):
         chosen = np.resize(np.arange(start, min(start + _ROWS, len(sequences))), _ROWS)
         some: Any = jax.tree.map(lambda x, chosen=chosen: x[chosen], (prompts, sequences, before))

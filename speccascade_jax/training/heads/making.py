@@ -24,9 +24,8 @@ from speccascade_jax.core.checks import whole
 from speccascade_jax.core.sampling import make_law_pair, raw_and_scaled, sample
 from speccascade_jax.core.types import Array, Controls
 from speccascade_jax.engine.generate import raise_on_failure
-from speccascade_jax.evaluation.assembling import point_controls
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
-from speccascade_jax.evaluation.session import Evaluator
+from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.survey import surveying
 from speccascade_jax.evaluation.survey.surveying import Written
 from speccascade_jax.evaluation.validation import validate
@@ -80,12 +79,12 @@ def make(
     validate(point)
     whole("shard_size", shard_size, 1)
 
-    return write(Evaluator(pair, point.evaluation), point, shard_size, Path(output))
+    return write(Session(pair, point.evaluation), point, shard_size, Path(output))
 
 
-def write(evaluator: Evaluator, point: Point, shard_size: int, folder: Path) -> dict[str, int]:
+def write(session: Session, point: Point, shard_size: int, folder: Path) -> dict[str, int]:
     """`make` with models and examples already loaded."""
-    manifest = _manifest(evaluator, point, shard_size)
+    manifest = _manifest(session, point, shard_size)
     begin(folder, manifest)
     count = point.evaluation.quality_examples
     starts = list(range(0, count, shard_size))
@@ -97,7 +96,7 @@ def write(evaluator: Evaluator, point: Point, shard_size: int, folder: Path) -> 
         first = point.evaluation.first_example + starts[number]
         size = min(shard_size, count - starts[number])
         window = dataclasses.replace(point.evaluation, first_example=first, quality_examples=size)
-        found = examples(evaluator, dataclasses.replace(point, evaluation=window))
+        found = examples(session, dataclasses.replace(point, evaluation=window))
         write_shard(folder, number, manifest, found)
         positions += int(found.lengths.sum())
         spent = time.monotonic() - began
@@ -106,15 +105,14 @@ def write(evaluator: Evaluator, point: Point, shard_size: int, folder: Path) -> 
     return {"prompts": count, "positions": positions}
 
 
-def _manifest(evaluator: Evaluator, point: Point, shard_size: int) -> dict[str, Any]:
-
+def _manifest(session: Session, point: Point, shard_size: int) -> dict[str, Any]:
     at = point.coordinates()
     names = ("pair", "task", "split", "first_example", "max_new_tokens", "seed", *MEANING[3:])
     return {name: at[name] for name in names} | {
         "format": FORMAT,
-        "pair_fingerprint": evaluator.fingerprints["weights"],
-        "draft_fingerprint": fingerprints.of_model(evaluator.pair.draft),
-        "examples_fingerprint": evaluator.fingerprints["examples"],
+        "pair_fingerprint": session.loaded["weights"],
+        "draft_fingerprint": fingerprints.of_model(session.pair.draft),
+        "examples_fingerprint": session.loaded["examples"],
         "dtype": point.pair.dtype,
         "prompts": point.evaluation.quality_examples,
         "batch": point.evaluation.quality_batch,
@@ -122,29 +120,27 @@ def _manifest(evaluator: Evaluator, point: Point, shard_size: int) -> dict[str, 
     }
 
 
-def examples(evaluator: Evaluator, point: Point) -> Examples:
+def examples(session: Session, point: Point) -> Examples:
     """The evaluation's examples for quality: written by the target, labelled for the point's rule."""
-    written = surveying.write(evaluator, dataclasses.replace(point, method=surveying.WRITERS["target"]))
-    window = evaluator.window(point.evaluation, point.evaluation.quality_examples)
-    ids = np.asarray([evaluator.examples[row].id for row in window], np.int32)
+    written = surveying.write(session, dataclasses.replace(point, method=surveying.WRITERS["target"]))
+    window = session.window(point.evaluation, point.evaluation.quality_examples)
+    ids = np.asarray([session.examples[row].id for row in window], np.int32)
     parts, start = [], 0
     for each in written:
         count = int(each.counts.sum())
-        parts.append(_labelled(evaluator, point, each, ids[start : start + count]))
+        parts.append(_labelled(session, point, each, ids[start : start + count]))
         start += count
     return join(parts)
 
 
-def _labelled(evaluator: Evaluator, point: Point, written: Written, ids: np.ndarray) -> Examples:
+def _labelled(session: Session, point: Point, written: Written, ids: np.ndarray) -> Examples:
     """One batch; rows that only filled it up are left out."""
-    pass
-
     raise_on_failure(written.generation)
     lengths, rows = np.asarray(written.generation.lengths), len(written.counts)
     width = min(bucket(int(lengths.max())), written.generation.tokens.shape[1])
     tokens = written.generation.tokens[:, :width]
-    controls = point_controls(point.method, point.sampling, [point.method.alpha] * rows)
-    q, p = (along.along(b, written.prompt, tokens) for b in (evaluator.pair.draft, evaluator.pair.target))
+    controls = session.controls(point, [point.method.alpha] * rows)
+    q, p = (along.along(b, written.prompt, tokens) for b in (session.pair.draft, session.pair.target))
     found = jax.device_get(
         label(q, p, controls, proposal_uniforms(point.seed, np.resize(ids, rows), width), point.method.decides)
     )
@@ -164,7 +160,7 @@ def _labelled(evaluator: Evaluator, point: Point, written: Written, ids: np.ndar
 
 def proposal_uniforms(seed: int, ids: np.ndarray, width: int) -> Array:
     """float32 `[B, width]` in [0, 1): an example's draws hang on seed, id and position, and on nothing else."""
-    key = jax.random.fold_in(jax.random.key(np.uint32(seed), impl="threefry2x32"), PROPOSALS)
+    key = jax.random.fold_in(rngs.root(seed), PROPOSALS)
     zero = jnp.zeros(len(ids), jnp.int32)
     slots = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (len(ids), width))
     return rngs.RoundKeys(rngs.row_keys(key, jnp.asarray(ids), 0), zero, zero).uniform(slots, rngs.DRAFT)

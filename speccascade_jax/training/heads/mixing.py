@@ -51,7 +51,7 @@ def mix(key: Array, batch: Batch, from_target: float) -> tuple[Array, Array]:
 
 def mix_key(seed: int, epoch: int | Array) -> Array:
     """The key of an epoch's mixes."""
-    return jax.random.fold_in(jax.random.key(np.uint32(seed), impl="threefry2x32"), epoch)
+    return jax.random.fold_in(rngs.root(seed), epoch)
 
 
 @partial(jax.jit, static_argnames=("model", "from_target", "size"))

@@ -15,13 +15,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from rich.console import Console
 
 from speccascade_jax.core.files import plain, write_atomically
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.evaluation.points import Evaluation, Point, Sampling
-from speccascade_jax.evaluation.session import Evaluator
+from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.validation import validate
 from speccascade_jax.pairs import head_files
 from speccascade_jax.results.tables.grid import NONE, Grid
@@ -65,12 +66,12 @@ class HeadReport:
         trained = load_heads(Path(self.trainer.run_dir) / "heads", self.shown)
         point = self._point(data)
         validate(point)
-        evaluator = Evaluator(self.trainer.pair, point.evaluation)
+        session = Session(self.trainer.pair, point.evaluation)
         for head in trained.values():
-            head.check(evaluator.pair.draft, evaluator.pair.name)
-        rows = evaluator.window(point.evaluation, point.evaluation.quality_examples)
-        check_unseen(data.examples, evaluator.arguments(point, rows, [point.method.alpha or 0.0] * len(rows))["prompt"])
-        blocks = collect(evaluator, point)
+            head.check(session.pair.draft, session.pair.name)
+        rows = session.window(point.evaluation, point.evaluation.quality_examples)
+        check_unseen(data.examples, jax.tree.map(lambda x: x[rows], session.prompts))
+        blocks = collect(session, point)
         found = judge(blocks, data.examples, trained)
         best = min(trained, key=lambda name: found["overall"][name]["log_loss"])
         found |= {

@@ -30,7 +30,7 @@ MANIFEST = "manifest.json"
 _SAMPLING = ("temperature", "top_p", "top_k", "draft_temperature")
 MEANING = ("format", "pair_fingerprint", "draft_fingerprint", "rule", "alpha", *_SAMPLING)
 """Entries of a manifest in which folders that are read together must agree."""
-_MAKE = "python experiments/make_acceptance_data.py"
+_MAKE = "python -m experiments.make_acceptance_data"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from speccascade_jax.evaluation.profiling.scopes import Place, Program, place_of
+from speccascade_jax.evaluation.profiling.scopes import HloText, Place, place_of
 
 # The shape of a compiled generation: a loop over rounds, in it a loop over drafted tokens; products without a name.
 TEXT = """\
@@ -67,8 +67,8 @@ ROUND = "jit(generation)/jit(_generate)/while/body/"
 
 
 @pytest.fixture(scope="module")
-def program() -> Program:
-    return Program.parse(TEXT)
+def program() -> HloText:
+    return HloText.parse(TEXT)
 
 
 def test_instructions_are_read_with_shapes_of_tuples_and_callers(program):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from speccascade_jax.evaluation.profiling.scopes import Program
+from speccascade_jax.evaluation.profiling.scopes import HloText
 from speccascade_jax.evaluation.profiling.traces import Event, own_times, read_runs
 
 
@@ -81,7 +81,7 @@ def traced(tmp_path_factory):
     with jax.profiler.trace(str(folder)):
         for _ in range(2):
             jax.block_until_ready(compiled(x))
-    return folder, Program.parse(compiled.as_text())
+    return folder, HloText.parse(compiled.as_text())
 
 
 def test_a_real_trace_has_every_execution_of_every_instruction(traced):

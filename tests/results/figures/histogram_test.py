@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 
+from speccascade_jax.results import histograms
 from speccascade_jax.results.figures import histogram
 from speccascade_jax.rules import divergences
 
@@ -13,7 +14,7 @@ from speccascade_jax.rules import divergences
 def survey(quantity="js", values=(0.005, 0.015, 0.016, 0.4), **more):
     """What experiments/survey.py writes, as far as a figure needs it."""
     made = {"pair": "pairs/tatoeba_en_de/", "task": "tiny_translation", "along": "mixed", **more}
-    return made | {"histogram": histogram.count(quantity, np.float32(values))}
+    return made | {"histogram": histograms.count(quantity, np.float32(values))}
 
 
 def drawn(surveys, path, monkeypatch):
@@ -26,30 +27,30 @@ def drawn(surveys, path, monkeypatch):
 
 
 def test_every_value_is_counted_once():
-    found = histogram.count("js", np.float32([0.0, 0.005, 0.015, 0.016, 0.2999, 0.31, 1.0]))
+    found = histograms.count("js", np.float32([0.0, 0.005, 0.015, 0.016, 0.2999, 0.31, 1.0]))
     assert len(found["edges"]) == 31 and found["edges"][0] == 0 and found["edges"][-1] == 0.3
     assert [(n, count) for n, count in enumerate(found["counts"]) if count] == [(0, 2), (1, 2), (29, 1)]
     assert found["above"] == 2 and found["median"] == pytest.approx(0.016)
 
 
 def test_the_last_edge_and_infinity_are_above():
-    found = histogram.count("kl", np.array([1.5, np.inf, np.inf, 1.0]))
+    found = histograms.count("kl", np.array([1.5, np.inf, np.inf, 1.0]))
     assert found["above"] == 3 and sum(found["counts"]) == 1 and found["median"] is None
-    assert "median infinite, 75.0% of 4 positions from 1.5 on" in histogram.line(found)
+    assert "median infinite, 75.0% of 4 positions from 1.5 on" in histograms.line(found)
     json.dumps(found, allow_nan=False)
 
 
 def test_every_divergence_has_edges():
-    assert set(histogram.LAST_EDGES) == {
+    assert set(histograms.LAST_EDGES) == {
         f"{name}{form}" for name in divergences.DIVERGENCES for form in ("", "_scaled")
     }
-    assert histogram.LAST_EDGES["js"] == histogram.LAST_EDGES["tv_scaled"] == 0.3
+    assert histograms.LAST_EDGES["js"] == histograms.LAST_EDGES["tv_scaled"] == 0.3
 
 
 def test_a_survey_is_one_line():
-    line = histogram.line(survey()["histogram"])
+    line = histograms.line(survey()["histogram"])
     assert line == "js (bits) of draft and target: median 0.0155, 25.0% of 4 positions from 0.3 on"
-    assert histogram.name_of("kl_scaled") == "kl (nats, p̃, q̃)" and histogram.name_of("tv") == "tv"
+    assert histograms.name_of("kl_scaled") == "kl (nats, p̃, q̃)" and histograms.name_of("tv") == "tv"
 
 
 def test_a_panel_per_survey_with_its_tail(tmp_path, monkeypatch):
@@ -71,9 +72,9 @@ def test_a_panel_per_survey_with_its_tail(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: histogram.count("max_p", np.ones(3)), "no histogram of 'max_p': .*choose one of js, js_scaled, tv"),
-        (lambda: histogram.check("jss"), "did you mean js"),
-        (lambda: histogram.count("js", np.ones(0)), "no positions to count js at"),
+        (lambda: histograms.count("max_p", np.ones(3)), "no histogram of 'max_p': .*choose one of js, js_scaled, tv"),
+        (lambda: histograms.check("jss"), "did you mean js"),
+        (lambda: histograms.count("js", np.ones(0)), "no positions to count js at"),
     ],
 )
 def test_what_has_no_meaning_is_refused(call, message):
@@ -86,12 +87,12 @@ def test_a_file_without_a_histogram_is_named_with_the_remedy(tmp_path, text):
     path = tmp_path / "other.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"other.json holds no histogram: .*--gin.survey.output"):
-        histogram.read([path])
+        histograms.read([path])
 
 
 def test_different_quantities_are_no_figure(tmp_path):
     for name in ("js", "tv"):
         (tmp_path / f"{name}.json").write_text(json.dumps(survey(name)))
-    assert len(histogram.read([tmp_path / "js.json"] * 2)) == 2
+    assert len(histograms.read([tmp_path / "js.json"] * 2)) == 2
     with pytest.raises(ValueError, match=r"different quantities \(js in .*js.json, tv in .*tv.json\)"):
-        histogram.read([tmp_path / "js.json", tmp_path / "tv.json"])
+        histograms.read([tmp_path / "js.json", tmp_path / "tv.json"])

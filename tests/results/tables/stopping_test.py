@@ -136,7 +136,7 @@ def test_older_records_are_refused_with_what_to_run(what):
         (grid,) = grids(what, list(map(made.older, made.sweep())))
         assert all("experiments/sweep.py" in note for note in grid.notes[:5])
     else:
-        with pytest.raises(ValueError, match=r"holds no counts .* python experiments/sweep.py --gin_file="):
+        with pytest.raises(ValueError, match=r"holds no counts .* python -m experiments.sweep --gin_file="):
             grids(what, list(map(made.older, made.sweep())))
 
 

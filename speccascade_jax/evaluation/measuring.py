@@ -1,0 +1,149 @@
+"""Measuring points: quality and counts in batches, latency at batch 1 interleaved with the target alone."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from speccascade_jax.core.names import TARGET
+from speccascade_jax.core.types import Prompt
+from speccascade_jax.engine.generate import Generation, raise_on_failure
+from speccascade_jax.engine.measures import per_example, summarise
+from speccascade_jax.evaluation import latency
+from speccascade_jax.evaluation.environment import device, versions
+from speccascade_jax.evaluation.points import Method, Point
+from speccascade_jax.evaluation.session import Session, in_batches
+from speccascade_jax.evaluation.validation import check_code
+from speccascade_jax.metrics import quality
+from speccascade_jax.pairs.prompts import decoder_context
+from speccascade_jax.results.store import FORMAT, Record
+from speccascade_jax.runtime.program_memory import release_when_crowded
+
+
+def evaluate(session: Session, points: Sequence[Point]) -> Iterator[Record]:
+    """Measure points that differ in α only; yields one record each, as soon as it is there."""
+    release_when_crowded()  # a long sweep compiles more programs than a process has room for
+    begin = time.perf_counter()
+    judged = judge(session, points)
+    share = (time.perf_counter() - begin) / len(points)
+    for first in range(0, len(points), 2):  # two methods can be neighbours of the same run of the target
+        some = slice(first, first + 2)
+        started, begin = datetime.datetime.now(datetime.UTC), time.perf_counter()
+        timed = time_beside_target(session, points[some])
+        wall = (time.perf_counter() - begin) / len(timed) + share
+        for point, result, times in zip(points[some], judged[some], timed, strict=True):
+            yield describe(session, point) | {"started": started.isoformat(), "wall_seconds": wall} | result | times
+
+
+def describe(session: Session, point: Point) -> Record:
+    """What a record says of its point before anything is measured."""
+    return {
+        "key": session.key(point),
+        "format": FORMAT,
+        "point": point.coordinates(),
+        "configuration": point.configuration(),
+        "fingerprints": session.fingerprints(point.method),
+        **session.heads.described(point.method),
+        "versions": versions(),
+        "device": device(),
+    }
+
+
+def judge(session: Session, points: Sequence[Point]) -> list[Record]:
+    """Quality, counts and measures of each point, all points in shared batches."""
+    check_code(points[0].evaluation)
+    examples = session.window(points[0].evaluation, points[0].evaluation.quality_examples)
+    # Neighbours of similar length waste the least of a batch, which runs until its longest row is done.
+    lengths = _prompt_lengths(session.prompts)[examples]
+    rows = np.repeat(examples[np.argsort(lengths, kind="stable")], len(points))
+    which = np.tile(np.arange(len(points)), len(examples))
+    generations = []
+    for chosen, kept in in_batches(np.arange(len(rows)), session.evaluation.quality_batch):
+        alphas = [points[n].method.alpha for n in which[chosen]]
+        generation = session.prepare(points[0], rows[chosen], alphas)(points[0].seed)
+        raise_on_failure(generation)
+        generations.append(jax.tree.map(lambda x, kept=kept: np.asarray(x)[:kept], _per_row(generation)))
+    measured = jax.tree.map(lambda *parts: np.concatenate(parts), *generations)
+    alone = points[0].method.recipe.draft_alone
+    places = [np.flatnonzero(which == n) for n in range(len(points))]
+    return [_score(session, jax.tree.map(lambda x, own=own: x[own], measured), rows[own], alone) for own in places]
+
+
+def _per_row(generation: Generation) -> tuple[Any, Any, Any]:
+    return generation.tokens, generation.lengths, generation.stats
+
+
+def _prompt_lengths(prompt: Prompt) -> np.ndarray:
+    if prompt.encoder_tokens is not None:
+        return np.count_nonzero(prompt.encoder_tokens, axis=1)
+    return np.asarray(prompt.length)
+
+
+def _score(
+    session: Session, measured: tuple[np.ndarray, np.ndarray, Any], rows: np.ndarray, draft_alone: bool
+) -> Record:
+    tokens, lengths, stats = measured
+    decode = session.vocabulary.decode
+    context = decoder_context(session.prompts)  # what outputs of decoder-only models continue, spaces included
+    parts = zip(tokens, lengths, rows, strict=True)
+    texts = [decode(ids[:length].tolist(), after=context[row]) for ids, length, row in parts]
+    predictions = [session.task.postprocess(text) for text in texts]
+    references = [session.examples[row].reference for row in rows]
+    ids, samples = [session.examples[row].id for row in rows], session.evaluation.resamples
+    scored = quality.measure(session.task.metrics, ids, predictions, references, samples=samples)
+    return split_measures(summarise(stats, lengths, draft_alone=draft_alone)) | {
+        "quality": scored | {"tokens_per_example": float(np.mean(lengths))},
+        "per_example": {"ids": ids, **per_example(stats, draft_alone=draft_alone)},
+    }
+
+
+def split_measures(summary: dict[str, Any]) -> Record:
+    """A summary of METHODS section 9 as the record's `counts`, `measures` (ratios), `by_position`, `inconclusive`."""
+    whole = {name: value for name, value in summary.items() if type(value) is int}
+    apart = {name: summary[name] for name in ("by_position", "inconclusive")}
+    return {
+        "counts": whole,
+        "measures": {name: value for name, value in summary.items() if name not in {*whole, *apart}},
+        **apart,
+    }
+
+
+def time_beside_target(session: Session, points: Sequence[Point]) -> list[Record]:
+    """Latency of one or two points, absolute and relative to the target alone.
+
+    Empty without latency examples, and for an oracle: what it knows beforehand cost time that no method has.
+    """
+    evaluation = points[0].evaluation
+    examples, trials = evaluation.latency_examples, evaluation.latency_trials
+    if not examples or not points[0].method.recipe.timed:
+        return [{} for _ in points]
+    baseline = _runner(session, replace(points[0], method=Method(name=TARGET)))
+    methods = [_runner(session, point) for point in points]
+    for run in (baseline, *methods):
+        jax.block_until_ready(run(0, 0))  # compiles, or warms the caches
+    alone, timings = latency.interleave(baseline, methods, examples=examples, trials=trials)
+    return [
+        {
+            "latency": latency.latency(timed, draft_alone=point.method.recipe.draft_alone),
+            "target_latency": latency.latency(alone),
+            "relative_latency": latency.relative_latency(timed, alone),
+        }
+        for point, timed in zip(points, timings, strict=True)
+    ]
+
+
+def _runner(session: Session, point: Point) -> latency.Run:
+    trials = point.evaluation.latency_trials
+    rows = session.window(point.evaluation, point.evaluation.latency_examples)
+    prepared = [session.prepare(point, np.asarray([row])) for row in rows]
+
+    def run(example: int, trial: int) -> Generation:
+        return prepared[example]((point.seed * trials + trial) % 2**32)
+
+    return run
