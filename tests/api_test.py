@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.api import assemble, make_controls, make_prompt
+from speccascade_jax.core.controls import make_controls
 from speccascade_jax.engine.generate import compilations, generate
+from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.pairs.prompts import make_prompt
 from tests.support import conformance, reference
 
 # the sizes, the block and the stop id of engine_rows_test.py: both files then share their compiled programs
@@ -152,7 +154,7 @@ BAD = {
     "unknown bonus": ({"bonus": "draft"}, r"unknown bonus 'draft': choose one of rule, target, none"),
     "unknown acceptance": ({"accept": "strict"}, r"unknown acceptance 'strict': choose one of speculative, deferral"),
     "no deferral rule": ({"rule": "lossy", "accept": "deferral"}, r"rule 'lossy' is no deferral rule"),
-    "alpha missing": ({"alpha": None}, r"rule 'token_v3' needs alpha; worth sweeping is 0\.0 … 1\.0"),
+    "alpha missing": ({"alpha": None}, r"rule 'token_v3' needs alpha, say 0\.9; worth sweeping is 0\.0 … 1\.0"),
     "alpha nan": ({"alpha": float("nan")}, r"alpha=nan is not finite; give a finite number"),
     "alpha nan in a row": ({"alpha": [0.1, np.nan, 0.2, 0.3] * 4}, r"alpha=nan is not finite"),
     "alpha infinite": ({"alpha": np.inf}, r"alpha=inf is not finite"),

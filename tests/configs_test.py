@@ -62,7 +62,7 @@ def _stop_before_loading(monkeypatch, tmp_path):
     def stop(point):
         raise _Resolved(point)
 
-    monkeypatch.setattr(experiment, "_evaluator", stop)
+    monkeypatch.setattr(experiment, "open_session", stop)
     monkeypatch.setattr(sandbox, "available", lambda: None)  # files resolve on systems without one too
     gin.clear_config()
     yield
@@ -189,7 +189,7 @@ def tabular(tmp_path_factory):
     pair = text_pair.make(tmp_path_factory.mktemp("pair"))
     pair = dataclasses.replace(pair, head=head_for(pair, depth=1, law=True))
     sizes = points.Evaluation(task="tiny_translation", **SMALL)
-    return evaluation.Evaluator(points.ModelPair(name="tabular"), sizes, pair)
+    return evaluation.Session(points.ModelPair(name="tabular"), sizes, pair)
 
 
 @pytest.fixture

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.api import assemble, make_controls, make_prompt
+from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.sampling import softmax
 from speccascade_jax.engine.generate import generate
+from speccascade_jax.methods.assemble import assemble
 from speccascade_jax.models.decoder import teacher_forced_logits
+from speccascade_jax.pairs.prompts import make_prompt
 
 # SHA-256 of what llama2.c expects of stories260K at temperature 0 in 200 steps (its test_all.py, commit 350e04f)
 PUBLISHED = "beeb5cb46785efee81a8545300b31e396b595e5ce6f3b77db201545501981d14"

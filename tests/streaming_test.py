@@ -10,7 +10,7 @@ import speccascade_jax as sc
 from speccascade_jax import streaming
 from speccascade_jax.core.types import SOURCES
 from speccascade_jax.engine.generate import generate
-from speccascade_jax.methods.assemble import assemble, method_controls
+from speccascade_jax.methods.assemble import assemble
 from speccascade_jax.pairs.prompts import make_prompt
 from tests.support import conformance, tiny_pair
 
@@ -34,7 +34,7 @@ def what_happened(turn):
 def recorded(pair, method, rule, alpha, temperature, seed, bonus):
     """`(round, token, source)` of every token, from the rounds that `generate` records."""
     engine, params = assemble(pair, rule=rule, block_size=3, method=method, stop_ids=[STOP], bonus=bonus)
-    controls = method_controls(method, rule, 1, alpha=alpha, temperature=temperature)
+    controls = conformance.controls(1, method=method, rule=rule, alpha=alpha, temperature=temperature)
     out = generate(
         engine, params, make_prompt(pair, [2, 3]), seed, controls=controls, max_new_tokens=LENGTH, record=what_happened
     )
@@ -96,7 +96,7 @@ def test_numbers_seeds_and_prompts_of_a_bucket_share_one_compilation(pair):
 
 def test_little_leaves_the_device_and_the_state_is_reused(pair):
     engine, params = assemble(pair, rule="token_v3", block_size=3)
-    controls = method_controls("speculative", "token_v3", 1, alpha=0.3)
+    controls = conformance.controls(1, rule="token_v3", alpha=0.3)
     prompt = make_prompt(pair, [1])
     before = streaming._init(engine, params, prompt, np.uint32(0), np.zeros(1, np.int32), LENGTH)
     _, seen = streaming._step(engine, params, before, controls)

@@ -20,11 +20,12 @@ def hint(name: object, known: Iterable[str]) -> str:
     return f"did you mean {', '.join(near)}? " if near else ""
 
 
-def look_up(what: str, name: str, table: Mapping[str, Any], kind: Any) -> Any:
+def look_up(what: str, name: str, table: Mapping[str, Any], kind: Any, also: str = "") -> Any:
     """The entry of that name, or what `module.NAME` names: something of one's own, in a file that Python can import.
 
     Args:
-        what: "rule", "task", for errors; kind: the class, or a tuple of classes, that something of one's own must have.
+        what: "rule", "task", for errors; kind: the class, or a tuple of classes, that something of one's own must have;
+            also: a further remedy.
 
     Raises:
         ValueError: no such entry (the message names the nearest), no such module or name in it, or another kind.
@@ -34,7 +35,7 @@ def look_up(what: str, name: str, table: Mapping[str, Any], kind: Any) -> Any:
     if "." not in str(name):
         raise ValueError(
             f"unknown {what} {name!r}: {hint(name, table)}the {what}s are {', '.join(table)}; "
-            f"one of your own is named module.NAME"
+            f"one of your own is named module.NAME{also}"
         )
     return _imported(what, name, kind)
 

@@ -27,7 +27,6 @@ class NestedDrafter:
 
     engine: Engine
     budget: int
-    adaptive: ClassVar[bool] = False
     reads_features: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -39,6 +38,11 @@ class NestedDrafter:
     def block(self) -> int:
         """Overshoot included: the last inner round may add a whole block and its bonus."""
         return self.budget + self.engine.block
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether blocks inside end early."""
+        return self.engine.drafter.adaptive
 
     def init(self, params: Params, start: Start) -> DecodeState:
         """The inner engine's state, one level down."""

@@ -25,6 +25,16 @@ from speccascade_jax.rules.verification import Verdict, Verifier
 BONUSES = ("rule", "target", "none")
 
 
+def check_bonus(bonus: str) -> None:
+    """Refuse a bonus that there is not.
+
+    Raises:
+        ValueError: names the value and the choices.
+    """
+    if bonus not in BONUSES:
+        raise ValueError(f"unknown bonus {bonus!r}: choose one of {', '.join(BONUSES)}")
+
+
 @flax.struct.dataclass
 class DecodeState:
     """Everything that moves; a pytree.
@@ -94,8 +104,7 @@ class Engine:
     verify_final: bool = True
 
     def __post_init__(self) -> None:
-        if self.bonus not in BONUSES:
-            raise ValueError(f"unknown bonus {self.bonus!r}: choose one of {', '.join(BONUSES)}")
+        check_bonus(self.bonus)
         if self.block == 0 and self.verifier.reads_q:
             raise ValueError(f"rule {self.verifier.name!r} reads the draft's law, but nothing drafts: use spec_decode")
         object.__setattr__(self, "stop_ids", tuple(int(i) for i in self.stop_ids))

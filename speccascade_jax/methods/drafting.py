@@ -16,7 +16,7 @@ from speccascade_jax.core.protocols import Drafter, StopPolicy
 from speccascade_jax.core.types import BoundModel, Controls, Params
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
-from speccascade_jax.engine.loop import BONUSES, Engine
+from speccascade_jax.engine.loop import Engine, check_bonus
 from speccascade_jax.methods.settings import Level, Settings
 from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair
@@ -47,12 +47,6 @@ def verifier_of(accept: str, rule: Rule) -> Verifier:
     if accept not in VERIFIERS:
         raise ValueError(f"unknown acceptance {accept!r}: choose one of {', '.join(VERIFIERS)}")
     return VERIFIERS[accept](rule)
-
-
-def check_bonus(bonus: str) -> None:
-    """Refuse a bonus that there is not."""
-    if bonus not in BONUSES:
-        raise ValueError(f"bonus={bonus!r} is not one of {', '.join(BONUSES)}")
 
 
 def checked_threshold(policy: StopPolicy, whose: str, given: Any) -> Any:

@@ -12,7 +12,7 @@ from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.protocols import StopPolicy
 from speccascade_jax.core.types import Controls, Params
 from speccascade_jax.engine.generate import Generator
-from speccascade_jax.engine.loop import Engine
+from speccascade_jax.engine.loop import Engine, check_bonus
 from speccascade_jax.methods import drafting
 from speccascade_jax.methods.recipe import Built, Recipe
 from speccascade_jax.methods.settings import DRAFT_MODEL, Level, Settings, drafters_text
@@ -121,7 +121,7 @@ class Speculation(Recipe):
                 )
             size = None
         bonus = self.bonus if settings.bonus is None else settings.bonus
-        drafting.check_bonus(bonus)
+        check_bonus(bonus)
         return replace(settings, block_size=size, bonus=bonus)
 
     def controls(self, settings: Settings, rows: int) -> Controls:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
 from speccascade_jax.core.types import Prompt
+from speccascade_jax.models.cache import KVCache
 from speccascade_jax.models.decoder import DecoderLM, abstract_params
 from speccascade_jax.models.t5 import T5
 
@@ -51,6 +52,7 @@ def needs(model: DecoderLM | T5, *, batch: int, length: int, block_size: int) ->
     cache = jax.eval_shape(lambda p: model.prefill(p, _prompt(model, batch, length), length, block_size + 1), params)
     block = jax.ShapeDtypeStruct((batch, block_size + 1), jnp.int32)
     logits = jax.eval_shape(model.extend, params, cache, block)[0].logits
+    cache = _without_summary(cache)
     return Needs(
         parameters=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)),
         parameter_bytes=_bytes(params),
@@ -58,6 +60,13 @@ def needs(model: DecoderLM | T5, *, batch: int, length: int, block_size: int) ->
         laws_bytes=2 * math.prod(logits.shape[:-1]) * model.vocab_size * 4,
         call_bytes=_bytes(_read(model, params, cache)),
     )
+
+
+def _without_summary(cache: Any) -> Any:
+    """A cache without what is there for drafters alone: a program whose drafter does not read it has none."""
+    if isinstance(cache, KVCache):
+        return cache.replace(static=cache.static.replace(summary=None))
+    return cache.replace(summary=None)
 
 
 def _read(model: DecoderLM | T5, params: Any, cache: Any) -> Any:

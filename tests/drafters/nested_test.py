@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.api import make_controls
+from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
@@ -33,14 +33,12 @@ def nested(inner_rule, outer_rule, budget, policy):
     inner = Engine(
         target=middle.model,
         drafter=ModelDrafter(small.model, policy),
-        accept=Speculative(RULES[inner_rule]),
-        adaptive=policy.adaptive,
+        verifier=Speculative(RULES[inner_rule]),
     )
     engine = Engine(
         target=large.model,
         drafter=NestedDrafter(inner, budget),
-        accept=Speculative(RULES[outer_rule]),
-        adaptive=policy.adaptive,
+        verifier=Speculative(RULES[outer_rule]),
     )
     inner_params = {"target": middle.params, "drafter": {"model": small.params}}
     return engine, {"target": large.params, "drafter": inner_params}
@@ -92,15 +90,15 @@ def test_caches_of_every_level_follow(outer_rule):
     """Fakes whose laws depend on the whole prefix: a stale cache at any level would change the greedy output."""
     models = [Fake(16, noise=0.4, seed=1), Fake(16, noise=0.2, seed=2), Fake(16, seed=3)]
     inner = Engine(
-        target=models[1], drafter=ModelDrafter(models[0], Fixed(2)), accept=Speculative(RULES["spec_decode"])
+        target=models[1], drafter=ModelDrafter(models[0], Fixed(2)), verifier=Speculative(RULES["spec_decode"])
     )
-    engine = Engine(target=models[2], drafter=NestedDrafter(inner, 3), accept=Speculative(RULES[outer_rule]))
-    plain = Engine(target=models[2], drafter=ModelDrafter(models[1], Fixed(3)), accept=Speculative(RULES[outer_rule]))
+    engine = Engine(target=models[2], drafter=NestedDrafter(inner, 3), verifier=Speculative(RULES[outer_rule]))
+    plain = Engine(target=models[2], drafter=ModelDrafter(models[1], Fixed(3)), verifier=Speculative(RULES[outer_rule]))
     prompt = Prompt(np.array([[3, 4, 5, 0], [7, 0, 0, 0]], np.int32), np.array([3, 1], np.int32))
-    controls = make_controls(2, alpha=0.3, inner=make_controls(2))
+    controls = make_controls(2, alpha=0.3, inner=(make_controls(2),))
     none = {"target": (), "drafter": {"model": ()}}
     deep = generate(engine, {"target": (), "drafter": none}, prompt, controls=controls, max_new_tokens=24)
-    flat = generate(plain, none, prompt, controls=replace(controls, inner=None), max_new_tokens=24)
+    flat = generate(plain, none, prompt, controls=replace(controls, inner=()), max_new_tokens=24)
     # greedy: the middle model's output is what a plain draft of it would be
     np.testing.assert_array_equal(deep.tokens, flat.tokens)
     assert int(deep.inner["counters"].kept.sum()) > 0

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speccascade_jax.api import make_controls
+from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
@@ -47,7 +47,7 @@ def prompts():
 
 def run(engine, params, inner=None):
     controls = make_controls(len(LENGTHS), alpha=0.0, temperature=0.0)
-    controls = controls if inner is None else dataclasses.replace(controls, inner=controls)
+    controls = controls if inner is None else dataclasses.replace(controls, inner=(controls,))
     out = generate(engine, params, prompts(), 0, controls=controls, max_new_tokens=NEW)
     assert (np.asarray(out.failed_at) < 0).all() and (np.asarray(out.lengths) == NEW).all()
     return out
@@ -68,23 +68,23 @@ def wrong(tokens) -> int:
 
 def two_models(block):
     target, draft, _ = models()
-    engine = Engine(target=target.model, drafter=ModelDrafter(draft.model, Fixed(block)), accept=LOSSLESS)
+    engine = Engine(target=target.model, drafter=ModelDrafter(draft.model, Fixed(block)), verifier=LOSSLESS)
     return engine, {"target": target.params, "drafter": {"model": draft.params}}
 
 
 def three_models(block, budget, middle_model=None):
     target, middle, small = models()
     inner = Engine(
-        target=middle_model or middle.model, drafter=ModelDrafter(small.model, Fixed(block)), accept=LOSSLESS
+        target=middle_model or middle.model, drafter=ModelDrafter(small.model, Fixed(block)), verifier=LOSSLESS
     )
-    engine = Engine(target=target.model, drafter=NestedDrafter(inner, budget), accept=LOSSLESS)
+    engine = Engine(target=target.model, drafter=NestedDrafter(inner, budget), verifier=LOSSLESS)
     below = {"target": middle.params, "drafter": {"model": small.params}}
     return engine, {"target": target.params, "drafter": below}
 
 
 def test_plain_greedy_decoding_crosses_windows():
     target = next(iter(models()))
-    engine = Engine(target=target.model, drafter=NoDrafter(), accept=LOSSLESS, bonus="target")
+    engine = Engine(target=target.model, drafter=NoDrafter(), verifier=LOSSLESS, bonus="target")
     out = run(engine, {"target": target.params, "drafter": {}})
     assert wrong(np.asarray(out.tokens)) == 0
     # else nothing below could fail: outputs move, and what they see is their window

@@ -5,13 +5,14 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.api import assemble, make_controls
+from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
 from speccascade_jax.drafters.none import NoDrafter
 from speccascade_jax.engine.generate import generate
 from speccascade_jax.engine.loop import Engine
+from speccascade_jax.methods.assemble import assemble
 from speccascade_jax.models.fake import Fake
 from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.deferral import RULES
@@ -25,7 +26,7 @@ def test_blocks_of_length_zero_under_any_bonus(bonus):
     q_table, p_table = conformance.tables(3, seed=51)
     alpha = conformance.telling_alpha(RULES["token_v3"], q_table, p_table)
     pair = conformance.tabular_pair(q_table, p_table)
-    engine, params = assemble(pair, rule="token_v3", bonus=bonus, stop_policy=Confidence(2))
+    engine, params = assemble(pair, rule="token_v3", bonus=bonus, stop=lambda _: Confidence(2))
     tokens = conformance.run_rows(engine, params, 20_000, alpha, [(1.0, 1.0)], length=4, stop_threshold=-1.0)
     rule = "spec_decode" if bonus == "target" else "token_v3"
     law = reference.transitions(rule, q_table, p_table, alpha, 1.0)
@@ -57,7 +58,7 @@ def test_bild_star_decides_the_same_at_every_position_of_a_block():
 
 def test_a_law_of_the_draft_needs_a_draft():
     with pytest.raises(ValueError, match="'chow' reads the draft's law, but nothing drafts"):
-        Engine(target=Fake(4), drafter=NoDrafter(), accept=Speculative(RULES["chow"]))
+        Engine(target=Fake(4), drafter=NoDrafter(), verifier=Speculative(RULES["chow"]))
 
 
 @pytest.mark.parametrize(("stops", "bonus"), [((), "rule"), ((2, 5), "target"), ((2, 5), "none")])
@@ -67,13 +68,13 @@ def test_three_levels_decode_like_the_target_alone(stops, bonus):
     lossless, params = Speculative(RULES["spec_decode"]), {"model": ()}
     drafter = ModelDrafter(models[0], Fixed(2))
     for model, budget in zip(models[1:3], (2, 3), strict=True):
-        drafter = NestedDrafter(Engine(target=model, drafter=drafter, accept=lossless, bonus=bonus), budget)
+        drafter = NestedDrafter(Engine(target=model, drafter=drafter, verifier=lossless, bonus=bonus), budget)
         params = {"target": (), "drafter": params}
-    engine = Engine(target=models[3], drafter=drafter, accept=lossless, stop_ids=stops, bonus=bonus)
-    alone = Engine(target=models[3], drafter=NoDrafter(), accept=lossless, stop_ids=stops, bonus="target")
+    engine = Engine(target=models[3], drafter=drafter, verifier=lossless, stop_ids=stops, bonus=bonus)
+    alone = Engine(target=models[3], drafter=NoDrafter(), verifier=lossless, stop_ids=stops, bonus="target")
     tokens = np.array([[3, 4, 5, 0], [7, 0, 0, 0], [1, 1, 0, 0]], np.int32)
     prompt = Prompt(jnp.asarray(tokens), jnp.asarray([3, 1, 2], jnp.int32))
-    controls = make_controls(3, inner=make_controls(3, inner=make_controls(3)))
+    controls = make_controls(3, inner=(make_controls(3, inner=(make_controls(3),)),))
     deep = generate(engine, {"target": (), "drafter": params}, prompt, controls=controls, max_new_tokens=20)
     flat = generate(alone, {"target": (), "drafter": {}}, prompt, controls=make_controls(3), max_new_tokens=20)
     np.testing.assert_array_equal(deep.tokens, flat.tokens)
@@ -87,20 +88,20 @@ def test_nested_stop_ids_under_a_rule_that_reads_q():
     large = conformance.tables(3, seed=53)[1]
     accept = Speculative(RULES["spec_decode"])
     inner = Engine(
-        target=sc.TableLM(p_table).model, drafter=ModelDrafter(sc.TableLM(q_table).model, Fixed(2)), accept=accept,
+        target=sc.TableLM(p_table).model, drafter=ModelDrafter(sc.TableLM(q_table).model, Fixed(2)), verifier=accept,
         stop_ids=(1,),
     )  # fmt: skip
     alpha = conformance.telling_alpha(RULES["chow"], p_table, large)
     engine = Engine(
         target=sc.TableLM(large).model,
         drafter=NestedDrafter(inner, 2),
-        accept=Speculative(RULES["chow"]),
+        verifier=Speculative(RULES["chow"]),
         stop_ids=(2,),
     )
     inner_params = {"target": jnp.asarray(p_table), "drafter": {"model": jnp.asarray(q_table)}}
     rows = 20_000
     prompt = Prompt(jnp.zeros((rows, 1), jnp.int32), jnp.ones((rows,), jnp.int32))
-    controls = make_controls(rows, alpha=alpha, temperature=1.0, inner=make_controls(rows, temperature=1.0))
+    controls = make_controls(rows, alpha=alpha, temperature=1.0, inner=(make_controls(rows, temperature=1.0),))
     params = {"target": jnp.asarray(large), "drafter": inner_params}
     out = generate(engine, params, prompt, 1, controls=controls, max_new_tokens=5)
     law = reference.transitions("chow", p_table, large, alpha, 1.0)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.api import assemble, make_controls
 from speccascade_jax.core.arrays import right_pad
+from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.engine.generate import generate
 from speccascade_jax.engine.measures import COUNTS
-from speccascade_jax.rules.deferral import grid_bounds
+from speccascade_jax.methods.assemble import assemble
 from tests.support import conformance
 
 # the sizes, the block and the stop id of api_test.py: both files then share their compiled programs
@@ -34,8 +34,8 @@ def prompts(rows=ROWS, seed=0):
 
 def settings(rule, rows=ROWS):
     """α, temperature and top-p that differ from row to row, temperatures 0 and 1 among them."""
-    low, high = (0.0, 0.0) if rule.grid is None else grid_bounds(rule, VOCAB)
-    if np.isfinite(rule.domain[1]):
+    low, high = (0.0, 0.0) if rule.alpha is None else rule.alpha.bounds(VOCAB)
+    if rule.alpha is not None and np.isfinite(rule.alpha.domain[1]):
         high = 0.9
     return {
         "alpha": np.linspace(low, high, rows),

@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.api import assemble, make_controls, make_prompt
 from speccascade_jax.core.arrays import bucket
+from speccascade_jax.core.controls import make_controls
 from speccascade_jax.data.tasks.table import TASKS
 from speccascade_jax.engine.generate import generate
+from speccascade_jax.methods.assemble import assemble
 from speccascade_jax.models.t5 import T5, T5Config, T5Module, teacher_forced_logits
+from speccascade_jax.pairs.prompts import make_prompt
 
 GAP, EQUAL_SHARE, BATCH, BLOCK = 1e-4, 0.95, 16, 5
 SHIPPED = "tatoeba_en_de"

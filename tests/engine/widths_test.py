@@ -1,6 +1,7 @@
 """Scoring no wider than the batch's longest draft: which width, and that nothing but time depends on it."""
 
-from dataclasses import replace
+from dataclasses import dataclass
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speccascade_jax.api import assemble, make_controls
+from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.types import LawPair, Prompt
 from speccascade_jax.engine.generate import generate
 from speccascade_jax.engine.widths import Judged, by_width, widths
+from speccascade_jax.methods.assemble import assemble
 from speccascade_jax.rules.verification import Verdict
 from speccascade_jax.stopping.policies import Confidence
 from tests.support import conformance
@@ -30,7 +32,7 @@ def test_the_narrowest_width_that_holds_the_longest_draft_is_used(longest):
         laws = jnp.ones((1, width, 3))
         pair = LawPair(laws, laws, laws, laws, jnp.ones((1, width, 1), bool))
         verdict = Verdict(jnp.zeros(1, int), jnp.zeros(1, bool), jnp.zeros(1, int), laws)
-        return Judged(cache + width, pair, verdict, *(jnp.ones((1, width - cut)) for cut in (0, 0, 1)))
+        return Judged(cache + width, pair, verdict, *(jnp.ones((1, width - cut)) for cut in (0, 0, 1)), None)
 
     choices = widths(20)
     found = by_width(choices, jnp.int32(longest), judge, jnp.int32(0))
@@ -39,6 +41,13 @@ def test_the_narrowest_width_that_holds_the_longest_draft_is_used(longest):
     for laws in (found.pair.q, found.verdict.law, found.eta[..., None]):
         assert (np.asarray(laws[0, :, 0]) == scored).all()
     assert found.deferred.shape == (1, 20)
+
+
+@dataclass(frozen=True)
+class ScoredWhole(Confidence):
+    """Its blocks are scored as wide as they might be."""
+
+    adaptive: ClassVar[bool] = False
 
 
 def trace(turn):
@@ -51,13 +60,13 @@ def test_what_is_generated_does_not_depend_on_the_widths(bonus):
     """A rule that reads `q`, blocks of zero to nine tokens, rows that stop early: the same rounds as at full width."""
     q_table, p_table = conformance.tables(6, seed=41)
     pair = conformance.tabular_pair(q_table, p_table)
-    engine, params = assemble(pair, rule="token_v3", bonus=bonus, stop_policy=Confidence(9), stop_ids=[5])
-    assert engine.adaptive
+    engine, params = assemble(pair, rule="token_v3", bonus=bonus, stop=lambda _: Confidence(9), stop_ids=[5])
+    whole, _ = assemble(pair, rule="token_v3", bonus=bonus, stop=lambda _: ScoredWhole(9), stop_ids=[5])
+    assert engine.drafter.adaptive and not whole.drafter.adaptive
     prompt = Prompt(jnp.zeros((8, 1), jnp.int32), jnp.ones((8,), jnp.int32))
     controls = make_controls(8, alpha=0.4, temperature=1.0, stop_threshold=np.linspace(0.3, 1.0, 8))
     runs = [
-        generate(one, params, prompt, 3, controls=controls, max_new_tokens=24, record=trace)
-        for one in (engine, replace(engine, adaptive=False))
+        generate(one, params, prompt, 3, controls=controls, max_new_tokens=24, record=trace) for one in (engine, whole)
     ]
     drafted, narrow, wide = np.asarray(runs[0].stats.drafted), *runs
     assert drafted.min() < drafted.max()

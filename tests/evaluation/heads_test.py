@@ -8,7 +8,7 @@ import pytest
 
 import speccascade_jax as sc
 from speccascade_jax.core import files
-from speccascade_jax.evaluation import environment, experiment, session
+from speccascade_jax.evaluation import environment, experiment, measuring, session
 from speccascade_jax.evaluation.heads import Heads
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.evaluation.profiling import profiling
@@ -97,7 +97,7 @@ def test_a_sweep_refuses_before_it_measures_and_a_run_too(texts, tmp_path, monke
     foreign = sc.Pair(texts.target, sc.TableLM(np.asarray(texts.draft.params) + 1), texts.vocabulary)
     bad = saved(tmp_path / "bad.msgpack", foreign)
     monkeypatch.setattr(session, "load_pair", lambda name, dtype: texts)
-    monkeypatch.setattr(session.Evaluator, "evaluate", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(session.Session, "evaluate", lambda *_: pytest.fail("measured"))
     shared = {"pair": SOURCE, "evaluation": SMALL, "output": str(tmp_path / "s.jsonl")}
     with pytest.raises(ValueError, match=r"bad\.msgpack: the acceptance head belongs to"):
         experiment.sweep(rules=["spec_decode"], methods=[bad], temperatures=(1.0,), **shared)
@@ -125,20 +125,20 @@ def test_a_sweep_that_is_planned_refuses_before_the_survey(texts, tmp_path, monk
 
 
 def test_a_record_names_the_head_that_was_used_and_its_key_is_that_of_before(texts, tmp_path, monkeypatch):
-    evaluator = session.Evaluator(SOURCE, SMALL, texts)
-    monkeypatch.setattr(evaluator, "judge", lambda points: [{} for _ in points])
+    loaded = session.Session(SOURCE, SMALL, texts)
+    monkeypatch.setattr(loaded, "judge", lambda points: [{} for _ in points])
     chosen = saved(tmp_path / "a.msgpack", texts, seed=1, w_rej=3.0)
     file = head_files.load(chosen.head)
     heads = {chosen: file, dataclasses.replace(chosen, head=None): texts.head, Method(name="spec_decode"): None}
     for method, head in heads.items():
         point = Point(pair=SOURCE, evaluation=SMALL.resolved(), method=method, sampling=TRAINED_ON)
-        (record,) = evaluator.evaluate([point])
+        (record,) = measuring.evaluate(loaded, [point])
         named = {} if head is None else {"head": head.fingerprint}
-        assert record["fingerprints"] == evaluator.fingerprints | named
+        assert record["fingerprints"] == loaded.fingerprints | named
         assert record.get("head") == (None if head is None else {"w_rej": 3.0 if method is chosen else 1.0})
         assert record["key"] == files.point_key(
             configuration=point.configuration(), device=environment.hardware(), format=1, **record["fingerprints"]
         )
     saved(tmp_path / "a.msgpack", texts, seed=2)  # trained again while the sweep goes on, which has read it already
-    assert evaluator.heads.of(chosen).fingerprint == evaluator.heads.fingerprint(chosen)["head"] == file.fingerprint
-    assert session.Evaluator(SOURCE, SMALL, texts).heads.fingerprint(chosen)["head"] != file.fingerprint
+    assert loaded.heads.of(chosen).fingerprint == loaded.heads.fingerprint(chosen)["head"] == file.fingerprint
+    assert session.Session(SOURCE, SMALL, texts).heads.fingerprint(chosen)["head"] != file.fingerprint

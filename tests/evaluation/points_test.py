@@ -80,7 +80,7 @@ def test_rules_without_named_alphas_get_their_range():
 
 def test_every_default_grid_is_legal():
     for name, rule in RULES.items():
-        if rule.grid is not None:
+        if rule.alpha is not None:
             for point in _points(rule_names=(name,))[-1]:
                 validation.validate(point)
 

@@ -14,7 +14,7 @@ from speccascade_jax.data import directory
 from speccascade_jax.data.tasks.few_shot import FewShotTask, Record
 from speccascade_jax.data.tasks.table import TASKS
 from speccascade_jax.engine.generate import compilations
-from speccascade_jax.evaluation import environment, experiment, session
+from speccascade_jax.evaluation import environment, experiment, measuring, session
 from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.points import DRAFT, TARGET, Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.pairs import prompts
@@ -35,8 +35,8 @@ def pair(tmp_path_factory) -> sc.Pair:
 
 
 @pytest.fixture(scope="module")
-def evaluator(pair) -> session.Evaluator:
-    return session.Evaluator(SOURCE, SMALL, pair)
+def loaded(pair) -> session.Session:
+    return session.Session(SOURCE, SMALL, pair)
 
 
 def _point(name="opt", alpha=None, temperature=1.0, seed=0, block=2) -> Point:
@@ -45,27 +45,27 @@ def _point(name="opt", alpha=None, temperature=1.0, seed=0, block=2) -> Point:
     return Point(pair=SOURCE, evaluation=SMALL.resolved(), method=method, sampling=sampling, seed=seed)
 
 
-def test_all_alphas_share_two_compilations(evaluator):
-    list(evaluator.evaluate([_point(alpha=0.0)]))
+def test_all_alphas_share_two_compilations(loaded):
+    list(measuring.evaluate(loaded, [_point(alpha=0.0)]))
     before = compilations()
-    records = list(evaluator.evaluate([_point(alpha=alpha) for alpha in (0.1, 0.4, 0.9)]))
-    list(evaluator.evaluate([_point(alpha=0.2, temperature=0.5, seed=3)]))
+    records = list(measuring.evaluate(loaded, [_point(alpha=alpha) for alpha in (0.1, 0.4, 0.9)]))
+    list(measuring.evaluate(loaded, [_point(alpha=0.2, temperature=0.5, seed=3)]))
     assert compilations() == before
     assert [record["point"]["alpha"] for record in records] == [0.1, 0.4, 0.9]
 
 
-def test_an_alpha_alone_and_among_others_gives_the_same_outputs(evaluator):
-    alone = evaluator.judge([_point(alpha=0.4)])[0]
-    among = evaluator.judge([_point(alpha=alpha) for alpha in (-0.3, 0.4)])[1]
+def test_an_alpha_alone_and_among_others_gives_the_same_outputs(loaded):
+    alone = measuring.judge(loaded, [_point(alpha=0.4)])[0]
+    among = measuring.judge(loaded, [_point(alpha=alpha) for alpha in (-0.3, 0.4)])[1]
     assert alone["counts"] == among["counts"] and alone["quality"] == among["quality"]
 
 
-def test_counts_are_those_of_decode(evaluator, pair):
+def test_counts_are_those_of_decode(loaded, pair):
     task = TASKS["tiny_translation"]
     examples = task.load(limit=7)
     counts = ("rounds", "drafted", "kept", "rejected", "committed")
     rows = {}
-    for some in (examples[:5], examples[2:]):  # five rows each time: the program of the evaluator's batches
+    for some in (examples[:5], examples[2:]):  # five rows each time: the program of the loaded's batches
         ids = [pair.vocabulary.encode(e.source)[: task.max_input_length] for e in some]
         out = sc.decode(
             pair,
@@ -79,21 +79,21 @@ def test_counts_are_those_of_decode(evaluator, pair):
         )
         for n, example in enumerate(some):
             rows[example.id] = [out.stats["rows"][name][n] for name in counts]
-    record = evaluator.judge([_point(alpha=0.4)])[0]
+    record = measuring.judge(loaded, [_point(alpha=0.4)])[0]
     assert [record["counts"][name] for name in counts] == np.sum(list(rows.values()), axis=0).tolist()
 
 
-def test_a_record_says_everything(evaluator):
-    (record,) = evaluator.evaluate([_point(alpha=0.6)])
+def test_a_record_says_everything(loaded):
+    (record,) = measuring.evaluate(loaded, [_point(alpha=0.6)])
     record = json.loads(json.dumps(files.plain(record), allow_nan=False))
-    assert record["key"] == evaluator.key(_point(alpha=0.6))
+    assert record["key"] == loaded.key(_point(alpha=0.6))
     assert record["point"]["method"] == "opt" and "points.Method:" in record["configuration"]
     assert set(record["versions"]) >= {"python", "jax", "flax", "speccascade_jax"}
     assert record["device"]["platform"] == jax.default_backend() and record["device"]["count"] >= 1
     assert record["quality"]["low"] <= record["quality"]["high"] and record["quality"]["examples"] == 7
     assert record["latency"]["examples"] == 2 and record["latency"]["trials"] == 2
     given, times = record["quality"]["per_example"], [record[x] for x in ("latency", "target_latency")]
-    assert sorted(given["ids"]) == sorted(example.id for example in evaluator.examples[:7])
+    assert sorted(given["ids"]) == sorted(example.id for example in loaded.examples[:7])
     assert np.shape(given["statistics"]["bleu"]) == (7, 10)
     counted = record["per_example"]
     assert counted["ids"] == given["ids"] and set(counted) == {"ids", *PER_EXAMPLE}
@@ -110,9 +110,9 @@ def test_a_record_says_everything(evaluator):
     assert record["wall_seconds"] > 0 and record["started"].endswith("+00:00")
 
 
-def test_ends_are_measured_through_the_same_loop(evaluator):
+def test_ends_are_measured_through_the_same_loop(loaded):
     for name in (TARGET, DRAFT):
-        (record,) = evaluator.evaluate([_point(name)])
+        (record,) = measuring.evaluate(loaded, [_point(name)])
         assert record["counts"]["drafted"] == 0 and record["measures"]["rejection_rate"] is None
         calls, steps = (record["counts"][count] for count in ("target_calls", "draft_steps"))
         assert (calls, steps)[name == DRAFT] == record["counts"]["committed"] and 0 in (calls, steps)
@@ -128,25 +128,25 @@ def test_ends_are_measured_through_the_same_loop(evaluator):
 def test_latency_can_be_left_out(pair):
     quick = replace(SMALL, latency_examples=0)
     point = replace(_point(alpha=0.5), evaluation=quick.resolved())
-    (record,) = session.Evaluator(SOURCE, quick, pair).evaluate([point])
+    (record,) = session.measuring.evaluate(Session(SOURCE, quick, pair), [point])
     assert "latency" not in record and record["quality"]["value"] >= 0
 
 
-def test_keys_tell_apart_all_that_matters(evaluator, pair):
+def test_keys_tell_apart_all_that_matters(loaded, pair):
     keys = {
-        evaluator.key(p) for p in (_point(alpha=0.1), _point(alpha=0.2), _point(alpha=0.1, seed=1), _point("diff", 0.1))
+        loaded.key(p) for p in (_point(alpha=0.1), _point(alpha=0.2), _point(alpha=0.1, seed=1), _point("diff", 0.1))
     }
     changed = replace(pair, draft=sc.TableLM(np.asarray(pair.draft.params) + 1e-3))
-    keys.add(session.Evaluator(SOURCE, SMALL, changed).key(_point(alpha=0.1)))
+    keys.add(session.Session(SOURCE, SMALL, changed).key(_point(alpha=0.1)))
     assert len(keys) == 5
-    assert session.Evaluator(SOURCE, SMALL, pair).key(_point(alpha=0.1)) in keys
+    assert session.Session(SOURCE, SMALL, pair).key(_point(alpha=0.1)) in keys
 
 
-def test_keys_of_tasks_without_stop_strings_are_as_before_there_were_such(evaluator):
-    point, prints = _point(alpha=0.1), evaluator.fingerprints
+def test_keys_of_tasks_without_stop_strings_are_as_before_there_were_such(loaded):
+    point, prints = _point(alpha=0.1), loaded.fingerprints
     assert set(prints) == {"weights", "examples"}
     known = {"configuration": point.configuration(), "device": environment.hardware(), "format": 1}
-    assert evaluator.key(point) == files.point_key(**known, **prints)
+    assert loaded.key(point) == files.point_key(**known, **prints)
 
 
 def _asking(monkeypatch, *stops, **changes) -> Point:
@@ -163,7 +163,7 @@ def _asking(monkeypatch, *stops, **changes) -> Point:
 
 def test_generation_stops_at_a_tasks_stop_string_that_is_one_token(pair, monkeypatch):
     point = _asking(monkeypatch)
-    free = session.Evaluator(SOURCE, point.evaluation, pair)
+    free = session.Session(SOURCE, point.evaluation, pair)
     wrote = free._generate(point, np.arange(4), [0.4] * 4, 0)
     vocabulary, token = pair.vocabulary, 0
     for token in np.asarray(wrote.tokens)[0, 4:].tolist():
@@ -171,7 +171,7 @@ def test_generation_stops_at_a_tasks_stop_string_that_is_one_token(pair, monkeyp
         if prompts.stop_ids(vocabulary, [text])[-1] == token:
             break
     point = _asking(monkeypatch, text, "more than one token")
-    cut = session.Evaluator(SOURCE, point.evaluation, pair)
+    cut = session.Session(SOURCE, point.evaluation, pair)
     stopped = cut._generate(point, np.arange(4), [0.4] * 4, 0)
     for row, ends in zip(np.asarray(wrote.tokens), np.asarray(stopped.lengths), strict=True):
         places = np.flatnonzero(np.isin(row, [*vocabulary.stop_ids, token]))
@@ -179,59 +179,61 @@ def test_generation_stops_at_a_tasks_stop_string_that_is_one_token(pair, monkeyp
     assert np.asarray(stopped.lengths).sum() < np.asarray(wrote.lengths).sum()
     assert free.key(point) != cut.key(point)
     point = _asking(monkeypatch, "more than one token")
-    assert session.Evaluator(SOURCE, point.evaluation, pair).key(point) == free.key(point)
+    assert session.Session(SOURCE, point.evaluation, pair).key(point) == free.key(point)
 
 
 def test_examples_are_loaded_before_the_weights(tmp_path, monkeypatch):
     monkeypatch.setenv(directory.VARIABLE, str(tmp_path))
     monkeypatch.setattr(session, "load_source", lambda source: pytest.fail("loaded"))
     with pytest.raises(ValueError, match="has 0 exemplars, not the 3 asked for"):
-        session.Evaluator(SOURCE, _asking(monkeypatch, shots=3).evaluation)
+        session.Session(SOURCE, _asking(monkeypatch, shots=3).evaluation)
     with pytest.raises(ValueError, match="fewer than the 500 asked for"):
-        session.Evaluator(SOURCE, replace(SMALL, quality_examples=500))
+        session.Session(SOURCE, replace(SMALL, quality_examples=500))
     with pytest.raises(FileNotFoundError, match="gsm8k"):
-        session.Evaluator(SOURCE, replace(SMALL, task="gsm8k"))
+        session.Session(SOURCE, replace(SMALL, task="gsm8k"))
 
 
-def _on(evaluator, first, count, timed=0, trials=2) -> Point:
-    window = replace(evaluator.evaluation, first_example=first, quality_examples=count)
+def _on(loaded, first, count, timed=0, trials=2) -> Point:
+    window = replace(loaded.evaluation, first_example=first, quality_examples=count)
     return replace(_point(alpha=0.4), evaluation=replace(window, latency_examples=timed, latency_trials=trials))
 
 
-def test_a_point_is_measured_on_its_own_examples(evaluator):
-    whole, part = (evaluator.judge([_on(evaluator, *each)])[0]["quality"]["per_example"] for each in ((0, 7), (3, 2)))
+def test_a_point_is_measured_on_its_own_examples(loaded):
+    whole, part = (
+        measuring.judge(loaded, [_on(loaded, *each)])[0]["quality"]["per_example"] for each in ((0, 7), (3, 2))
+    )
     rows = dict(zip(whole["ids"], whole["statistics"]["bleu"], strict=True))
-    ids = [example.id for example in evaluator.examples[3:5]]
+    ids = [example.id for example in loaded.examples[3:5]]
     assert sorted(part["ids"]) == sorted(ids)
     assert part["statistics"]["bleu"] == [rows[each] for each in part["ids"]]
 
 
-def test_a_point_is_timed_on_its_own_examples_as_often_as_it_says(evaluator, monkeypatch):
-    (record,) = evaluator.evaluate([_on(evaluator, 3, 2, timed=3, trials=1)])
+def test_a_point_is_timed_on_its_own_examples_as_often_as_it_says(loaded, monkeypatch):
+    (record,) = measuring.evaluate(loaded, [_on(loaded, 3, 2, timed=3, trials=1)])
     assert np.shape(record["latency"]["per_example_ms"]) == (1, 3) and record["point"]["first_example"] == 3
-    timed, arguments = [], evaluator.arguments
-    monkeypatch.setattr(evaluator, "arguments", lambda p, rows, a: timed.append(rows.tolist()) or arguments(p, rows, a))
-    evaluator.time([_on(evaluator, 3, 2, timed=3, trials=1)])
+    timed, arguments = [], loaded.arguments
+    monkeypatch.setattr(loaded, "arguments", lambda p, rows, a: timed.append(rows.tolist()) or arguments(p, rows, a))
+    measuring.time_beside_target(loaded, [_on(loaded, 3, 2, timed=3, trials=1)])
     assert timed == [[3], [4], [5]] * 2  # the target alone on the same
 
 
-def test_examples_that_are_not_loaded_are_refused(evaluator):
-    for point in (_on(evaluator, 6, 2), _on(evaluator, 5, 1, timed=3)):
+def test_examples_that_are_not_loaded_are_refused(loaded):
+    for point in (_on(loaded, 6, 2), _on(loaded, 5, 1, timed=3)):
         with pytest.raises(ValueError, match=r"examples [56] to 7 are asked for, but 7 are loaded: lower"):
-            list(evaluator.evaluate([point]))
+            list(measuring.evaluate(loaded, [point]))
 
 
 def test_an_evaluation_that_begins_later_loads_as_many_more(pair):
     shifted = replace(SMALL, first_example=196, quality_examples=4)
-    found = session.Evaluator(SOURCE, shifted, pair)
+    found = session.Session(SOURCE, shifted, pair)
     assert len(found.examples) == 200 and found.window(shifted, 4).tolist() == [196, 197, 198, 199]
     with pytest.raises(ValueError, match="fewer than the 201 asked for: lower .* or first_example"):
-        session.Evaluator(SOURCE, replace(shifted, quality_examples=5), pair)
+        session.Session(SOURCE, replace(shifted, quality_examples=5), pair)
 
 
 def test_too_few_examples_are_refused(pair):
     with pytest.raises(ValueError, match="has 200 examples in split 'test', fewer than the 500 asked for: lower"):
-        session.Evaluator(SOURCE, replace(SMALL, quality_examples=500), pair)
+        session.Session(SOURCE, replace(SMALL, quality_examples=500), pair)
 
 
 def test_a_sweep_stopped_half_way_goes_on_and_repeats_nothing(pair, tmp_path, monkeypatch, capsys):
@@ -258,7 +260,7 @@ def test_a_sweep_stopped_half_way_goes_on_and_repeats_nothing(pair, tmp_path, mo
     assert "SpecCascade [OPT]" in said and f"plot: {tmp_path / 'sweep.png'}" in said
     (panel,) = panels.panels(results.read_records(tmp_path / "sweep.jsonl"))
     assert panel.target and panel.draft and [spot.alpha for spot in panel.curves["opt"]] == [0.0, 0.4, 0.8]
-    monkeypatch.setattr(session.Evaluator, "evaluate", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(session.Session, "evaluate", lambda *_: pytest.fail("measured again"))
     fewer = {"alphas": {"opt": [0.4]}, "output": str(tmp_path / "fewer.jsonl"), "reuse": [given["output"]]}
     experiment.sweep(**given | fewer)
     assert len(results.read_records(tmp_path / "fewer.jsonl")) == 3
@@ -306,7 +308,7 @@ def test_two_checkpoints_are_loaded_under_their_name(pair, monkeypatch):
     asked = []
     monkeypatch.setattr(sc.Pair, "load", classmethod(lambda cls, *parts, **named: asked.append((parts, named)) or pair))
     source = ModelPair(name="two", target="a", draft="b", vocabulary="c", dtype="bfloat16")
-    assert session.Evaluator(source, SMALL).pair.vocabulary is pair.vocabulary
+    assert session.Session(source, SMALL).pair.vocabulary is pair.vocabulary
     assert asked == [(("a", "b", "c"), {"dtype": "bfloat16", "name": "two"})]
 
 
@@ -317,5 +319,5 @@ def test_prompts_are_cut_as_the_task_says(pair, monkeypatch):
         short = replace(TASKS["tiny_translation"], max_input_length=5)
         monkeypatch.setattr(type(short), "cut", lambda self, ids, room, cut=cut: cut(ids, room))
         monkeypatch.setitem(TASKS, "tiny_translation", short)
-        found = session.Evaluator(SOURCE, replace(SMALL, quality_examples=1, latency_examples=0), pair)
+        found = session.Session(SOURCE, replace(SMALL, quality_examples=1, latency_examples=0), pair)
         assert found._prompts.tokens[0, : found._prompts.length[0]].tolist() == kept

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.api import assemble
+from speccascade_jax.methods.assemble import assemble
 from speccascade_jax.methods.oracle import OracleStopping
-from speccascade_jax.stopping.policies import Fixed, Oracle
+from speccascade_jax.stopping.policies import Fixed
 from tests.support import conformance
 
 
@@ -56,8 +56,8 @@ def test_the_oracle_is_greedy(given):
 
 
 def test_only_a_policy_that_asks_can_be_told():
-    engine, _ = assemble(conformance.tabular_pair(*conformance.tables(5, seed=5)), stop_policy=Fixed(3))
+    engine, _ = assemble(conformance.tabular_pair(*conformance.tables(5, seed=5)), stop=lambda _: Fixed(3))
     with pytest.raises(ValueError, match="the oracle tells a model's drafts when to stop"):
         OracleStopping(engine)
-    with pytest.raises(ValueError, match="'speculative' knows its output beforehand and is no engine"):
-        assemble(conformance.tabular_pair(*conformance.tables(5, seed=5)), stop_policy=Oracle(3))
+    with pytest.raises(ValueError, match="method 'stop_oracle' is more than one generation, and so is no engine"):
+        assemble(conformance.tabular_pair(*conformance.tables(5, seed=5)), method="stop_oracle")

@@ -139,12 +139,15 @@ def test_what_has_no_meaning_is_refused():
     pair = conformance.tabular_pair(*conformance.tables(4, seed=1))
     for arguments, message in (
         ({"method": "seq_cascade"}, "'seq_cascade' needs alpha"),
-        ({"method": "seq_cascade", "alpha": -1.0, "rule": "chow"}, "decides by a score, not by a rule"),
+        (
+            {"method": "seq_cascade", "alpha": -1.0, "rule": "chow"},
+            "'seq_cascade' has no rule, got 'chow': it decides by a score",
+        ),
         ({"method": "random_allocation", "alpha": 1.5}, r"alpha=1.5 is outside the domain \[0, 1\]"),
     ):
         with pytest.raises(ValueError, match=message):
             sc.decode(pair, [[0]], **arguments)
-    with pytest.raises(ValueError, match="decides about whole outputs"):
+    with pytest.raises(ValueError, match="is more than one generation"):
         sc.stream(pair, [0], method="seq_cascade", alpha=-1.0)
     with pytest.raises(ValueError, match="unknown score 'product': choose one of sum"):
         sequence.SequenceCascade(draft=None, target=None, score="product")

@@ -10,7 +10,7 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.data.tasks.few_shot import FewShotTask, Record, Template
 from speccascade_jax.data.tasks.table import TASKS, get_task
-from speccascade_jax.evaluation import validation
+from speccascade_jax.evaluation import measuring, validation
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.metrics import code, quality, sandbox
 from tests.support import text_pair
@@ -78,15 +78,15 @@ def test_without_a_sandbox_the_reason_is_given(monkeypatch):
 
 
 def test_an_evaluator_refuses_too_before_it_decodes(monkeypatch):
-    from speccascade_jax.evaluation.session import Evaluator
+    from speccascade_jax.evaluation.session import Session
 
-    unloaded = object.__new__(Evaluator)  # nothing of it is needed to refuse
+    unloaded = object.__new__(Session)  # nothing of it is needed to refuse
     with pytest.raises(ValueError, match="Evaluation.execute_code = True"):
-        unloaded.judge([point(execute_code=False)])
+        measuring.judge(unloaded, [point(execute_code=False)])
 
 
 def test_an_evaluation_runs_what_the_pair_wrote_behind_the_prompt(programs, tmp_path, monkeypatch):
-    from speccascade_jax.evaluation.session import Evaluator
+    from speccascade_jax.evaluation.session import Session
 
     monkeypatch.setattr(sandbox, "available", lambda: None)
     asked = [
@@ -102,7 +102,7 @@ def test_an_evaluation_runs_what_the_pair_wrote_behind_the_prompt(programs, tmp_
     pair = _writes_spaces(text_pair.make(tmp_path))
     method = Method(name="autoregressive")
     alone = Point(pair=ModelPair(name="p"), evaluation=evaluation, method=method, sampling=Sampling())
-    (record,) = Evaluator(alone.pair, evaluation, pair).judge([alone])
+    (record,) = measuring.judge(Session(alone.pair, evaluation, pair), [alone])
     wrote = sc.decode(pair, [one.question for one in asked], method="autoregressive", max_new_tokens=6).texts
     assert sorted(programs) == sorted(code.program(text.rstrip(), HARNESS) for text in wrote)
     assert all(text.startswith(" ") for text in wrote)  # which belongs to the program
@@ -122,13 +122,6 @@ def point(**changes) -> Point:
     return Point(
         pair=ModelPair(name="p"), evaluation=evaluation, method=Method(name="spec_decode"), sampling=Sampling()
     )
-
-
-def test_a_point_says_so_only_where_code_is_run():
-    """Points that run none keep the configuration, and so the key, that they had before there was such a setting."""
-    assert "execute_code" not in point().configuration() and "execute_code" not in point().coordinates()
-    asked = dataclasses.replace(point(), evaluation=dataclasses.replace(point().evaluation, execute_code=True))
-    assert "  execute_code = True\n" in asked.configuration() and asked.coordinates()["execute_code"] is True
 
 
 def test_the_tasks_are_scored_by_it():

@@ -35,9 +35,9 @@ logits = hnp.arrays(np.float32, (2, 6), elements=st.floats(-8, 8, width=32))
 @given(pair=logits, fraction=st.floats(0, 1), temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]))
 def test_identity_holds_for_any_logits(name, pair, fraction, temperature):
     rule = ALL[name]
-    low, high = (0.0, 0.0) if rule.grid is None else (-1.0, 1.0)
-    if np.isfinite(rule.domain[0]):
-        low, high = rule.domain[0], rule.domain[1] - 0.01
+    low, high = (0.0, 0.0) if rule.alpha is None else (-1.0, 1.0)
+    if rule.alpha is not None and np.isfinite(rule.alpha.domain[0]):
+        low, high = rule.alpha.domain[0], rule.alpha.domain[1] - 0.01
     laws = conformance.law_pair(pair[:1], pair[1:], temperature)
     for accept in conformance.accept_fns(rule):
         conformance.check_identity(accept, laws, low + (high - low) * fraction)

@@ -54,7 +54,7 @@ def margin(rule, q, p, alpha, temperature, top_p):
 @pytest.mark.parametrize("name", [n for n in RULES if n in METHODS_TABLE])
 def test_law_is_the_reference(name):
     rule, (q, p) = RULES[name], conformance.logit_pairs()
-    low, high = (0.0, 0.0) if rule.grid is None else deferral.grid_bounds(rule, VOCAB)
+    low, high = (0.0, 0.0) if rule.alpha is None else rule.alpha.bounds(VOCAB)
     rng, compared, total = np.random.default_rng(1), 0, 0
     for temperature in (0.0,) if rule.greedy_only else (0.0, 0.5, 1.0):
         for top_p in (1.0, 0.8):
@@ -161,27 +161,31 @@ def test_the_table_is_that_of_the_methods():
     for name in METHODS_TABLE:
         rule = RULES[name]
         with_domain = name in ("lossy", "lossy_tuned")
-        assert rule.domain == ((0.0, 1.0) if with_domain else (-math.inf, math.inf)), name
-        if METHODS_TABLE[name] is not None and not with_domain:
-            assert rule.grid == METHODS_TABLE[name], name
-    assert RULES["spec_decode"].grid is None
-    assert all(0 <= x < 1 for name in ("lossy", "lossy_tuned") for x in RULES[name].grid)  # inside the domain
+        if METHODS_TABLE[name] is None:
+            assert rule.alpha is None
+            continue
+        assert rule.alpha.domain == ((0.0, 1.0) if with_domain else (-math.inf, math.inf)), name
+        if not with_domain:
+            assert rule.alpha.grid == METHODS_TABLE[name], name
+        low, high = rule.alpha.bounds(8192)
+        assert low <= rule.alpha.typical <= high and all(low - 1e-3 <= x <= high + 1e-3 for x in rule.alpha.usual())
+    assert all(0 <= x < 1 for name in ("lossy", "lossy_tuned") for x in RULES[name].alpha.grid)  # inside the domain
     assert [n for n in METHODS_TABLE if RULES[n].lossless] == ["spec_decode"]
     assert [n for n in METHODS_TABLE if not RULES[n].reads_q] == ["spec_decode"]
     assert [n for n in METHODS_TABLE if RULES[n].greedy_only] == ["lossy_greedy"]
 
 
 def test_grid_bounds_resolve_the_vocabulary():
-    assert deferral.grid_bounds(RULES["diff_log"], 100) == (-math.log(100), math.log(100))
-    assert deferral.grid_bounds(RULES["bild_star"], 100) == (0.0, 10.0)
-    with pytest.raises(ValueError, match="rule 'spec_decode' has no alpha"):
-        deferral.grid_bounds(RULES["spec_decode"], 100)
+    assert RULES["diff_log"].alpha.bounds(100) == (-math.log(100), math.log(100))
+    assert RULES["bild_star"].alpha.bounds(100) == (0.0, 10.0)
 
 
 def test_any_finite_alpha_is_legal_where_there_is_no_domain():
     q, p = conformance.logit_pairs(13)
     finite = [
-        n for n, r in conformance.REPRESENTATIVE.items() if n in RULES and np.isinf(r.domain[0]) and not r.greedy_only
+        n
+        for n, r in conformance.REPRESENTATIVE.items()
+        if n in RULES and r.alpha and np.isinf(r.alpha.domain[0]) and not r.greedy_only
     ]
     for name in finite:
         for alpha in (-100.0, 100.0):
@@ -190,9 +194,9 @@ def test_any_finite_alpha_is_legal_where_there_is_no_domain():
 
 
 def test_lossy_refuses_a_beta_below_one_minus_alpha():
-    deferral.check_alpha(deferral.lossy(0.6), np.array([0.4, 0.9]))
+    deferral.lossy(0.6).alpha.check("it", np.array([0.4, 0.9]))
     with pytest.raises(ValueError, match=r"alpha=0.3 is outside the domain \[0.4, 1\)"):
-        deferral.check_alpha(deferral.lossy(0.6), np.array([0.5, 0.3]))
+        deferral.lossy(0.6).alpha.check("it", np.array([0.5, 0.3]))
     with pytest.raises(ValueError, match="beta=0 must be positive"):
         deferral.lossy(0)
 

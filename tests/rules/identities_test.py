@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from speccascade_jax.rules import deferral
 from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.deferral import RULES
 from tests.support import conformance, reference
@@ -218,7 +217,7 @@ def test_not_an_identity_acceptance_does_not_rise_with_alpha():
 def test_the_deferred_set_shrinks_with_alpha(name):
     q, p = conformance.logit_pairs(12)
     pair = conformance.law_pair(q, p, 1.0)
-    low, high = deferral.grid_bounds(RULES[name], VOCAB)
+    low, high = RULES[name].alpha.bounds(VOCAB)
     before = None
     for alpha in np.linspace(low - 0.5, high + 0.5, 9):
         deferred = np.asarray(RULES[name].deferral(pair, jnp.full((len(q), 1), alpha, jnp.float32)))

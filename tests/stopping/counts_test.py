@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speccascade_jax.api import assemble, make_controls
+from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.engine.generate import generate
+from speccascade_jax.methods.assemble import assemble
 from speccascade_jax.stopping.policies import AcceptanceHead, Confidence, Fixed
 from tests.support import conformance
 from tests.support.acceptance_heads import head_for
@@ -29,7 +30,7 @@ def sampled(turn):
 def _engine(policy):
     pair = conformance.tabular_pair(*conformance.tables(5, seed=61))
     head = head_for(pair, depth=1, law=True) if isinstance(policy, AcceptanceHead) else None
-    return assemble(pair, stop_policy=policy, head=head, stop_ids=[STOP])
+    return assemble(pair, stop=lambda _: policy, head=head, stop_ids=[STOP])
 
 
 @pytest.mark.parametrize("policy", [Fixed(3), Confidence(5), AcceptanceHead(5)])

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.api import assemble, make_controls
+from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.protocols import Decision, DraftStep
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.engine.generate import compilations, generate
+from speccascade_jax.methods.assemble import assemble
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.stopping.policies import (
-    STOP_POLICIES,
+    STOPS,
     AcceptanceHead,
     Confidence,
     CumulativeConfidence,
@@ -213,7 +214,7 @@ def _adaptive(policy, seed, vocab_size=3, rule="spec_decode"):
     q_table, p_table = conformance.tables(vocab_size, seed=seed)
     pair = conformance.tabular_pair(q_table, p_table)
     head = head_for(pair, depth=1, law=policy.lag == 0) if isinstance(policy, AcceptanceHead) else None
-    return *assemble(pair, rule=rule, stop_policy=policy, head=head), q_table, p_table
+    return *assemble(pair, rule=rule, stop=lambda _: policy, head=head), q_table, p_table
 
 
 def _tokens(rule, policy, thresholds, seed=0):
@@ -279,6 +280,7 @@ def test_specdecpp_needs_a_head_of_the_pair_s_own_draft():
 
 
 def test_the_table_names_the_policies():
-    assert list(STOP_POLICIES) == [
-        "fixed", "confidence", "cumulative_confidence", "entropy", "acceptance_head", "oracle"
+    assert list(STOPS) == [
+        "fixed", "confidence", "cumulative_confidence", "entropy", "acceptance_head",
+        "acceptance_head_lag0", "oracle"
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""An evaluator whose records come from formulas: a test says what a method's quality, latency and kept share are."""
+"""An loaded whose records come from formulas: a test says what a method's quality, latency and kept share are."""
 
 from __future__ import annotations
 

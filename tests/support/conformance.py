@@ -10,12 +10,14 @@ import numpy as np
 from scipy import stats
 
 import speccascade_jax as sc
-from speccascade_jax.api import assemble, make_controls
+from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.sampling import make_law_pair, softmax, transform
 from speccascade_jax.core.types import LawPair, Prompt
 from speccascade_jax.engine.generate import compilations, generate
+from speccascade_jax.methods import table
+from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.settings import Settings
 from speccascade_jax.rules.acceptance import Deferral, Speculative, implied_law
-from speccascade_jax.rules.deferral import grid_bounds
 from tests.support import reference
 
 # The twenty rules of fuzzy decoding are one function over five divergences, which have tests of their own: of them one
@@ -30,18 +32,18 @@ SAMPLINGS = [(0.5, 1.0), (0.5, 0.8), (1.0, 1.0), (1.0, 0.8)]
 
 def alphas(rule, vocab_size):
     """Three values inside the rule's range; one where it has no α."""
-    if rule.grid is None:
+    if rule.alpha is None:
         return [0.0]
-    low, high = grid_bounds(rule, vocab_size)
+    low, high = rule.alpha.bounds(vocab_size)
     return [low + (high - low) * f for f in (0.15, 0.5, 0.85)]
 
 
 def telling_alpha(rule, q_table, p_table, temperature=1.0):
     """The α != 0 of a fine grid at which `π` is farthest from both `q̃` and `p̃`: a test at an α where a rule always or
     never defers says nothing about it."""
-    if rule.grid is None:
+    if rule.alpha is None:
         return 0.0
-    low, high = grid_bounds(rule, len(q_table))
+    low, high = rule.alpha.bounds(len(q_table))
     ends = [np.stack([reference.scale(row, temperature) for row in table]) for table in (q_table, p_table)]
 
     def distance(alpha):
@@ -120,6 +122,12 @@ def check_identity(accept, pair, alpha, tolerance=1e-5):
 def target_law(rule, q, p, alpha=0.0, temperature=1.0, top_p=1.0, **more):
     """`π` of the front door as a NumPy array."""
     return np.asarray(sc.target_law(rule, q, p, alpha=alpha, temperature=temperature, top_p=top_p, **more))
+
+
+def controls(rows, **settings):
+    """The numbers that `decode` makes of its settings."""
+    chosen = Settings(**settings)
+    return table.get(chosen.method).controls(chosen, rows)
 
 
 def tables(vocab_size, seed):

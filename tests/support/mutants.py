@@ -6,19 +6,20 @@ Every entry of `MUTANTS` runs one experiment, with the bug or without it, and re
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade_jax.api import assemble
 from speccascade_jax.core import rngs
 from speccascade_jax.core.arrays import write_slots
 from speccascade_jax.core.protocols import Decision
 from speccascade_jax.core.types import LMOutput
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.engine.loop import Engine
+from speccascade_jax.methods.assemble import assemble
 from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.stopping.policies import Fixed
@@ -82,7 +83,7 @@ def no_rollback(*, mutated):
     engine = Engine(
         target=SecondOrder(3, rolls_back=not mutated),
         drafter=ModelDrafter(SecondOrder(3), Fixed(2)),
-        accept=Speculative(RULES["spec_decode"]),
+        verifier=Speculative(RULES["spec_decode"]),
     )
     params = {"target": jnp.asarray(p), "drafter": {"model": jnp.asarray(q)}}
     length = 5
@@ -111,8 +112,8 @@ class ReplaceFromTarget(Speculative):
 def replacement_from_target(*, mutated):
     """The replacement is drawn from `p̃`."""
     engine, params, law = tabular("spec_decode")
-    accept = ReplaceFromTarget(RULES["spec_decode"]) if mutated else engine.accept
-    return trial(replace(engine, accept=accept), params, law)
+    accept = ReplaceFromTarget(RULES["spec_decode"]) if mutated else engine.verifier
+    return trial(replace(engine, verifier=accept), params, law)
 
 
 def bonus_from_target(*, mutated):
@@ -171,7 +172,7 @@ class KeyedEngine(Engine):
 def keyed(engine, kind):
     """The same engine with bits of `kind`."""
     return KeyedEngine(
-        target=engine.target, drafter=engine.drafter, accept=engine.accept, bonus=engine.bonus, kind=kind
+        target=engine.target, drafter=engine.drafter, verifier=engine.verifier, bonus=engine.bonus, kind=kind
     )
 
 
@@ -190,6 +191,7 @@ class Remembers:
     """
 
     block: int = 3
+    adaptive: ClassVar[bool] = True
 
     def init(self, batch_size):
         return {"seen": jnp.zeros((batch_size,), bool), "stop": jnp.zeros((batch_size,), bool)}

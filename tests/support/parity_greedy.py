@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from speccascade_jax.api import make_controls
+from speccascade_jax.core.controls import make_controls
 from speccascade_jax.drafters.none import NoDrafter
 from speccascade_jax.engine.generate import generate
 from speccascade_jax.engine.loop import Engine
@@ -16,7 +16,7 @@ GAP = 2e-4
 
 def tokens(model, params, prompt, count) -> np.ndarray:
     """int `[B, count]`: what the model writes at temperature 0."""
-    engine = Engine(target=model, drafter=NoDrafter(), accept=Speculative(RULES["spec_decode"]), bonus="target")
+    engine = Engine(target=model, drafter=NoDrafter(), verifier=Speculative(RULES["spec_decode"]), bonus="target")
     controls = make_controls(prompt.tokens.shape[0], alpha=0.0, temperature=0.0)
     params = {"target": params, "drafter": {}}
     return np.asarray(generate(engine, params, prompt, 0, controls=controls, max_new_tokens=count).tokens)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from speccascade_jax.core import names
-from speccascade_jax.data.tasks.table import Example
+from speccascade_jax.data.tasks.task import Example
 
 
 def read(name: str, module: str, prefix: str, split: str) -> Iterator[Example]:

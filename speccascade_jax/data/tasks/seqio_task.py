@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable
 
+from speccascade_jax.data.tasks import seqio_reader
 from speccascade_jax.data.tasks.task import Example, Task
 
 
@@ -14,7 +15,7 @@ class SeqioTask(Task):
     """A Task or Mixture of seqio's registry, as a value that stands wherever a task's name does.
 
     All it holds are plain values, so that gin can bind it and a record can write it down: seqio has neither lengths nor
-    our metrics. What prompts and references are, and in which order they come, `data.seqio_reader` says.
+    our metrics. What prompts and references are, and in which order they come, `seqio_reader` says.
 
     Attributes:
         module: what is imported first, since importing it registers the task; empty if that has happened already.
@@ -46,6 +47,4 @@ class SeqioTask(Task):
 
 
 def _read_registered(name: str, module: str, prefix: str, split: str) -> Iterable[Example]:
-    from speccascade_jax.data.tasks import seqio_reader  # imports seqio, and that TensorFlow: 860 MB
-
     return seqio_reader.read(name, module, prefix, split)

@@ -69,7 +69,9 @@ def _read_wmt22(split: str) -> list[Example]:
 
 
 def get_task(name: str | SeqioTask) -> Task:
-    """The task called `name`; a `SeqioTask` is one itself. "gsm8k:4" is the task "gsm8k" with 4 exemplars.
+    """The task called `name`, of the table or `module.NAME`, one of your own; a `SeqioTask` is one itself.
+
+    "gsm8k:4" is the task "gsm8k" with 4 exemplars.
 
     Raises:
         ValueError: there is none (names the nearest and all of them), or it has no exemplars.
@@ -77,12 +79,9 @@ def get_task(name: str | SeqioTask) -> Task:
     if isinstance(name, SeqioTask):
         return name
     plain, colon, shots = name.partition(":")
-    if plain in TASKS:
-        return with_shots(TASKS[plain], shots) if colon else TASKS[plain]
-    raise ValueError(
-        f"unknown task {name!r}; {names.hint(name, TASKS)}All tasks: {', '.join(TASKS)}. "
-        "One of seqio's registry is given as tasks.SeqioTask (gin/tasks/seqio.gin)"
-    )
+    also = "; one of seqio's registry is a SeqioTask (gin/tasks/seqio.gin)"
+    found: Task = names.look_up("task", plain, TASKS, Task, also)
+    return with_shots(found, shots) if colon else found
 
 
 def _of_paper_1(name: str, prefix: str, metrics: tuple[str, ...], lengths: tuple[int, int]) -> SeqioTask:

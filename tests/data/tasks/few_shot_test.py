@@ -92,7 +92,7 @@ def test_another_number_of_exemplars_is_another_task_of_another_name(monkeypatch
         ("tatoeba:3", "task tatoeba has no exemplars; write 'tatoeba' without :3"),
         ("gsm8k:-1", "'-1' is no number of exemplars; write for instance gsm8k:4"),
         ("gsm8k:", "'' is no number of exemplars"),
-        ("gms8k:3", "unknown task 'gms8k:3'; did you mean gsm8k"),
+        ("gms8k:3", "unknown task 'gms8k': did you mean gsm8k"),
     ],
 )
 def test_wrong_names_are_refused(name, message):

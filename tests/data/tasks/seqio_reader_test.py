@@ -15,7 +15,7 @@ from speccascade_jax.data.tasks.seqio_task import SeqioTask
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.evaluation import experiment
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
-from speccascade_jax.evaluation.session import Evaluator
+from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.validation import validate
 from speccascade_jax.runtime import gin_flags
 from speccascade_jax.runtime.paths import repository_root
@@ -93,7 +93,7 @@ def test_without_seqio_a_run_ends_in_one_line(monkeypatch):
 
 def test_an_unknown_name_says_how_seqios_are_named():
     with pytest.raises(
-        ValueError, match=r"unknown task 'cnn_dm'.*All tasks: .*tasks.SeqioTask \(gin/tasks/seqio.gin\)"
+        ValueError, match=r"unknown task 'cnn_dm'.*the tasks are .*is a SeqioTask \(gin/tasks/seqio.gin\)"
     ):
         get_task("cnn_dm")
 
@@ -122,10 +122,10 @@ def test_a_record_writes_the_task_down_and_runs_again(monkeypatch):
     again = []
 
     def stop(found):
-        again.append(found)
+        again.extend(found)
         raise InterruptedError
 
-    monkeypatch.setattr(experiment, "_evaluator", stop)
+    monkeypatch.setattr(experiment, "open_session", stop)
     with pytest.raises(InterruptedError):
         gin.get_configurable(experiment.run)()
     gin.clear_config()
@@ -239,10 +239,10 @@ def test_inputs_may_be_longer_than_a_pairs_own_limit(register, tmp_path):
     register(inputs=b"a cold day " * 600, targets=b"b")
     source = ModelPair(name=str(tiny_pair.write(tmp_path)))
     task = own_task(max_input_length=2048, splits=("test",))
-    evaluator = Evaluator(source, Evaluation(task=task, quality_examples=1, latency_examples=0))
-    assert np.count_nonzero(evaluator.arguments(point(task), np.array([0]), [0.5])["prompt"].encoder_tokens) == 2048
+    loaded = Session(source, Evaluation(task=task, quality_examples=1, latency_examples=0))
+    assert np.count_nonzero(loaded.arguments(point(task), np.array([0]), [0.5])["prompt"].encoder_tokens) == 2048
 
 
 def test_a_misspelt_metric_is_refused_before_anything_is_loaded():
     with pytest.raises(ValueError, match="unknown metric 'rogue2'; did you mean"):
-        Evaluator(ModelPair(name="no/such/pair"), Evaluation(task=own_task(metrics=("rogue2",))))
+        Session(ModelPair(name="no/such/pair"), Evaluation(task=own_task(metrics=("rogue2",))))

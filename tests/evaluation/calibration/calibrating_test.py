@@ -34,11 +34,11 @@ def law(method):
 
 @pytest.fixture
 def calibrate(tmp_path, monkeypatch):
-    """`calibrate(max_loss=…)`, and `calibrate.evaluator` of the last call."""
+    """`calibrate(max_loss=…)`, and `calibrate.loaded` of the last call."""
 
-    def call(evaluator=None, **given):
-        call.evaluator = evaluator or calibration_fakes.FakeEvaluator(law, noise=0.5)
-        monkeypatch.setattr(session, "Evaluator", lambda *_: call.evaluator)
+    def call(loaded=None, **given):
+        call.loaded = loaded or calibration_fakes.FakeEvaluator(law, noise=0.5)
+        monkeypatch.setattr(session, "Evaluator", lambda *_: call.loaded)
         shared = {"pair": calibration_fakes.SOURCE, "evaluation": calibration_fakes.TASK, "sampling": Sampling()}
         shared |= {"rules": ("spec_decode", "opt"), "alphas": {"opt": (0.0, 0.1, 0.2, 0.3, 0.4)}, "block_sizes": (3, 5)}
         shared |= {
@@ -58,12 +58,12 @@ def test_the_answer_is_measured_on_examples_that_the_search_did_not_see(calibrat
     chosen, *others = report["settings"]
     assert (chosen["name"], chosen["method"]["name"], chosen["method"]["alpha"]) == ("chosen", "opt", 0.2)
     assert [each["name"] for each in others] == ["runner-up 1", "runner-up 2", "runner-up 3", "target"]
-    on_held_out = [p for p in calibrate.evaluator.asked if HELD_OUT & {*calibration_fakes.examples_of(p)}]
+    on_held_out = [p for p in calibrate.loaded.asked if HELD_OUT & {*calibration_fakes.examples_of(p)}]
     assert {*calibration_fakes.examples_of(on_held_out[0])} == HELD_OUT
-    assert len(on_held_out) == 5 and on_held_out == calibrate.evaluator.asked[-5:]
-    searched = set().union(*(calibration_fakes.examples_of(p) for p in calibrate.evaluator.asked[:-5]))
+    assert len(on_held_out) == 5 and on_held_out == calibrate.loaded.asked[-5:]
+    searched = set().union(*(calibration_fakes.examples_of(p) for p in calibrate.loaded.asked[:-5]))
     assert searched == set(range(180))
-    tested = [p for p in calibrate.evaluator.asked[:-5] if set(range(120, 180)) & {*calibration_fakes.examples_of(p)}]
+    tested = [p for p in calibrate.loaded.asked[:-5] if set(range(120, 180)) & {*calibration_fakes.examples_of(p)}]
     assert {*calibration_fakes.examples_of(tested[0])} == set(range(120, 180)) and len(tested) <= 1 + 4
 
 
@@ -100,7 +100,7 @@ def test_a_missing_head_is_refused_before_anything_is_measured(calibrate):
     gone = Method(name="specdecpp", stop_threshold=0.5, head="gone.msgpack")
     with pytest.raises(FileNotFoundError, match="no acceptance head at gone.msgpack"):
         calibrate(max_loss=0.035, methods=[gone])
-    assert calibrate.evaluator.asked == []
+    assert calibrate.loaded.asked == []
 
 
 def test_the_gin_file_is_a_run_with_the_files_of_a_run(calibrate, monkeypatch):
@@ -133,10 +133,10 @@ def _uncommented(text: str) -> str:
 
 def test_nothing_is_measured_twice_when_it_is_called_again(calibrate):
     first = calibrate(max_loss=0.035)
-    assert len(calibrate.evaluator.asked) > 12
-    assert calibrate(max_loss=0.035) == first and not calibrate.evaluator.asked
+    assert len(calibrate.loaded.asked) > 12
+    assert calibrate(max_loss=0.035) == first and not calibrate.loaded.asked
     calibrate(max_loss=0.025)
-    assert all(p.evaluation.quality_examples > 32 for p in calibrate.evaluator.asked)  # another search, the same rung 1
+    assert all(p.evaluation.quality_examples > 32 for p in calibrate.loaded.asked)  # another search, the same rung 1
 
 
 def test_where_nothing_will_do_the_report_comes_before_the_error(calibrate, capsys):
@@ -148,7 +148,7 @@ def test_where_nothing_will_do_the_report_comes_before_the_error(calibrate, caps
     assert "safest" in said and "on 60 examples of the test" in said
     pasted = (calibrate.folder / "found.gin").read_text()
     assert "No setting will do" in pasted and "\npoints." not in pasted and "# points.Method:" in pasted
-    assert not HELD_OUT & calibrate.evaluator.seen
+    assert not HELD_OUT & calibrate.loaded.seen
 
 
 def test_the_draft_alone_is_a_candidate(calibrate):
@@ -166,8 +166,8 @@ def test_appendix_d_is_a_mode(calibrate, capsys):
     pasted = (calibrate.folder / "found.gin").read_text()
     live = [line for line in pasted.splitlines() if line.startswith("  alpha")]
     assert live == [f"  alpha = {alphas[2]}"] and "  draft_temperature = 0.0" in pasted
-    on_held_out = [p for p in calibrate.evaluator.asked if HELD_OUT & {*calibration_fakes.examples_of(p)}]
-    assert len(on_held_out) == 2 * 4 and on_held_out == calibrate.evaluator.asked[-8:]
+    on_held_out = [p for p in calibrate.loaded.asked if HELD_OUT & {*calibration_fakes.examples_of(p)}]
+    assert len(on_held_out) == 2 * 4 and on_held_out == calibrate.loaded.asked[-8:]
     assert "Appendix D with fuzzy_js_reference" in capsys.readouterr().out
 
 
@@ -206,7 +206,7 @@ def test_appendix_d_is_a_mode(calibrate, capsys):
 def test_what_has_no_meaning_is_refused_before_anything_is_loaded(calibrate, monkeypatch, changes, message):
     with pytest.raises(ValueError, match=message):
         calibrate(**changes)
-    assert not calibrate.evaluator.asked and not calibrate.folder.exists()
+    assert not calibrate.loaded.asked and not calibrate.folder.exists()
 
 
 def test_a_task_with_too_few_examples_is_refused(tmp_path, monkeypatch):

@@ -65,17 +65,17 @@ def test_fewer_and_fewer_candidates_are_measured(bench):
     windows = _windows()
     _search(bench, windows, max_loss=0.045)
     sizes = [
-        sum(p.evaluation.quality_examples == each.judged and p.method != TARGET.method for p in bench.evaluator.asked)
+        sum(p.evaluation.quality_examples == each.judged and p.method != TARGET.method for p in bench.loaded.asked)
         for each in windows
     ]
     assert sizes[0] == len(CANDIDATES) and all(after <= -(-before // 2) for before, after in itertools.pairwise(sizes))
-    assert len(set(bench.evaluator.asked)) == len(bench.evaluator.asked)
+    assert len(set(bench.loaded.asked)) == len(bench.loaded.asked)
 
 
 def test_the_alphas_of_a_block_size_are_measured_together(bench):
     groups = []
-    evaluate = bench.evaluator.evaluate
-    bench.evaluator.evaluate = lambda points: groups.append(list(points)) or evaluate(points)
+    evaluate = bench.loaded.evaluate
+    bench.loaded.evaluate = lambda points: groups.append(list(points)) or evaluate(points)
     bench.measure([TARGET, *CANDIDATES], _windows()[0])
     assert sorted(map(len, groups)) == [1, 1, 10, 10]
     assert all(len({(p.method.name, p.method.block_size) for p in group}) == 1 for group in groups)
@@ -99,20 +99,20 @@ def test_every_point_is_measured_with_every_seed(tmp_path):
 def test_a_killed_search_goes_on_and_one_that_ended_measures_nothing(tmp_path):
     def run(stop_after=None):
         with ResultStore(tmp_path / "store.jsonl") as store:
-            evaluator = calibration_fakes.FakeEvaluator(law)
-            evaluate = evaluator.evaluate
+            loaded = calibration_fakes.FakeEvaluator(law)
+            evaluate = loaded.evaluate
 
             def until_killed(points):
                 for record in evaluate(points):
                     yield record
-                    if len(evaluator.asked) == stop_after:
+                    if len(loaded.asked) == stop_after:
                         raise KeyboardInterrupt
 
-            evaluator.evaluate = until_killed
+            loaded.evaluate = until_killed
             try:
-                return _search(Bench(store, evaluator), max_loss=0.045), evaluator.asked
+                return _search(Bench(store, loaded), max_loss=0.045), loaded.asked
             except KeyboardInterrupt:
-                return None, evaluator.asked
+                return None, loaded.asked
 
     (_, first), (found, second), (again, third) = run(stop_after=25), run(), run()
     assert len(first) == 25 and second and not third and not {*first} & {*second}

@@ -29,12 +29,12 @@ def law(method):
 
 def _run(tmp_path, law=law, settings=None, seeds=(0, 1), base=BASE):
     with ResultStore(tmp_path / "store.jsonl") as store:
-        evaluator = calibration_fakes.FakeEvaluator(law, noise=0.0)
-        return thresholds.run(Bench(store, evaluator, seeds), base, settings or AppendixD(), WINDOW, SUBSET), evaluator
+        loaded = calibration_fakes.FakeEvaluator(law, noise=0.0)
+        return thresholds.run(Bench(store, loaded, seeds), base, settings or AppendixD(), WINDOW, SUBSET), loaded
 
 
 def test_the_trail_is_the_papers(tmp_path, capsys):
-    found, evaluator = _run(tmp_path)
+    found, loaded = _run(tmp_path)
     assert found.block_size == 10 and found.baseline_acceptance == pytest.approx(0.62)
     assert found.threshold == 0.4  # keeps 0.60; 0.5 keeps 0.65
     assert found.floor == pytest.approx(found.target - 0.2 * (found.target - found.draft))
@@ -49,10 +49,10 @@ def test_the_trail_is_the_papers(tmp_path, capsys):
 
 
 def test_the_draft_is_greedy_and_the_bonus_the_targets(tmp_path):
-    _, evaluator = _run(tmp_path)
-    assert {each.sampling for each in evaluator.asked} == {Sampling(temperature=0.6, top_p=0.9, draft_temperature=0.0)}
-    assert {each.method.bonus for each in evaluator.asked} == {"target", None}
-    assert {each.method.decides.name for each in evaluator.asked if each.method.alpha} == {"fuzzy_js_reference"}
+    _, loaded = _run(tmp_path)
+    assert {each.sampling for each in loaded.asked} == {Sampling(temperature=0.6, top_p=0.9, draft_temperature=0.0)}
+    assert {each.method.bonus for each in loaded.asked} == {"target", None}
+    assert {each.method.decides.name for each in loaded.asked if each.method.alpha} == {"fuzzy_js_reference"}
 
 
 def test_blocks_grow_where_nearly_all_is_kept(tmp_path):
@@ -84,10 +84,10 @@ def test_where_quality_never_falls_the_end_is_where_all_is_kept_or_the_range_end
 
 
 def test_means_over_seeds_decide(tmp_path):
-    found, evaluator = _run(tmp_path, seeds=(0, 1, 2))
-    assert {each.seed for each in evaluator.asked} == {0, 1, 2}
+    found, loaded = _run(tmp_path, seeds=(0, 1, 2))
+    assert {each.seed for each in loaded.asked} == {0, 1, 2}
     counts = {}
-    for each in evaluator.asked:
+    for each in loaded.asked:
         counts[dataclasses.replace(each, seed=0)] = counts.get(dataclasses.replace(each, seed=0), 0) + 1
     assert set(counts.values()) == {3} and len(found.steps) == 5
 

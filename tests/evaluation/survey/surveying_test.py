@@ -19,13 +19,13 @@ SHARED = {"pair": SOURCE, "evaluation": SMALL}
 
 
 @pytest.fixture(scope="module")
-def evaluator(tmp_path_factory):
-    return session.Evaluator(SOURCE, SMALL, text_pair.make(tmp_path_factory.mktemp("pair")))
+def loaded(tmp_path_factory):
+    return session.Session(SOURCE, SMALL, text_pair.make(tmp_path_factory.mktemp("pair")))
 
 
 @pytest.fixture(autouse=True)
-def _this_evaluator(monkeypatch, evaluator):
-    monkeypatch.setattr(session, "Evaluator", lambda *_: evaluator)
+def _this_evaluator(monkeypatch, loaded):
+    monkeypatch.setattr(session, "Evaluator", lambda *_: loaded)
 
 
 def test_estimates_are_printed_written_and_checked(tmp_path, capsys):
@@ -41,14 +41,14 @@ def test_estimates_are_printed_written_and_checked(tmp_path, capsys):
         assert abs(row["error_along_its_own_outputs"]) < 0.2
 
 
-def test_a_batch_that_is_filled_up_counts_no_row_twice(evaluator):
+def test_a_batch_that_is_filled_up_counts_no_row_twice(loaded):
     method = Method(name="diff", alpha=0.1, block_size=2)
     odd = dataclasses.replace(SMALL, quality_batch=12)  # 16 examples: a batch, and four rows filled up with themselves
     point = Point(pair=SOURCE, evaluation=odd, method=method, sampling=Sampling(temperature=1.0))
-    written = surveying.write(evaluator, point)
+    written = surveying.write(loaded, point)
     assert [each.counts.sum() for each in written] == [12, 4]
     lengths = [np.asarray(each.generation.lengths) for each in written]
-    found = surveying.read(evaluator, point, written, {"diff": (0.1,)})
+    found = surveying.read(loaded, point, written, {"diff": (0.1,)})
     positions = lengths[0].sum() + lengths[1][:4].sum()
     assert {len(values) for values in found.positions.values()} == {positions}
     assert surveying.rates(written)["committed"] == positions
@@ -57,7 +57,7 @@ def test_a_batch_that_is_filled_up_counts_no_row_twice(evaluator):
 def test_fuzzy_rules_are_run_and_held_against_their_bound(tmp_path, capsys, monkeypatch):
     asked, take = [], surveying.take
     monkeypatch.setattr(
-        surveying, "take", lambda evaluator, point, grids: asked.append(point) or take(evaluator, point, grids)
+        surveying, "take", lambda loaded, point, grids: asked.append(point) or take(loaded, point, grids)
     )
     path, rules = tmp_path / "survey.json", ("spec_decode", "fuzzy_tv_scaled", "fuzzy_kl_scaled")
     given = {"rules": rules, "alphas": 2, "bounds": (0.5, 0.9), "block_size": 2, "histogram": "tv"}
@@ -91,7 +91,7 @@ def test_a_greedy_draft_is_run_and_named_where_it_is_asked_for(tmp_path, capsys)
     assert row["standing"].startswith("proven (") and "one-hot" in capsys.readouterr().out
 
 
-def test_a_sweep_is_planned_where_its_curves_move(tmp_path, evaluator):
+def test_a_sweep_is_planned_where_its_curves_move(tmp_path, loaded):
     store = tmp_path / "sweep.jsonl"
     experiment.sweep(
         **SHARED, rules=("token_v3", "chow"), alphas={"chow": (0.5,)}, temperatures=(1.0,), plan=4, output=str(store)

@@ -28,16 +28,16 @@ SMALL = Evaluation(
 
 
 @pytest.fixture(scope="module")
-def evaluator(tmp_path_factory):
+def loaded(tmp_path_factory):
     pair = sc.load_pair(tiny_pair.write(tmp_path_factory.mktemp("pair")))
-    return session.Evaluator(ModelPair(name="tiny"), SMALL, pair)
+    return session.Session(ModelPair(name="tiny"), SMALL, pair)
 
 
 @pytest.fixture(scope="module")
-def blocks(evaluator):
+def blocks(loaded):
     method = acceptance_blocks.fixed_blocks("token_v3", 0.5, 3)
     point = Point(pair=ModelPair(name="tiny"), evaluation=SMALL, method=method, sampling=Sampling(temperature=1.0))
-    return acceptance_blocks.collect(evaluator, point)
+    return acceptance_blocks.collect(loaded, point)
 
 
 def test_behind_puts_each_block_after_what_was_committed():
@@ -46,14 +46,14 @@ def test_behind_puts_each_block_after_what_was_committed():
     assert found[0, :3].tolist() == [5, 1, 2] and found[1, :4].tolist() == [5, 6, 3, 4]
 
 
-def test_every_drafted_token_is_judged_at_its_own_prefix(evaluator, blocks):
+def test_every_drafted_token_is_judged_at_its_own_prefix(loaded, blocks):
     """Replayed by hand: the first block of each example stands behind the prompt alone."""
     assert set(blocks.rows.tolist()) == {0, 1, 2} and blocks.counted.any(-1).all()
     for row in range(3):
         first = int(np.argmax(blocks.rows == row))
-        prompt = jax.tree.map(lambda x, row=row: x[row : row + 1], evaluator._prompts)
+        prompt = jax.tree.map(lambda x, row=row: x[row : row + 1], loaded._prompts)
         tokens = blocks.tokens[first : first + 1, : blocks.lengths[first]]
-        _check_block(evaluator.pair, prompt, tokens, blocks, first)
+        _check_block(loaded.pair, prompt, tokens, blocks, first)
 
 
 def _check_block(pair: sc.Pair, prompt: Prompt, tokens: np.ndarray, blocks, at):
@@ -109,9 +109,9 @@ def test_a_report_of_heads_and_baselines(blocks, tmp_path):
     json.dumps(found)
 
 
-def test_a_report_on_prompts_of_the_training_data_is_refused(evaluator, tmp_path, monkeypatch):
+def test_a_report_on_prompts_of_the_training_data_is_refused(loaded, tmp_path, monkeypatch):
     """Two of the evaluation's three prompts, padded otherwise; nothing is generated before that is found out."""
-    prompts, data = evaluator._prompts, examples()
+    prompts, data = loaded._prompts, examples()
     encoder = np.zeros((len(data.ids), prompts.encoder_tokens.shape[1] + 3), np.int32)
     encoder[:, :12] = data.encoder_tokens
     encoder[[8, 9], :-3] = prompts.encoder_tokens[1:]
@@ -120,7 +120,7 @@ def test_a_report_on_prompts_of_the_training_data_is_refused(evaluator, tmp_path
     found = shards.Data(data, given | {"draft_temperature": None})
     monkeypatch.setattr(acceptance_report, "read", lambda folders: found)
     monkeypatch.setattr(acceptance_report, "load_heads", lambda *args: {})
-    monkeypatch.setattr(acceptance_report, "Evaluator", lambda *args: evaluator)
+    monkeypatch.setattr(acceptance_report, "Evaluator", lambda *args: loaded)
     trainer = HeadTrainer(run_dir=str(tmp_path), pair=ModelPair(name="tiny"), data=("data",))
     report = acceptance_report.HeadReport(trainer=trainer, evaluation=SMALL)
     with pytest.raises(ValueError, match="2 of the report's 3 prompts are among the data .*split or .*first_example"):

@@ -25,11 +25,11 @@ SMALL = Evaluation(
 
 
 @pytest.fixture(scope="module")
-def evaluator(tmp_path_factory):
+def loaded(tmp_path_factory):
     pair = text_pair.make(tmp_path_factory.mktemp("pair"))
     stop = pair.vocabulary.stop_ids[0]
     ending = sc.TableLM(pair.target.params.at[:, stop].add(6.0))  # outputs of different lengths
-    return session.Evaluator(SOURCE, SMALL, dataclasses.replace(pair, target=ending))
+    return session.Session(SOURCE, SMALL, dataclasses.replace(pair, target=ending))
 
 
 def point(rule="spec_decode", alpha=None, temperature=1.0, **more):
@@ -42,10 +42,10 @@ def files(folder):
 
 
 @pytest.fixture(scope="module")
-def made(evaluator, tmp_path_factory):
+def made(loaded, tmp_path_factory):
     """A folder of seven examples in shards of four, and what it holds."""
     folder = tmp_path_factory.mktemp("made") / "data"
-    counts = making.write(evaluator, point(), 4, folder)
+    counts = making.write(loaded, point(), 4, folder)
     return folder, counts, shards.read(folder)
 
 
@@ -78,12 +78,12 @@ def test_labels_are_the_rules_ratio_at_the_drawn_token(rule, alpha, temperature)
         assert set(found["kept"].ravel().tolist()) <= {0.0, 1.0}
 
 
-def test_examples_are_the_targets_outputs_labelled_at_their_own_prefixes(evaluator, made):
+def test_examples_are_the_targets_outputs_labelled_at_their_own_prefixes(loaded, made):
     _, counts, data = made
-    found, stops = data.examples, evaluator.pair.vocabulary.stop_ids
+    found, stops = data.examples, loaded.pair.vocabulary.stop_ids
     assert counts == {"prompts": 7, "positions": int(found.lengths.sum())}
-    assert found.ids.tolist() == [e.id for e in evaluator.examples]
-    q, p = (np.asarray(bound.params) for bound in (evaluator.pair.draft, evaluator.pair.target))
+    assert found.ids.tolist() == [e.id for e in loaded.examples]
+    q, p = (np.asarray(bound.params) for bound in (loaded.pair.draft, loaded.pair.target))
     assert len(set(found.lengths.tolist())) > 1
     for row, length in enumerate(found.lengths):
         before = [found.prompt_tokens[row, found.prompt_lengths[row] - 1], *found.tokens[row, : length - 1]]
@@ -108,7 +108,7 @@ class KilledError(Exception):
 
 
 @pytest.mark.parametrize("last", [0, 1])
-def test_a_killed_folder_ends_as_an_unbroken_one(evaluator, made, tmp_path, monkeypatch, last):
+def test_a_killed_folder_ends_as_an_unbroken_one(loaded, made, tmp_path, monkeypatch, last):
     whole, counts, _ = made
     written, plain = [], making.write_shard
 
@@ -120,44 +120,44 @@ def test_a_killed_folder_ends_as_an_unbroken_one(evaluator, made, tmp_path, monk
 
     monkeypatch.setattr(making, "write_shard", killed)
     with pytest.raises(KilledError):
-        making.write(evaluator, point(), 4, tmp_path / "data")
+        making.write(loaded, point(), 4, tmp_path / "data")
     with pytest.raises(ValueError, match=f"lacks {2 - last} of 2 shards"):
         shards.read(tmp_path / "data")
     monkeypatch.setattr(making, "write_shard", plain)
     before = files(tmp_path / "data")
     for _ in range(2):  # the second time nothing is left to be made
-        assert making.write(evaluator, point(), 4, tmp_path / "data") == counts
+        assert making.write(loaded, point(), 4, tmp_path / "data") == counts
     assert files(tmp_path / "data") == files(whole)
     assert before.items() <= files(tmp_path / "data").items()
 
 
-def test_a_folder_of_other_settings_is_refused(evaluator, made):
+def test_a_folder_of_other_settings_is_refused(loaded, made):
     folder, *_ = made
     before = files(folder)
     with pytest.raises(ValueError, match="was begun with another seed: name another output"):
-        making.write(evaluator, point(seed=1), 4, folder)
+        making.write(loaded, point(seed=1), 4, folder)
     with pytest.raises(ValueError, match="was begun with another rule, alpha"):
-        making.write(evaluator, point("token_v3", 0.4), 4, folder)
+        making.write(loaded, point("token_v3", 0.4), 4, folder)
     assert files(folder) == before
 
 
-def test_folders_are_read_together_where_labels_mean_the_same(evaluator, made, tmp_path):
+def test_folders_are_read_together_where_labels_mean_the_same(loaded, made, tmp_path):
     folder, _, data = made
-    making.write(evaluator, point(seed=1), 4, tmp_path / "more")
+    making.write(loaded, point(seed=1), 4, tmp_path / "more")
     both = shards.read([folder, tmp_path / "more"])
     assert len(both.examples.ids) == 14 and both.key not in {data.key, shards.read(tmp_path / "more").key}
     np.testing.assert_array_equal(both.examples.kept[:7, : data.examples.kept.shape[1]], data.examples.kept)
     assert not np.array_equal(both.examples.proposals[:7], both.examples.proposals[7:])
-    making.write(evaluator, point(temperature=0.5), 4, tmp_path / "cold")
+    making.write(loaded, point(temperature=0.5), 4, tmp_path / "cold")
     with pytest.raises(ValueError, match="cold does not go with .*: temperature is 0.5, not 1.0; train on one"):
         shards.read([folder, tmp_path / "cold"])
     with pytest.raises(ValueError, match="no folder of acceptance data is named"):
         shards.read([])
 
 
-def test_foreign_and_damaged_shards_are_refused(evaluator, made, tmp_path):
+def test_foreign_and_damaged_shards_are_refused(loaded, made, tmp_path):
     folder = tmp_path / "data"
-    making.write(evaluator, point(seed=2), 7, folder)
+    making.write(loaded, point(seed=2), 7, folder)
     shard, manifest = shards.shard_path(folder, 0), folder / shards.MANIFEST
     content = shard.read_bytes()
     shard.write_bytes(shards.shard_path(made[0], 0).read_bytes())
@@ -195,10 +195,10 @@ def test_no_flipped_byte_of_a_shard_is_read_as_data(made, tmp_path):
     assert found > len(content) / 7  # half of the flips and more
 
 
-def test_the_manifest_says_whose_data_these_are(evaluator, made):
+def test_the_manifest_says_whose_data_these_are(loaded, made):
     manifest = json.loads((made[0] / shards.MANIFEST).read_text())
-    assert manifest["draft_fingerprint"] == fingerprints.of_model(evaluator.pair.draft)
-    assert manifest["pair_fingerprint"] == evaluator.pair.fingerprint
+    assert manifest["draft_fingerprint"] == fingerprints.of_model(loaded.pair.draft)
+    assert manifest["pair_fingerprint"] == loaded.pair.fingerprint
     expected = {"rule": "spec_decode", "alpha": None, "temperature": 1.0, "seed": 0, "prompts": 7, "batch": 2}
     assert {name: manifest[name] for name in expected} == expected
 

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.api import assemble
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.engine.generate import generate
-from speccascade_jax.methods import recipes
-from speccascade_jax.methods.assemble import build, method_controls
+from speccascade_jax.methods import table
+from speccascade_jax.methods.assemble import assemble, build
+from speccascade_jax.methods.sequence import SequenceMethod
+from speccascade_jax.methods.settings import Settings
 from tests.support import conformance, reference
 from tests.support.acceptance_heads import head_for
 
@@ -23,7 +24,7 @@ def run(
 ):
     """A generation of one-token prompts under a method."""
     engine, params = assemble(pair, method=method, rule=rule, bonus=bonus, block_size=block_size, stop_ids=stop_ids)
-    controls = method_controls(method, rule, rows, **numbers)
+    controls = conformance.controls(rows, method=method, rule=rule, **numbers)
     prompt = Prompt(jnp.full((rows, 1), start, jnp.int32), jnp.ones((rows,), jnp.int32))
     return generate(engine, params, prompt, seed, controls=controls, max_new_tokens=length)
 
@@ -282,24 +283,38 @@ def test_what_has_no_meaning_is_refused_before_anything_is_compiled(arguments, m
 def test_a_threshold_of_a_probability_is_one(method):
     for value in (70, -0.01, [0.5, 1.01]):
         with pytest.raises(ValueError, match=rf"stop_threshold=.* is outside 0 … 1; method '{method}': it drafts"):
-            method_controls(method, None, 2, stop_threshold=value)
-    edges = method_controls(method, None, 2, stop_threshold=[0, 1]).stop_threshold
+            conformance.controls(2, method=method, stop_threshold=value)
+    edges = conformance.controls(2, method=method, stop_threshold=[0, 1]).stop_threshold
     assert edges.tolist() == [0, 1]
 
 
 def test_a_threshold_of_an_entropy_is_not_negative():
     with pytest.raises(ValueError, match=r"stop_threshold=-1 is outside 0 … inf; .* the entropy of q .*\(nats\)"):
-        method_controls("stop_entropy", None, 1, stop_threshold=-1)
-    assert method_controls("stop_entropy", None, 1, stop_threshold=12.0).stop_threshold.tolist() == [12]
+        conformance.controls(1, method="stop_entropy", stop_threshold=-1)
+    assert conformance.controls(1, method="stop_entropy", stop_threshold=12.0).stop_threshold.tolist() == [12]
 
 
 def test_every_method_can_be_put_together():
     pair = conformance.tabular_pair(*conformance.tables(5, seed=48))
     pair = dataclasses.replace(pair, head=head_for(pair))
-    for name, recipe in recipes.METHODS.items():
-        engine, params = build(pair, method=name)
-        assert set(params) == ({"draft", "target"} if recipe.score else {"drafter", "target"}), name
-        alpha = None if recipe.alone or name in ("speculative", "sd_reference") else 0.4
-        method_controls(name, None, 2, alpha=alpha, stop_threshold=0.5 if recipe.stops else None)
+    for name, recipe in table.METHODS.items():
+        settings = Settings(method=name)
+        assert recipe.name == name and recipe.heading(settings)
+        program, params = build(pair, settings)
+        assert set(params) == ({"draft", "target"} if isinstance(recipe, SequenceMethod) else {"drafter", "target"})
+        alpha = None if recipe.alpha(settings) is None else 0.4
+        threshold = 0.5 if recipe.threshold(settings) else None
+        conformance.controls(2, method=name, alpha=alpha, stop_threshold=threshold)
     out = sc.decode(pair, [[0]], method="bild", alpha=2.0, stop_threshold=1.0, temperature=1.0, max_new_tokens=9)
     assert out.lengths.tolist() == [9] and out.stats["draft_share"] > 0
+
+
+def test_every_rule_is_a_method():
+    pair = conformance.tabular_pair(*conformance.tables(5, seed=48))
+    assert set(sc.RULES) <= set(sc.METHODS)
+    own = {"sd_reference", "random_accept"}  # two baselines that are more than their rules
+    for name, rule in sc.RULES.items():
+        if name not in own:
+            engine, _ = assemble(pair, method=name)
+            same, _ = assemble(pair, rule=name)
+            assert engine == same and engine.verifier.rule is rule
