@@ -1,10 +1,10 @@
 r"""One output in the terminal while it is written: what the draft wrote, what the target wrote, and where rounds end.
 
     python -m experiments.show
-    python -m experiments.show --rule=token_v3 --alpha=0.5 --temperature=1 --seed=3 \
+    python -m experiments.show --method=token_v3 --alpha=0.5 --temperature=1 --seed=3 \
         --prompt="We have no time to lose. The train leaves in ten minutes."
     python -m experiments.show --pair=stories --prompt="Once upon a time" --temperature=1 --picture=story.svg
-    python -m experiments.show --rule=autoregressive      the target alone; --rule=autoregressive_draft: the draft alone
+    python -m experiments.show --method=autoregressive_draft       the draft alone; autoregressive: the target
 
 A token was drafted and kept; or put in place of one that was rejected; or is the bonus after a block kept whole; or
 comes from the target where nothing was drafted. Each has its colour; without colours (NO_COLOR is set, or the output is
@@ -24,9 +24,9 @@ from collections.abc import Iterable, Sequence
 from absl import app, flags
 from rich.console import Console
 from rich.text import Text
-from speccascade_jax.methods.recipes import METHODS
 
 import speccascade_jax as sc
+from speccascade_jax.core.names import DRAFT, TARGET
 from speccascade_jax.runtime import gin_flags
 
 PAIR = flags.DEFINE_string("pair", "tatoeba_en_de", "A shipped pair, or the folder of one (sc.load_pair).")
@@ -35,10 +35,10 @@ PROMPT = flags.DEFINE_string(
     "The weather was cold. I stayed at home and read a book until my sister came back.",
     "The text that the pair is given.",
 )
-RULE = flags.DEFINE_string(
-    "rule",
+METHOD = flags.DEFINE_string(
+    "method",
     "spec_decode",
-    "A rule, or a method such as autoregressive, fuzzy or token_cascade; a wrong one lists all rules.",
+    "A rule, or a method such as autoregressive, fuzzy or token_cascade; a wrong one lists all.",
 )
 ALPHA = flags.DEFINE_float("alpha", None, "The rule's trade-off; needed by rules that have one.")
 BLOCK_SIZE = flags.DEFINE_integer("block_size", None, "Draft tokens per round; default: the method's own, mostly 5.")
@@ -133,16 +133,13 @@ def summary(
 
 def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
-        sys.exit(f"error: unexpected argument {argv[1]!r}; flags look like --rule=chow; --help explains")
+        sys.exit(f"error: unexpected argument {argv[1]!r}; flags look like --method=chow; --help explains")
     with gin_flags.one_line_errors():
-        method = RULE.value if RULE.value in METHODS else "speculative"
-        alone = METHODS[method].alone is not None
         begin = time.perf_counter()
         tokens = sc.stream(
             sc.load_pair(PAIR.value),
             PROMPT.value,
-            method=method,
-            rule=None if method == RULE.value else RULE.value,
+            method=METHOD.value,
             alpha=ALPHA.value,
             block_size=BLOCK_SIZE.value,
             stop_threshold=STOP_THRESHOLD.value,
@@ -155,10 +152,10 @@ def main(argv: Sequence[str]) -> None:
         page.console.print(page.legend())
         seen, at = show(tokens, page)
         page.console.print(END if seen else "")
-        for line in summary(seen, at, begin, not alone):
+        for line in summary(seen, at, begin, METHOD.value not in (TARGET, DRAFT)):
             page.console.print(line)
         if PICTURE.value:
-            draw(seen, PROMPT.value, PICTURE.value, f"{PAIR.value}, {RULE.value}, T = {TEMPERATURE.value:g}")
+            draw(seen, PROMPT.value, PICTURE.value, f"{PAIR.value}, {METHOD.value}, T = {TEMPERATURE.value:g}")
 
 
 if __name__ == "__main__":

@@ -11,9 +11,12 @@ import pytest
 from speccascade_jax.data.tasks.table import TASKS, get_task
 from speccascade_jax.engine import widths
 from speccascade_jax.evaluation import enumeration, experiment, points
-from speccascade_jax.evaluation import session as evaluation
+from speccascade_jax.evaluation.calibration import calibrating
+from speccascade_jax.evaluation.profiling import profiling
+from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.survey import surveying
-from speccascade_jax.methods import assemble, recipes
+from speccascade_jax.methods import drafting
+from speccascade_jax.methods.table import METHODS as TABLE
 from speccascade_jax.metrics import sandbox
 from speccascade_jax.results import store
 from speccascade_jax.rules.deferral import RULES
@@ -59,10 +62,15 @@ class _Resolved(BaseException):
 def _stop_before_loading(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # stores are opened before weights are loaded
 
-    def stop(point):
-        raise _Resolved(point)
+    def stop(points):
+        raise _Resolved(points[0])
+
+    def stop_others(pair, evaluation):
+        raise _Resolved((pair, evaluation))
 
     monkeypatch.setattr(experiment, "open_session", stop)
+    for module in (surveying, profiling, calibrating, making):
+        monkeypatch.setattr(module, "Session", stop_others)
     monkeypatch.setattr(sandbox, "available", lambda: None)  # files resolve on systems without one too
     gin.clear_config()
     yield
@@ -101,47 +109,37 @@ def test_two_checkpoints_are_a_pair_with_a_name():
         gin_flags.parse_gin([str(ROOT / files[1])], ["PAIR='two'", "TARGET='some/target'"])
 
 
-def test_the_files_of_a_run_and_the_recipe_in_a_record_are_a_profile_too(monkeypatch, tmp_path):
-    def stop(pair, evaluation):
-        raise _Resolved(pair, evaluation)
-
-    monkeypatch.setattr(evaluation, "Evaluator", stop)
+def test_the_files_of_a_run_and_the_recipe_in_a_record_are_a_profile_too(tmp_path):
     parts = [SHIPPED, "gin/tasks/tiny_translation.gin", "gin/methods/token_v3.gin"]
     recipe = tmp_path / "recipe.gin"
     recipe.write_text(_resolve(experiment.run, ["gin/run.gin", *parts]).configuration())
     for files in (parts, [str(recipe)]):
         gin.clear_config()
-        assert _resolve(profiling.profile, ["gin/profile.gin", *files]).name == Path(SHIPPED).stem
+        assert _resolve(profiling.profile, ["gin/profile.gin", *files])[0].name == Path(SHIPPED).stem
 
 
-def test_the_survey_is_of_a_pair_and_a_task(monkeypatch):
-    def stop(pair, evaluation):
-        raise _Resolved(pair, evaluation)
-
-    monkeypatch.setattr(evaluation, "Evaluator", stop)
-    pair = _resolve(surveying.survey, ["gin/survey.gin", SHIPPED, "gin/tasks/tiny_translation.gin"])
+def test_the_survey_is_of_a_pair_and_a_task():
+    pair, _ = _resolve(surveying.survey, ["gin/survey.gin", SHIPPED, "gin/tasks/tiny_translation.gin"])
     assert pair.name == Path(SHIPPED).stem and set(gin.query_parameter("survey.rules")) <= set(RULES)
 
 
 @pytest.mark.parametrize("file", ["gin/calibrate.gin", "gin/calibrate_appendix_d.gin"])
-def test_a_calibration_is_of_a_pair_a_task_and_a_tolerance(monkeypatch, file):
-    def stop(pair, evaluation):
-        raise _Resolved((pair, evaluation))
-
-    monkeypatch.setattr(evaluation, "Evaluator", stop)
+def test_a_calibration_is_of_a_pair_a_task_and_a_tolerance(file):
     files = [file, SHIPPED, "gin/tasks/tiny_translation.gin"]
     bindings = ["calibrate.max_loss = 0.01"] if file == "gin/calibrate.gin" else []
     pair, loaded = _resolve(calibrating.calibrate, files, bindings)
     assert pair.name == Path(SHIPPED).stem and loaded.quality_examples == 1000
-    assert set(gin.query_parameter("calibrate.rules")) <= set(RULES)
+    assert set(gin.query_parameter("calibrate.methods")) <= set(RULES)
     gin.clear_config()
     with pytest.raises(ValueError, match=r"gin.REQUIRED.*Evaluation.task|Evaluation.task.*gin.REQUIRED"):
         gin_flags.parse_gin([str(ROOT / name) for name in files[:2]])
 
 
-def test_every_rule_and_task_has_its_file():
-    rules = {name for name in RULES if not name.startswith("fuzzy_")}  # those are settings of `fuzzy`
-    assert {Path(name).stem for name in METHODS} == rules | set(recipes.METHODS) - {"speculative"}
+def test_every_task_has_its_file_and_every_method_file_says_more_than_a_name():
+    assert {Path(name).stem for name in METHODS} <= set(TABLE)
+    for name in METHODS:
+        lines = [line for line in (ROOT / name).read_text().splitlines() if re.match(r"^\s*[\w.]+\s*=", line)]
+        assert len(lines) > 1, f"{name}: Method.name alone needs no file"
     assert {Path(name).stem for name in TASK_FILES} == {*TASKS, "seqio"}
 
 
@@ -189,7 +187,7 @@ def tabular(tmp_path_factory):
     pair = text_pair.make(tmp_path_factory.mktemp("pair"))
     pair = dataclasses.replace(pair, head=head_for(pair, depth=1, law=True))
     sizes = points.Evaluation(task="tiny_translation", **SMALL)
-    return evaluation.Session(points.ModelPair(name="tabular"), sizes, pair)
+    return Session(points.ModelPair(name="tabular"), sizes, pair)
 
 
 @pytest.fixture
@@ -202,15 +200,15 @@ def one_deferral_rule(monkeypatch):
     def stand_in(rule):
         return rule if rule.deferral is None or "_top" in rule.name else RULES["token_v3"]
 
-    accepts = {name: lambda rule, accept=accept: accept(stand_in(rule)) for name, accept in assemble.ACCEPT_FNS.items()}
-    monkeypatch.setattr(assemble, "ACCEPT_FNS", accepts)
+    made = {name: lambda rule, made=made: made(stand_in(rule)) for name, made in drafting.VERIFIERS.items()}
+    monkeypatch.setattr(drafting, "VERIFIERS", made)
     monkeypatch.setattr(widths, "WIDTHS", ())  # a program per width; scoring_test.py has them
 
 
 @pytest.mark.parametrize("config", SWEEPS)
 @pytest.mark.usefixtures("one_deferral_rule")
 def test_each_recipe_runs_for_two_rounds_to_its_tables_and_figures(config, tabular, tmp_path, monkeypatch):
-    monkeypatch.setattr(experiment, "_evaluator", lambda point: tabular)
+    monkeypatch.setattr(experiment, "open_session", lambda points: tabular)
     bindings = [f"Evaluation.{name} = {value}" for name, value in SMALL.items()]
     output = f"sweep.output = {str(tmp_path / 'store.jsonl')!r}"
     blocks = "sweep.block_sizes = (5,)"  # those of most recipes: each further one is a program per rule
@@ -230,15 +228,11 @@ def test_each_recipe_runs_for_two_rounds_to_its_tables_and_figures(config, tabul
     assert list(tmp_path.glob("store*.png"))
 
 
-def test_the_histogram_is_a_survey(monkeypatch):
-    def stop(pair, evaluation):
-        raise _Resolved(pair, evaluation)
-
-    monkeypatch.setattr(evaluation, "Evaluator", stop)
-    assert _resolve(surveying.survey, _tiny("configs/paper2_figure3.gin")).name == Path(SHIPPED).stem
+def test_the_histogram_is_a_survey():
+    assert _resolve(surveying.survey, _tiny("configs/paper2_figure3.gin"))[0].name == Path(SHIPPED).stem
     gin.clear_config()
     large = ["configs/sizes/published.gin", "gin/models/directory.gin", "gin/tasks/xsum.gin"]
-    assert _resolve(surveying.survey, ["configs/paper2_figure3.gin", *large]).name == "some/pair"
+    assert _resolve(surveying.survey, ["configs/paper2_figure3.gin", *large])[0].name == "some/pair"
     assert gin.query_parameter("Evaluation.quality_examples") == 500
 
 
@@ -269,7 +263,7 @@ def test_recipes_that_reuse_table_2_have_points_of_it(config, shared):
 def test_the_quickstart_stays_small():
     gin_flags.parse_gin([str(ROOT / "configs/quickstart.gin")])
     alphas = gin.query_parameter("sweep.alphas")
-    assert len(gin.query_parameter("sweep.rules")) <= 6 and all(len(grid) <= 5 for grid in alphas.values())
+    assert len(gin.query_parameter("sweep.methods")) <= 6 and all(len(grid) <= 5 for grid in alphas.values())
 
 
 def test_a_run_with_a_hole_names_it():
@@ -319,13 +313,9 @@ def test_every_gin_file_is_one_that_these_tests_know():
     assert found == known
 
 
-def test_acceptance_data_are_of_a_pair_and_a_task(monkeypatch):
-    def stop(pair, evaluation):
-        raise _Resolved(pair)
-
-    monkeypatch.setattr(evaluation, "Evaluator", stop)
+def test_acceptance_data_are_of_a_pair_and_a_task():
     files = ["gin/acceptance_data.gin", SHIPPED, "gin/tasks/tiny_translation.gin"]
-    assert _resolve(making.make, files).name == Path(SHIPPED).stem
+    assert _resolve(making.make, files)[0].name == Path(SHIPPED).stem
 
 
 def test_acceptance_heads_are_of_a_pair_and_reported_on_a_task(tmp_path):

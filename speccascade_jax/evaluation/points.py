@@ -232,8 +232,10 @@ class Point:
     def coordinates(self) -> dict[str, Any]:
         """Everything that the point is, flat, for records, tables and plots."""
         out: dict[str, Any] = {"pair": self.pair.name} | _fields(self.pair) | _fields(self.evaluation)
-        out |= {"task": get_task(self.evaluation.task).name, **dataclasses.asdict(self.method)}
+        out |= {"task": get_task(self.evaluation.task).name, **_fields(self.method)}
         del out["name"]
+        out["others"] = [f"{name}={path}" for name, path in self.pair.others.items()]
+        out["drafters"] = [str(each) for each in self.method.drafters]
         out |= {"method": self.method.name, "curve": self.method.curve(), "family": self.method.family()}
         return out | self.method.facts() | dataclasses.asdict(self.sampling) | {"seed": self.seed}
 

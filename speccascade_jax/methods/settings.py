@@ -45,12 +45,20 @@ class Level:
         object.__setattr__(self, "drafters", tuple(self.drafters))
 
     def __str__(self) -> str:
-        """For readers: model and budget, and what is out of the ordinary."""
-        rule = self.rule.name if isinstance(self.rule, Rule) else self.rule
-        alpha = "" if self.alpha is None else f" {self.alpha:g}"
-        own = "" if rule == "spec_decode" else f" {rule}{alpha}"
-        heat = "" if self.temperature is None else f" T {self.temperature:g}"
-        return f"{drafters_text(self.drafters, self.block_size)} → {self.model} {self.budget}{own}{heat}"
+        """For readers: model and budget, and all that is out of the ordinary: levels that differ read differently."""
+        told = {"model", "budget", "block_size", "drafters"}
+        own = "".join(
+            f" {each.name.replace('_', ' ')} {_text(getattr(self, each.name))}"
+            for each in fields(self)
+            if each.name not in told and getattr(self, each.name) != each.default
+        )
+        return f"{drafters_text(self.drafters, self.block_size)} → {self.model} {self.budget}{own}"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Rule):
+        return value.name
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def drafters_text(drafters: tuple[str | Level, ...], block_size: int | None) -> str:

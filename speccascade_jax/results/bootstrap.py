@@ -55,27 +55,6 @@ TIMED = ("tokens", "draft_steps", "target_calls")
 """What timed runs hold beside their milliseconds, under `per_example_` and the name."""
 
 
-def has_counts(record: Record) -> bool:
-    """Whether a record tells the counts of its examples, and of its timed runs if it has any, one by one."""
-    timed = [record[name] for name in ("latency", "target_latency") if record.get(name)]
-    return "per_example" in record and all(f"per_example_{what}" in each for each in timed for what in TIMED)
-
-
-def require_counts(records: Sequence[Record]) -> None:
-    """Refuse records from before counts were kept example by example.
-
-    Raises:
-        ValueError: names the first one, how many there are, and what to run.
-    """
-    old = [record for record in records if not has_counts(record)]
-    if old:
-        raise ValueError(
-            f"{_name(old[0])} holds no counts of single examples, nor do {len(old) - 1} others of {len(records)}: they "
-            "are from before records did. Measure them again into a new store: python -m experiments.sweep "
-            "--gin_file=<the sweep's> --gin.sweep.output=\"'results/again.jsonl'\""
-        )
-
-
 class Bootstrap:
     """Resamples of examples, the same ones for every record; scores of a record are computed once.
 
@@ -144,7 +123,6 @@ class Bootstrap:
         Raises:
             ValueError: as `quality_difference`, of counts.
         """
-        require_counts(records)
         for record in records:
             _refuse_without(record, len(record["per_example"]["ids"]) >= LEAST_EXAMPLES, "counts")
             _refuse_unlike(records[0], record, "examples", _counted)
@@ -156,9 +134,8 @@ class Bootstrap:
         First over all runs, then over resamples of examples and trials; of several records it is their mean.
 
         Raises:
-            ValueError: as `latency_ratio`, or no counts.
+            ValueError: as `latency_ratio`.
         """
-        require_counts(records)
         for record in records:
             _refuse_without(record, has_latency(record), "latency")
             _refuse_unlike(records[0], record, "examples", _timed)

@@ -1,7 +1,7 @@
 """What may be called better: spots of a panel against the target alone and against the best of their column.
 
-Every comparison is paired over examples (`metrics.paired`). Where records do not hold single examples (they are older,
-or have too few) there is no interval, and without one nothing is called better. Needs no JAX.
+Every comparison is paired over examples (`metrics.paired`). Where records do not hold single examples (or hold
+too few) there is no interval, and without one nothing is called better. Needs no JAX.
 """
 
 from __future__ import annotations

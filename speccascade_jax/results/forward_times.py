@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 from speccascade_jax.core.names import DRAFT, TARGET
-from speccascade_jax.results.bootstrap import require_counts
 from speccascade_jax.results.store import Record
 
 LEAST_GENERATIONS = 10
@@ -66,12 +65,8 @@ def runs(records: Sequence[Record], entry: str = "latency") -> Runs:
     Args:
         records: those without timings are passed over.
         entry: "latency", or "target_latency" for the runs of the target alone beside them.
-
-    Raises:
-        ValueError: a record from before counts were kept.
     """
     timed = [record for record in records if record.get(entry)]
-    require_counts(timed)
     columns = [
         np.concatenate([np.ravel(record[entry][f"per_example_{name}"]) for record in timed] or [np.zeros(0)])
         for name in ("ms", *NAMES)

@@ -63,7 +63,7 @@ def test_law_of_two_levels(inner_rule, outer_rule, budget, policy):
     small, middle, large = three_tables()
     inner_alpha, outer_alpha, inner_t, outer_t = 0.2, 0.4, 0.6, 1.0
     inner = make_controls(ROWS, alpha=inner_alpha, temperature=inner_t, stop_threshold=0.7)
-    tokens = conformance.run_rows(engine, params, ROWS, outer_alpha, [(outer_t, 1.0)], length=6, inner=inner)
+    tokens = conformance.run_rows(engine, params, ROWS, outer_alpha, [(outer_t, 1.0)], length=6, inner=(inner,))
     # what the inner engine hands up: its own law; a lossless one lets the level above read its target's raw law
     handed = reference.transitions(inner_rule, small, middle, inner_alpha, inner_t)
     raw = middle if RULES[inner_rule].lossless else logs(handed)

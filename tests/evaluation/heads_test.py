@@ -15,6 +15,7 @@ from speccascade_jax.evaluation.profiling import profiling
 from speccascade_jax.evaluation.spec_bench import questions
 from speccascade_jax.evaluation.spec_bench.conversing import Speaker
 from speccascade_jax.pairs import head_files
+from speccascade_jax.results.store import FORMAT
 from tests.support import conformance, text_pair
 from tests.support.acceptance_heads import head_for
 
@@ -96,11 +97,11 @@ def texts(tmp_path_factory):
 def test_a_sweep_refuses_before_it_measures_and_a_run_too(texts, tmp_path, monkeypatch):
     foreign = sc.Pair(texts.target, sc.TableLM(np.asarray(texts.draft.params) + 1), texts.vocabulary)
     bad = saved(tmp_path / "bad.msgpack", foreign)
-    monkeypatch.setattr(session, "load_pair", lambda name, dtype: texts)
-    monkeypatch.setattr(session.Session, "evaluate", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(session, "load_pair", lambda name, **_: texts)
+    monkeypatch.setattr(experiment, "evaluate", lambda *_: pytest.fail("measured"))
     shared = {"pair": SOURCE, "evaluation": SMALL, "output": str(tmp_path / "s.jsonl")}
     with pytest.raises(ValueError, match=r"bad\.msgpack: the acceptance head belongs to"):
-        experiment.sweep(rules=["spec_decode"], methods=[bad], temperatures=(1.0,), **shared)
+        experiment.sweep(methods=["spec_decode", bad], temperatures=(1.0,), **shared)
     with pytest.raises(ValueError, match=r"bad\.msgpack: the acceptance head belongs to"):
         experiment.run(method=bad, sampling=TRAINED_ON, **shared)
 
@@ -109,24 +110,24 @@ def test_conversations_and_profiles_check_too(texts, tmp_path, monkeypatch):
     given = {"method": saved(tmp_path / "a.msgpack", texts, top_k=3), "sampling": TRAINED_ON}
     with pytest.warns(UserWarning, match="was trained for top_k 3 and is asked under 0"):
         Speaker(texts, **given, conversation=questions.get_conversation("plain"))
-    monkeypatch.setattr(session, "load_pair", lambda name, dtype: texts)
+    monkeypatch.setattr(session, "load_pair", lambda name, **_: texts)
     monkeypatch.setattr(profiling, "measure", lambda *_: {})
-    monkeypatch.setattr(profiling.profile_report, "show", lambda *_: None)
+    monkeypatch.setattr(profiling.report, "show", lambda *_: None)
     with pytest.warns(UserWarning, match="was trained for top_k 3 and is asked under 0"):
         profiling.profile(pair=SOURCE, evaluation=SMALL, **given)
 
 
 def test_a_sweep_that_is_planned_refuses_before_the_survey(texts, tmp_path, monkeypatch):
     gone = Method(name="specdecpp", stop_threshold=0.5, head="gone.msgpack")
-    monkeypatch.setattr(session, "load_pair", lambda name, dtype: texts)
+    monkeypatch.setattr(session, "load_pair", lambda name, **_: texts)
     monkeypatch.setattr("speccascade_jax.evaluation.survey.surveying.plan", lambda *_: pytest.fail("surveyed"))
     with pytest.raises(FileNotFoundError, match="no acceptance head at gone.msgpack"):
-        experiment.sweep(pair=SOURCE, evaluation=SMALL, rules=["opt"], methods=[gone], plan=3)
+        experiment.sweep(pair=SOURCE, evaluation=SMALL, methods=["opt", gone], plan=3)
 
 
 def test_a_record_names_the_head_that_was_used_and_its_key_is_that_of_before(texts, tmp_path, monkeypatch):
     loaded = session.Session(SOURCE, SMALL, texts)
-    monkeypatch.setattr(loaded, "judge", lambda points: [{} for _ in points])
+    monkeypatch.setattr(measuring, "judge", lambda _, points: [{} for _ in points])
     chosen = saved(tmp_path / "a.msgpack", texts, seed=1, w_rej=3.0)
     file = head_files.load(chosen.head)
     heads = {chosen: file, dataclasses.replace(chosen, head=None): texts.head, Method(name="spec_decode"): None}
@@ -134,10 +135,10 @@ def test_a_record_names_the_head_that_was_used_and_its_key_is_that_of_before(tex
         point = Point(pair=SOURCE, evaluation=SMALL.resolved(), method=method, sampling=TRAINED_ON)
         (record,) = measuring.evaluate(loaded, [point])
         named = {} if head is None else {"head": head.fingerprint}
-        assert record["fingerprints"] == loaded.fingerprints | named
+        assert record["fingerprints"] == loaded.loaded | named
         assert record.get("head") == (None if head is None else {"w_rej": 3.0 if method is chosen else 1.0})
         assert record["key"] == files.point_key(
-            configuration=point.configuration(), device=environment.hardware(), format=1, **record["fingerprints"]
+            configuration=point.configuration(), device=environment.hardware(), format=FORMAT, **record["fingerprints"]
         )
     saved(tmp_path / "a.msgpack", texts, seed=2)  # trained again while the sweep goes on, which has read it already
     assert loaded.heads.of(chosen).fingerprint == loaded.heads.fingerprint(chosen)["head"] == file.fingerprint

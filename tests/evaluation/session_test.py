@@ -128,7 +128,7 @@ def test_ends_are_measured_through_the_same_loop(loaded):
 def test_latency_can_be_left_out(pair):
     quick = replace(SMALL, latency_examples=0)
     point = replace(_point(alpha=0.5), evaluation=quick.resolved())
-    (record,) = session.measuring.evaluate(Session(SOURCE, quick, pair), [point])
+    (record,) = measuring.evaluate(session.Session(SOURCE, quick, pair), [point])
     assert "latency" not in record and record["quality"]["value"] >= 0
 
 
@@ -142,11 +142,11 @@ def test_keys_tell_apart_all_that_matters(loaded, pair):
     assert session.Session(SOURCE, SMALL, pair).key(_point(alpha=0.1)) in keys
 
 
-def test_keys_of_tasks_without_stop_strings_are_as_before_there_were_such(loaded):
-    point, prints = _point(alpha=0.1), loaded.fingerprints
-    assert set(prints) == {"weights", "examples"}
-    known = {"configuration": point.configuration(), "device": environment.hardware(), "format": 1}
-    assert loaded.key(point) == files.point_key(**known, **prints)
+def test_a_key_is_of_configuration_device_and_fingerprints(loaded):
+    point = _point(alpha=0.1)
+    assert set(loaded.loaded) == {"weights", "examples", "stop_ids"}
+    known = {"configuration": point.configuration(), "device": environment.hardware(), "format": results.FORMAT}
+    assert loaded.key(point) == files.point_key(**known, **loaded.fingerprints(point.method))
 
 
 def _asking(monkeypatch, *stops, **changes) -> Point:
@@ -164,7 +164,7 @@ def _asking(monkeypatch, *stops, **changes) -> Point:
 def test_generation_stops_at_a_tasks_stop_string_that_is_one_token(pair, monkeypatch):
     point = _asking(monkeypatch)
     free = session.Session(SOURCE, point.evaluation, pair)
-    wrote = free._generate(point, np.arange(4), [0.4] * 4, 0)
+    wrote = free.prepare(point, np.arange(4), [0.4] * 4)(0)
     vocabulary, token = pair.vocabulary, 0
     for token in np.asarray(wrote.tokens)[0, 4:].tolist():
         text = vocabulary.decode([token], after=vocabulary.encode("a"))
@@ -172,7 +172,7 @@ def test_generation_stops_at_a_tasks_stop_string_that_is_one_token(pair, monkeyp
             break
     point = _asking(monkeypatch, text, "more than one token")
     cut = session.Session(SOURCE, point.evaluation, pair)
-    stopped = cut._generate(point, np.arange(4), [0.4] * 4, 0)
+    stopped = cut.prepare(point, np.arange(4), [0.4] * 4)(0)
     for row, ends in zip(np.asarray(wrote.tokens), np.asarray(stopped.lengths), strict=True):
         places = np.flatnonzero(np.isin(row, [*vocabulary.stop_ids, token]))
         assert ends == (places[0] + 1 if len(places) else 24)
@@ -237,9 +237,9 @@ def test_too_few_examples_are_refused(pair):
 
 
 def test_a_sweep_stopped_half_way_goes_on_and_repeats_nothing(pair, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(session, "load_pair", lambda name, dtype: pair)
+    monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
     given = {
-        "pair": SOURCE, "evaluation": SMALL, "rules": ["opt"], "alphas": {"opt": [0.0, 0.4, 0.8]},
+        "pair": SOURCE, "evaluation": SMALL, "methods": ["opt"], "alphas": {"opt": [0.0, 0.4, 0.8]},
         "block_sizes": [2], "temperatures": [1.0], "output": str(tmp_path / "sweep.jsonl"),
     }  # fmt: skip
     append, count = results.ResultStore.append, []
@@ -260,14 +260,14 @@ def test_a_sweep_stopped_half_way_goes_on_and_repeats_nothing(pair, tmp_path, mo
     assert "SpecCascade [OPT]" in said and f"plot: {tmp_path / 'sweep.png'}" in said
     (panel,) = panels.panels(results.read_records(tmp_path / "sweep.jsonl"))
     assert panel.target and panel.draft and [spot.alpha for spot in panel.curves["opt"]] == [0.0, 0.4, 0.8]
-    monkeypatch.setattr(session.Session, "evaluate", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(experiment, "evaluate", lambda *_: pytest.fail("measured again"))
     fewer = {"alphas": {"opt": [0.4]}, "output": str(tmp_path / "fewer.jsonl"), "reuse": [given["output"]]}
     experiment.sweep(**given | fewer)
     assert len(results.read_records(tmp_path / "fewer.jsonl")) == 3
 
 
 def test_tables_and_axes_that_do_not_exist_are_refused_before_anything_is_measured():
-    given = {"pair": SOURCE, "evaluation": SMALL}
+    given = {"pair": SOURCE, "evaluation": SMALL, "methods": ["opt"]}
     with pytest.raises(ValueError, match="together: did you mean block_size.*'block_sizes' is not one of"):
         experiment.sweep(**given, together=("block_sizes",))
     with pytest.raises(ValueError, match="share: .*'draft' is not one of rejection_rate, "):
@@ -275,7 +275,7 @@ def test_tables_and_axes_that_do_not_exist_are_refused_before_anything_is_measur
 
 
 def test_run_adds_one_record_and_prints_it(pair, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(session, "load_pair", lambda name, dtype: pair)
+    monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
     given = {
         "pair": SOURCE, "evaluation": SMALL, "method": Method(name="opt", alpha=0.4, block_size=2),
         "sampling": Sampling(temperature=1.0), "output": str(tmp_path / "runs.jsonl"),
@@ -288,19 +288,19 @@ def test_run_adds_one_record_and_prints_it(pair, tmp_path, monkeypatch, capsys):
 
 
 def test_nothing_is_loaded_for_a_sweep_with_a_bad_point(tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "load_pair", lambda name, dtype: pytest.fail("loaded"))
+    monkeypatch.setattr(session, "load_pair", lambda name, **_: pytest.fail("loaded"))
     with pytest.raises(ValueError, match=r"outside the domain \[0, 1\) of rule 'lossy'"):
-        experiment.sweep(pair=SOURCE, evaluation=SMALL, rules=["lossy"], alphas={"lossy": [0.5, 2]})
+        experiment.sweep(pair=SOURCE, evaluation=SMALL, methods=["lossy"], alphas={"lossy": [0.5, 2]})
 
 
 def test_a_dry_run_lists_the_points_only(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(session, "load_pair", lambda name, dtype: pytest.fail("loaded"))
-    assert experiment.sweep(pair=SOURCE, evaluation=SMALL, rules=["spec_decode"], dry_run=True) is None
+    monkeypatch.setattr(session, "load_pair", lambda name, **_: pytest.fail("loaded"))
+    assert experiment.sweep(pair=SOURCE, evaluation=SMALL, methods=["spec_decode"], dry_run=True) is None
     assert capsys.readouterr().out.count("\n") == 3
 
 
 def test_groups_hold_the_alphas_of_one_engine():
-    groups = enumerate_points(pair=SOURCE, evaluation=SMALL, rule_names=("opt",), alphas={"opt": (0.0, 0.4)})
+    groups = enumerate_points(pair=SOURCE, evaluation=SMALL, methods=("opt",), alphas={"opt": (0.0, 0.4)})
     assert [len(group) for group in groups] == [1, 1, 2]
 
 
@@ -309,7 +309,7 @@ def test_two_checkpoints_are_loaded_under_their_name(pair, monkeypatch):
     monkeypatch.setattr(sc.Pair, "load", classmethod(lambda cls, *parts, **named: asked.append((parts, named)) or pair))
     source = ModelPair(name="two", target="a", draft="b", vocabulary="c", dtype="bfloat16")
     assert session.Session(source, SMALL).pair.vocabulary is pair.vocabulary
-    assert asked == [(("a", "b", "c"), {"dtype": "bfloat16", "name": "two"})]
+    assert asked == [(("a", "b", "c"), {"dtype": "bfloat16", "name": "two", "others": {}})]
 
 
 def test_prompts_are_cut_as_the_task_says(pair, monkeypatch):
@@ -320,4 +320,4 @@ def test_prompts_are_cut_as_the_task_says(pair, monkeypatch):
         monkeypatch.setattr(type(short), "cut", lambda self, ids, room, cut=cut: cut(ids, room))
         monkeypatch.setitem(TASKS, "tiny_translation", short)
         found = session.Session(SOURCE, replace(SMALL, quality_examples=1, latency_examples=0), pair)
-        assert found._prompts.tokens[0, : found._prompts.length[0]].tolist() == kept
+        assert found.prompts.tokens[0, : found.prompts.length[0]].tolist() == kept

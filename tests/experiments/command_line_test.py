@@ -21,7 +21,7 @@ def _call(*command: str, folder=ROOT) -> subprocess.CompletedProcess:
 FLAGS = {
     "run": "gin_file",
     "sweep": "gin_file",
-    "profile": "gin_file",
+    "profiling": "gin_file",
     "survey": "gin_file",
     "calibrate": "gin_file",
     "spec_bench": "gin_file",
@@ -33,8 +33,8 @@ FLAGS = {
 
 @pytest.mark.parametrize("name", list(FLAGS))
 def test_help_explains_itself_with_an_example(name):
-    said = _call(f"experiments/{name}.py", "--help").stdout
-    assert f"python experiments/{name}.py" in said
+    said = _call("-m", f"experiments.{name}", "--help").stdout
+    assert f"python -m experiments.{name}" in said
     assert f"--{FLAGS[name]}" in said
 
 
@@ -46,22 +46,24 @@ def test_help_of_a_module_explains_itself_with_an_example(name, flag):
 
 
 def test_a_sweep_without_a_gin_file_shows_what_to_type(tmp_path):
-    done = _call(str(ROOT / "experiments/sweep.py"), folder=tmp_path)
+    done = _call("-m", "experiments.sweep", folder=tmp_path)
     assert done.returncode != 0
     assert "name at least one --gin_file; for example: python -m experiments.sweep --gin_file=configs" in done.stderr
 
 
 def test_gin_files_are_found_from_any_folder_and_settings_apply(tmp_path):
-    arguments = ["--gin_file=configs/quickstart.gin", "--gin.sweep.dry_run=True", "--gin.sweep.rules=('opt',)"]
-    done = _call(str(ROOT / "experiments/sweep.py"), *arguments, "--gin.sweep.alphas={'opt': (0.25,)}", folder=tmp_path)
+    arguments = ["--gin_file=configs/quickstart.gin", "--gin.sweep.dry_run=True", "--gin.sweep.methods=('opt',)"]
+    done = _call("-m", "experiments.sweep", *arguments, "--gin.sweep.alphas={'opt': (0.25,)}", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "opt alpha=0.25 block=3 T=0" in done.stdout and len(done.stdout.splitlines()) == 3
 
 
 def test_a_bad_setting_is_one_line_without_a_trace():
-    files = [f"--gin_file={name}" for name in ("gin/run.gin", "gin/models/directory.gin", "gin/methods/lossy.gin")]
+    files = [
+        f"--gin_file={name}" for name in ("gin/run.gin", "gin/models/directory.gin", "gin/methods/spec_decode.gin")
+    ]
     files += ["--gin_file=gin/tasks/tiny_translation.gin", "--gin.PAIR='no/such/pair'"]
-    done = _call("-m", "experiments.run", *files, "--gin.Method.alpha=1.5")
+    done = _call("-m", "experiments.run", *files, "--gin.Method.name='lossy'", "--gin.Method.alpha=1.5")
     assert done.returncode != 0 and "Traceback" not in done.stderr
     assert "error: alpha=1.5 is outside the domain [0, 1) of rule 'lossy'" in done.stderr
 
@@ -70,7 +72,7 @@ def test_a_bad_setting_is_one_line_without_a_trace():
     ("setting", "said"),
     [
         ("--gin.sweep.temperatures=1.0", "temperatures=1.0 is one value where a tuple is meant; write (1.0,)"),
-        ("--gin.sweep.rules='token_v3'", "rules='token_v3' is one value where a tuple is meant"),
+        ("--gin.sweep.methods='token_v3'", "methods='token_v3' is one value where a tuple is meant"),
         ("--gin.sweep.draft_temperatures=()", "draft_temperatures=() is empty: give at least 1"),
         ("--gin.Evaluation.max_new_tokens=0", "max_new_tokens=0 is not a whole number >= 1"),
     ],
@@ -85,7 +87,7 @@ def test_plausible_slips_are_named(setting, said):
     ("arguments", "said"),
     [
         (("-m", "experiments.show", "--pair=tatoba_en_de"), "no pair 'tatoba_en_de': did you mean tatoeba_en_de?"),
-        (("experiments/show.py", "Hello"), "unexpected argument 'Hello'; flags look like --rule=chow"),
+        (("-m", "experiments.show", "Hello"), "unexpected argument 'Hello'; flags look like --method=chow"),
     ],
 )
 def test_what_cannot_be_shown_is_one_line(arguments, said):

@@ -25,7 +25,7 @@ def pair(tmp_path_factory):
 def start(pair, output):
     """A sweep of six points in a process of its own."""
     settings = {
-        "sweep.rules": "('spec_decode', 'chow')", "sweep.alphas": "{'chow': (0.2, 0.5, 0.8)}",
+        "sweep.methods": "('spec_decode', 'chow')", "sweep.alphas": "{'chow': (0.2, 0.5, 0.8)}",
         "sweep.block_sizes": "(2,)",
         "sweep.output": repr(str(output)), "ModelPair.name": repr(str(pair)), "Evaluation.max_new_tokens": "6",
         "Evaluation.quality_examples": "3", "Evaluation.latency_examples": "0", "Evaluation.resamples": "10",

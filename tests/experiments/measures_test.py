@@ -35,13 +35,6 @@ def test_tables_in_all_forms(script, sweep, capsys, tmp_path):
     assert (tmp_path / "t.tex").read_text().count("\\begin{table}") == 3
 
 
-def test_older_records_are_one_line_of_error(script, sweep, capsys):
-    store = str(sweep(map(made.older, made.sweep())))
-    for command, flags in (("tables", ["--measures", "throughput"]), ("plots", ["--pareto"])):
-        assert script(command).main([store, *flags]) == 1
-        assert "holds no counts of single examples" in capsys.readouterr().err
-
-
 def of_task(task, records):
     return [{**r, "point": r["point"] | {"task": task}, "key": r["key"] + task} for r in records]
 
@@ -77,22 +70,6 @@ def test_a_figure_per_task(script, sweep, capsys):
     names = sorted(path.name for path in store.parent.glob("*.svg"))
     assert len(names) == 2 and all(name.startswith("sweep-pareto-") for name in names)
     assert capsys.readouterr().out.count("plot: ") == 2
-
-
-def test_a_task_of_older_records_does_not_hide_the_others(script, sweep, capsys):
-    older = list(map(made.older, made.sweep()))
-    store = sweep([*older, *of_task("xsum", made.sweep())])
-    assert script("plots").main([str(store), "--pareto", "--format", "svg"]) == 0
-    (path,) = store.parent.glob("*.svg")
-    said = capsys.readouterr()
-    assert path.name.startswith("sweep-pareto-xsum") and said.out == f"plot: {path}\n"
-    (line,) = said.err.splitlines()
-    assert line.startswith("left out: tiny_translation, ") and "holds no counts of single examples" in line
-    assert not plt.get_fignums()
-    assert script("plots").main([str(sweep([*older, *of_task("xsum", older)])), "--pareto"]) == 1
-    assert [line.split(",")[0] for line in capsys.readouterr().err.splitlines()] == [
-        "error: tiny_translation", "error: xsum",
-    ]  # fmt: skip
 
 
 def figure(script, store, monkeypatch):

@@ -95,20 +95,19 @@ class Letters:
         return " ".join("abcdefghi"[i] for i in ids)
 
 
-@pytest.mark.parametrize("rule", ["spec_decode", "autoregressive_draft"])
-def test_what_is_printed_is_what_decode_gives(show, capsys, monkeypatch, rule):
+@pytest.mark.parametrize("method", ["spec_decode", "autoregressive_draft"])
+def test_what_is_printed_is_what_decode_gives(show, capsys, monkeypatch, method):
     models = (sc.TableLM(table) for table in conformance.tables(9, seed=0))
     pair = sc.Pair(*models, vocabulary=Letters())
     monkeypatch.setattr(sc, "load_pair", lambda name: pair)
-    changes = {"prompt": "cd", "rule": rule, "block_size": 3, "max_new_tokens": 14, "temperature": 1.0, "seed": 5}
+    changes = {"prompt": "cd", "method": method, "block_size": 3, "max_new_tokens": 14, "temperature": 1.0, "seed": 5}
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()
     with flagsaver.flagsaver(**changes):
         show.main(["show"])
     output = capsys.readouterr().out.splitlines()
-    method = {"method": rule, "rule": "spec_decode"} if rule.startswith("auto") else {"rule": rule}
-    arguments = {name: changes[name] for name in ("block_size", "max_new_tokens", "temperature", "seed")}
-    expected = sc.decode(pair, ["cd"], **arguments, **method)
+    arguments = {name: changes[name] for name in ("method", "block_size", "max_new_tokens", "temperature", "seed")}
+    expected = sc.decode(pair, ["cd"], **arguments)
     assert output[0] == "prompt: cd" and output[1].startswith("draft   [replaced]")
     assert re.sub(r"[\[\]()<>|■]", "", output[2]) == expected.texts[0]
     assert output[3].startswith(f"{expected.lengths[0]} tokens in {expected.stats['rounds']} rounds")

@@ -6,7 +6,6 @@ import pytest
 
 from speccascade_jax.engine.loop import BONUSES
 from speccascade_jax.results import families
-from speccascade_jax.rules.deferral import RULES
 from tests.support import measured_records as made
 
 
@@ -22,7 +21,7 @@ def test_points_are_sorted_by_their_number():
 
 
 def test_what_else_tells_methods_apart_stays_in_the_name():
-    heads = [made.record("specdecpp[opt]:w6", 0.3, 0.3, stop=h) for h in (0.3, 0.5)]
+    heads = [made.record("specdecpp", 0.3, 0.3, stop=h, rule="opt", head="x/w6.msgpack") for h in (0.3, 0.5)]
     entropy = made.record("stop_entropy", 0.4, 0.3, stop=0.3)
     others = [made.record("opt", 0.3, 0.3, block=4, law="opt", alpha=alpha) for alpha in (0.1, 0.2)]
     (found,) = families.of_records([*made.sweep(), entropy, *heads, *others])
@@ -59,11 +58,13 @@ def test_caps_bonuses_and_heads_are_families_of_their_own_with_all_their_points(
 def test_a_bonus_from_the_target_is_another_law_where_the_rule_is_lossy():
     lossy = {"law": "opt", "alpha": 0.1}
     fixed = [made.record("opt", 0.3, 0.3, block=block, **lossy) for block in (2, 4)]
-    stops = [made.record("specdecpp[opt]", 0.3, 0.3, stop=0.3, bonus=bonus, **lossy) for bonus in BONUSES]
+    stops = [
+        made.record("specdecpp", 0.3, 0.3, stop=0.3, bonus=bonus, rule="opt", lossless=False, **lossy)
+        for bonus in BONUSES
+    ]
     (found,) = families.of_records([*fixed, *stops])
     rivals = {each.name.partition("(")[2]: found.rival(each) for each in found.adaptive}
     assert rivals == {"bonus none)": found.fixed[0], "bonus rule)": found.fixed[0], "bonus target)": None}
-    assert [name for name, rule in RULES.items() if rule.lossless] == [*families.LOSSLESS]
 
 
 def test_an_oracle_has_no_number_and_oracle_cascades_are_none():

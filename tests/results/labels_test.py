@@ -2,30 +2,48 @@
 
 import pytest
 
-from speccascade_jax.results.labels import label, ordered
+from speccascade_jax.evaluation.points import Method
+from speccascade_jax.methods.settings import Level
+from speccascade_jax.results.labels import label, place
+
+
+def record(**chosen):
+    method = Method(**chosen)
+    return {"point": {"head": method.head, "stop_threshold": method.stop_threshold, **method.facts()}}
 
 
 @pytest.mark.parametrize(
-    ("curve", "text"),
+    ("chosen", "text"),
     [
-        ("token_v3", "SpecCascade [Token]"),
-        ("opt (γ = 3, bonus none)", "SpecCascade [OPT] (γ = 3, bonus none)"),
-        ("fuzzy", "FSD [js]"),
-        ("fuzzy[fuzzy_kl_top50]", "FSD [kl_top50]"),
-        ("oracle_cascade[opt]", "Oracle [OPT]"),
-        ("bild@0.3 (γ = 5)", "BiLD α_f 0.3 (γ = 5)"),
-        ("bild[fuzzy_tv]@0.3", "BiLD [tv] α_f 0.3"),
-        ("specdecpp@0.7", "SpecDec++ h 0.7"),
-        ("specdecpp[opt]:depth3_wrej6@0.7 (γ = 20)", "SpecDec++ [OPT] depth3_wrej6 h 0.7 (γ = 20)"),
-        ("a_rule_of_mine", "a_rule_of_mine"),
-        ("mine[chow] (γ = 3)", "mine[chow] (γ = 3)"),
+        ({"name": "token_v3"}, "SpecCascade [Token]"),
+        ({"name": "fuzzy"}, "FSD [js]"),
+        ({"name": "fuzzy", "rule": "fuzzy_kl_top50"}, "FSD [kl_top50]"),
+        ({"name": "oracle_cascade", "rule": "opt"}, "Oracle [OPT]"),
+        ({"name": "bild", "stop_threshold": 0.3}, "BiLD α_f 0.3"),
+        ({"name": "bild", "rule": "fuzzy_tv", "stop_threshold": 0.3}, "BiLD [tv] α_f 0.3"),
+        ({"name": "specdecpp", "stop_threshold": 0.7}, "SpecDec++ h 0.7"),
+        (
+            {"name": "specdecpp", "rule": "opt", "head": "x/depth3_wrej6.msgpack", "stop_threshold": 0.7},
+            "SpecDec++ [OPT] depth3_wrej6 h 0.7",
+        ),
+        ({"name": "seq_cascade"}, "SeqCascade [sum]"),
+        (
+            {"name": "spec_decode", "drafters": (Level(model="mid", budget=3, rule="opt", alpha=0.2),)},
+            "SpecDecode [draft 5 → mid 3 rule opt alpha 0.2]",
+        ),
     ],
 )
-def test_a_curve_is_named_by_its_method_and_by_what_was_chosen_for_it(curve, text):
-    assert label(curve) == text
+def test_a_curve_is_named_by_its_method_and_by_what_was_chosen_for_it(chosen, text):
+    assert label(record(**chosen)) == text
+
+
+def test_what_sets_it_apart_comes_last_and_a_threshold_may_be_what_the_curve_runs_along():
+    stopped = record(name="specdecpp", stop_threshold=0.7)
+    assert label(stopped, " (γ = 20)", threshold=False) == "SpecDec++ (γ = 20)"
 
 
 def test_curves_come_in_the_papers_order():
-    given = ["zeta", "token_v3", "fuzzy[fuzzy_kl]", "alpha", "bild@0.5", "bild@0.1", "opt (γ = 3)"]
-    order = ["bild@0.1", "bild@0.5", "opt (γ = 3)", "token_v3", "fuzzy[fuzzy_kl]", "alpha", "zeta"]
-    assert ordered(given) == order
+    given = ["token_v3", "fuzzy", "bild", "opt", "spec_decode"]
+    assert sorted(given, key=lambda name: place(record(name=name), name)) == [
+        "bild", "spec_decode", "opt", "token_v3", "fuzzy",
+    ]  # fmt: skip

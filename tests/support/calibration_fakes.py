@@ -1,4 +1,4 @@
-"""An loaded whose records come from formulas: a test says what a method's quality, latency and kept share are."""
+"""A session whose records come from formulas: a test says what a method's quality, latency and kept share are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from speccascade_jax.core.files import plain, point_key
 from speccascade_jax.evaluation.heads import Heads
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
-from speccascade_jax.results.store import Record
+from speccascade_jax.results.store import FORMAT, Record
 
 EXAMPLES = 400
 TASK = Evaluation(task="tiny_translation", latency_examples=16, latency_trials=1)
@@ -20,7 +20,7 @@ Law = Callable[[Method], tuple[float, float, float]]
 """Method -> quality relative to the target's, latency relative to the target's, share of examined tokens kept."""
 
 
-class FakeEvaluator:
+class FakeSession:
     """Measures nothing; `asked` are the points it was asked for, `seen` the examples that these were judged on.
 
     Args:
@@ -54,7 +54,7 @@ class FakeEvaluator:
         times = {"latency": {"per_example_ms": [spent]}, "target_latency": {"per_example_ms": [target]}}
         times |= {"relative_latency": {"value": spent.sum() / target.sum()}} if timed else {}
         return {
-            "key": self.key(point), "point": point.coordinates(), "fingerprints": {"examples": "all"},
+            "key": self.key(point), "format": FORMAT, "point": point.coordinates(), "fingerprints": {"examples": "all"},
             "quality": {
                 "metric": "rougeL", "value": scores.mean(), "examples": len(ids),
                 "per_example": {"ids": ids, "statistics": {"rougeL": scores}},

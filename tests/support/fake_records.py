@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from speccascade_jax.evaluation.points import Method
+from speccascade_jax.methods.table import METHODS
 from speccascade_jax.metrics import quality
+from speccascade_jax.results.store import FORMAT
 
 RULES = {
     "spec_decode": (None,),
@@ -22,7 +25,8 @@ RULES = {
 }
 _SHARED: dict[str, Any] = {
     "pair": "tatoeba_en_de", "split": "test", "max_new_tokens": 64, "quality_examples": 64, "quality_batch": 32,
-    "latency_examples": 16, "latency_trials": 2, "resamples": 200, "top_p": 1.0, "top_k": 0, "draft_temperature": None,
+    "first_example": 0, "latency_examples": 16, "latency_trials": 2, "resamples": 200, "top_p": 1.0, "top_k": 0,
+    "draft_temperature": None,
 }  # fmt: skip
 
 
@@ -40,6 +44,20 @@ def coordinates(
     return out
 
 
+def facts(point: dict[str, Any]) -> dict[str, Any]:
+    """What a sweep would say of the point's method; of one that does not exist, what it says of a rule."""
+    name = point["method"]
+    made = Method(name=name if name in METHODS else "token_v3", rule=point.get("rule"), stop=point.get("stop"))
+    chosen = {"rule": None, "stop": None, "stop_threshold": None, "head": None} | made.facts()
+    known = {"curve": made.curve(), "family": made.family()}
+    if name not in METHODS:
+        chosen |= {"title": name, "law": name, "rank": len(METHODS)}
+        known = {"curve": name, "family": name}
+    if (stop := point.get("stop_threshold")) is not None:
+        known["curve"] = f"{point.get('family', known['family'])}@{stop:g}"
+    return chosen | known
+
+
 def key_of(point: dict[str, Any]) -> str:
     """A key like a real one."""
     return hashlib.blake2b(json.dumps(point, sort_keys=True).encode(), digest_size=16).hexdigest()
@@ -48,15 +66,16 @@ def key_of(point: dict[str, Any]) -> str:
 def run(point: dict[str, Any]) -> dict[str, Any]:
     """The fake runner: one point -> one record, always the same."""
     noise = random.Random(key_of(point))
+    key, point = key_of(point), facts(point) | point
     kept, gain = _kept_share(point), {"token_v3": 7.0, "opt": 1.5, "diff": 1.0, "chow": 0.4}.get(point["method"], 0.0)
     score = 13.0 + gain * math.sin(math.pi * min(kept * 1.05, 1.0)) - 4.0 * kept**4 + noise.gauss(0, 0.25)
     relative = {"autoregressive": 1.0, "autoregressive_draft": 0.12}.get(point["method"], 1.15 - 0.62 * kept)
     relative *= 1 + noise.gauss(0, 0.01)
     speculative = point["block_size"] is not None
-    judged, (own, target) = _judged(key_of(point), score), _timed(key_of(point), relative)
+    judged, (own, target) = _judged(key, score), _timed(key, relative)
     score, relative = judged["value"], sum(own) / sum(target)
     return {
-        "key": key_of(point), "format": 1, "point": point, "configuration": "", "started": "2026-01-01T00:00:00+00:00",
+        "key": key, "format": FORMAT, "point": point, "configuration": "", "started": "2026-01-01T00:00:00+00:00",
         "wall_seconds": 1.0, "fingerprints": {"weights": "fake", "examples": "fake"},
         "versions": {"python": "3"},
         "device": {"platform": "cpu", "kind": "cpu", "count": 1, "cpus": 2, "processor": "fake", "system": "fake"},

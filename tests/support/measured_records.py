@@ -32,8 +32,8 @@ def record(
     """A record whose rates are nearly the given ones; hard examples discard more, in every record alike."""
     end = name.startswith("autoregressive")
     given = {
-        **fake_records.coordinates()[0], "method": name if stop is None else f"{name}@{stop:g}", "alpha": None,
-        "family": name, "seed": seed, "block_size": None if end else block or 20, "bonus": None if end else "rule",
+        **fake_records.coordinates()[0], "method": name, "alpha": None,
+        "seed": seed, "block_size": None if end else block or 20, "bonus": None if end else "rule",
         "stop_threshold": stop, "swept_block": block is not None, "law": law, **point,
     }  # fmt: skip
     made = copy.deepcopy(fake_records.run(given))
@@ -73,13 +73,3 @@ def sweep(adaptive: dict[float, tuple[float, float]] = ADAPTIVE, **more: Any) ->
 def headed(given: dict[str, Any], head: str) -> dict[str, Any]:
     """The record as one whose method asked a head of this fingerprint."""
     return {**given, "key": given["key"] + head, "fingerprints": given["fingerprints"] | {"head": head}}
-
-
-def older(given: dict[str, Any]) -> dict[str, Any]:
-    """The record as versions before counts of single examples wrote it."""
-    stripped = copy.deepcopy(given)
-    del stripped["per_example"]
-    for entry in ("latency", "target_latency"):
-        kept = stripped[entry].items()
-        stripped[entry] = {n: v for n, v in kept if not n.startswith("per_example_") or n == "per_example_ms"}
-    return stripped

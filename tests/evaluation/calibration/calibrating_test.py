@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
+from speccascade_jax.core.files import plain
 from speccascade_jax.data.tasks.table import TASKS
 from speccascade_jax.evaluation import experiment, session
 from speccascade_jax.evaluation.calibration import calibrating
@@ -37,10 +38,14 @@ def calibrate(tmp_path, monkeypatch):
     """`calibrate(max_loss=…)`, and `calibrate.loaded` of the last call."""
 
     def call(loaded=None, **given):
-        call.loaded = loaded or calibration_fakes.FakeEvaluator(law, noise=0.5)
-        monkeypatch.setattr(session, "Evaluator", lambda *_: call.loaded)
+        call.loaded = loaded or calibration_fakes.FakeSession(law, noise=0.5)
+        monkeypatch.setattr(calibrating, "Session", lambda *_: call.loaded)
         shared = {"pair": calibration_fakes.SOURCE, "evaluation": calibration_fakes.TASK, "sampling": Sampling()}
-        shared |= {"rules": ("spec_decode", "opt"), "alphas": {"opt": (0.0, 0.1, 0.2, 0.3, 0.4)}, "block_sizes": (3, 5)}
+        shared |= {
+            "methods": ("spec_decode", "opt"),
+            "alphas": {"opt": (0.0, 0.1, 0.2, 0.3, 0.4)},
+            "block_sizes": (3, 5),
+        }
         shared |= {
             "search_examples": 120,
             "test_examples": 60,
@@ -83,7 +88,7 @@ def test_the_report_has_intervals_and_says_what_was_kept(calibrate, capsys):
 
 def test_held_out_numbers_are_not_those_of_the_search(calibrate):
     """A tolerance that the searched examples keep and the others do not is reported as it is."""
-    optimist = calibration_fakes.FakeEvaluator(law, noise=0.5)
+    optimist = calibration_fakes.FakeSession(law, noise=0.5)
     optimist.law_on_held_out = lambda method: (0.9, 0.5, 0.5) if method.alpha else law(method)
     record = optimist._record
 
@@ -99,14 +104,14 @@ def test_held_out_numbers_are_not_those_of_the_search(calibrate):
 def test_a_missing_head_is_refused_before_anything_is_measured(calibrate):
     gone = Method(name="specdecpp", stop_threshold=0.5, head="gone.msgpack")
     with pytest.raises(FileNotFoundError, match="no acceptance head at gone.msgpack"):
-        calibrate(max_loss=0.035, methods=[gone])
+        calibrate(max_loss=0.035, methods=["opt", gone])
     assert calibrate.loaded.asked == []
 
 
 def test_the_gin_file_is_a_run_with_the_files_of_a_run(calibrate, monkeypatch):
     report = calibrate(max_loss=0.035)
     seen = []
-    monkeypatch.setattr(experiment, "_evaluator", lambda point: seen.append(point) or _stop())
+    monkeypatch.setattr(experiment, "open_session", lambda points: seen.extend(points) or _stop())
     files = ["gin/run.gin", "gin/models/tatoeba_en_de.gin", "gin/tasks/tiny_translation.gin"]
     text = (calibrate.folder / "found.gin").read_text()
     for block in [text, _uncommented(text)]:
@@ -116,7 +121,7 @@ def test_the_gin_file_is_a_run_with_the_files_of_a_run(calibrate, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             gin.get_configurable(experiment.run)()
     gin.clear_config()
-    assert [dataclasses.asdict(p.method) for p in seen] == [report["settings"][n]["method"] for n in (0, 1)]
+    assert [plain(dataclasses.asdict(p.method)) for p in seen] == [report["settings"][n]["method"] for n in (0, 1)]
     assert [dataclasses.asdict(p.sampling) for p in seen] == [report["settings"][0]["sampling"]] * 2
 
 
@@ -180,12 +185,12 @@ def test_appendix_d_is_a_mode(calibrate, capsys):
         ({"mode": "appendix_d", "max_loss": 0.1}, "leave max_loss and max_latency out"),
         ({"mode": "appendix_d", "appendix_d": AppendixD(rule="diff")}, "rule='diff' has no divergence"),
         ({"mode": "appendix_d", "sampling": Sampling(temperature=-1.0)}, "is negative"),
-        ({"max_loss": 0.1, "rules": ("optt",)}, "unknown rule 'optt': did you mean opt"),
+        ({"max_loss": 0.1, "methods": ("optt",)}, "unknown method 'optt': did you mean opt"),
         ({"max_loss": 0.1, "alphas": {"opt": (float("inf"),)}}, "alpha=inf is not finite"),
         ({"max_loss": 0.1, "alphas": {"diff": 0.1}}, r"alphas\['diff'\]=0.1 is one value where a tuple is meant"),
         ({"max_loss": 0.1, "block_sizes": ()}, "block_sizes=.. is empty"),
         ({"max_loss": 0.1, "search_examples": 40.5}, "search_examples=40.5 is not a whole number"),
-        ({"max_loss": 0.1, "rules": "opt"}, "rules='opt' is one value where a tuple is meant"),
+        ({"max_loss": 0.1, "methods": "opt"}, "methods='opt' is one value where a tuple is meant"),
         ({"max_loss": 0.1, "seeds": ()}, "seeds=.. is empty"),
         ({"max_loss": 0.1, "seeds": (1, 1)}, "names a point twice"),
         ({"max_loss": 0.1, "search_examples": 5}, "search_examples=5 is too few for an interval: give at least 8"),
@@ -211,7 +216,7 @@ def test_what_has_no_meaning_is_refused_before_anything_is_loaded(calibrate, mon
 
 def test_a_task_with_too_few_examples_is_refused(tmp_path, monkeypatch):
     pair = text_pair.make(tmp_path)
-    monkeypatch.setattr(session, "load_pair", lambda name, dtype: pair)
+    monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
     given = {
         "pair": calibration_fakes.SOURCE,
         "evaluation": calibration_fakes.TASK,
@@ -236,13 +241,13 @@ def _some_german(folder) -> sc.Pair:
 
 def test_a_tabular_pair_is_calibrated_from_end_to_end(tmp_path, monkeypatch):
     pair = _some_german(tmp_path)
-    monkeypatch.setattr(session, "load_pair", lambda name, dtype: pair)
+    monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
     monkeypatch.setitem(
         TASKS, "words", dataclasses.replace(TASKS["tiny_translation"], name="words", metrics=("rougeL",))
     )
     small = Evaluation(task="words", max_new_tokens=6, quality_batch=16, latency_examples=8, resamples=10)
     given = {
-        "pair": calibration_fakes.SOURCE, "evaluation": small, "sampling": Sampling(), "rules": ("spec_decode",),
+        "pair": calibration_fakes.SOURCE, "evaluation": small, "sampling": Sampling(), "methods": ("spec_decode",),
         "block_sizes": (2,), "max_loss": 0.0, "search_examples": 64, "test_examples": 16,
         "held_out_examples": 24, "output": str(tmp_path / "out.jsonl"),
     }  # fmt: skip

@@ -29,7 +29,7 @@ def law(method):
 @pytest.fixture
 def bench(tmp_path):
     with ResultStore(tmp_path / "store.jsonl") as store:
-        yield Bench(store, calibration_fakes.FakeEvaluator(law, noise=0.5))
+        yield Bench(store, calibration_fakes.FakeSession(law, noise=0.5))
 
 
 def _windows(count=200, first=0):
@@ -65,17 +65,17 @@ def test_fewer_and_fewer_candidates_are_measured(bench):
     windows = _windows()
     _search(bench, windows, max_loss=0.045)
     sizes = [
-        sum(p.evaluation.quality_examples == each.judged and p.method != TARGET.method for p in bench.loaded.asked)
+        sum(p.evaluation.quality_examples == each.judged and p.method != TARGET.method for p in bench.session.asked)
         for each in windows
     ]
     assert sizes[0] == len(CANDIDATES) and all(after <= -(-before // 2) for before, after in itertools.pairwise(sizes))
-    assert len(set(bench.loaded.asked)) == len(bench.loaded.asked)
+    assert len(set(bench.session.asked)) == len(bench.session.asked)
 
 
 def test_the_alphas_of_a_block_size_are_measured_together(bench):
     groups = []
-    evaluate = bench.loaded.evaluate
-    bench.loaded.evaluate = lambda points: groups.append(list(points)) or evaluate(points)
+    evaluate = bench.session.evaluate
+    bench.session.evaluate = lambda points: groups.append(list(points)) or evaluate(points)
     bench.measure([TARGET, *CANDIDATES], _windows()[0])
     assert sorted(map(len, groups)) == [1, 1, 10, 10]
     assert all(len({(p.method.name, p.method.block_size) for p in group}) == 1 for group in groups)
@@ -90,7 +90,7 @@ def test_the_target_is_measured_like_the_others_so_that_a_table_of_the_store_has
 
 def test_every_point_is_measured_with_every_seed(tmp_path):
     with ResultStore(tmp_path / "store.jsonl") as store:
-        bench = Bench(store, calibration_fakes.FakeEvaluator(law), seeds=(3, 5))
+        bench = Bench(store, calibration_fakes.FakeSession(law), seeds=(3, 5))
         measured = bench.measure(CANDIDATES[1:3], _windows()[0])
     assert [[r["point"]["seed"] for r in records] for records in measured.values()] == [[3, 5]] * 2
     assert [records[0]["point"]["alpha"] for records in measured.values()] == [0.0, 0.1]
@@ -99,7 +99,7 @@ def test_every_point_is_measured_with_every_seed(tmp_path):
 def test_a_killed_search_goes_on_and_one_that_ended_measures_nothing(tmp_path):
     def run(stop_after=None):
         with ResultStore(tmp_path / "store.jsonl") as store:
-            loaded = calibration_fakes.FakeEvaluator(law)
+            loaded = calibration_fakes.FakeSession(law)
             evaluate = loaded.evaluate
 
             def until_killed(points):

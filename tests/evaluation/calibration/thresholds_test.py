@@ -29,7 +29,7 @@ def law(method):
 
 def _run(tmp_path, law=law, settings=None, seeds=(0, 1), base=BASE):
     with ResultStore(tmp_path / "store.jsonl") as store:
-        loaded = calibration_fakes.FakeEvaluator(law, noise=0.0)
+        loaded = calibration_fakes.FakeSession(law, noise=0.0)
         return thresholds.run(Bench(store, loaded, seeds), base, settings or AppendixD(), WINDOW, SUBSET), loaded
 
 

@@ -121,16 +121,17 @@ def persistent_cache(tmp_path):
     compilation_cache.reset_cache()
 
 
-def test_programs_of_an_older_source_are_not_taken_from_the_cache(persistent_cache, monkeypatch):
+def test_programs_of_an_older_source_are_not_taken_from_the_cache(persistent_cache):
     """The same computation under another scope is compiled anew: its names are what the table is made of."""
 
     def program(scope):
-        def generate(params, seed, engine, max_new_tokens):
-            with jax.named_scope(scope):
-                return jnp.sin(params) @ params + seed
+        class Sines:
+            @staticmethod
+            def generate(params, seed, max_new_tokens):
+                with jax.named_scope(scope):
+                    return jnp.sin(params) @ params + seed
 
-        monkeypatch.setattr(profiling, "generate", generate)
-        return profiling._prepare([{"engine": None, "max_new_tokens": 1, "params": jnp.eye(3)}], 0)[0].as_text()
+        return profiling._prepare(Sines, [{"max_new_tokens": 1, "params": jnp.eye(3)}], 0)[0].as_text()
 
     assert "/first/" in program("first") and list(persistent_cache.iterdir())
     assert "/second/" in program("second")

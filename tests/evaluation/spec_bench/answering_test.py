@@ -10,7 +10,7 @@ import pytest
 
 import speccascade_jax as sc
 from speccascade_jax.data import directory
-from speccascade_jax.evaluation import session
+from speccascade_jax.engine.generate import Generator
 from speccascade_jax.evaluation.points import Method, ModelPair, Sampling
 from speccascade_jax.evaluation.spec_bench import answering, conversing
 from speccascade_jax.evaluation.spec_bench.questions import Conversation, Question, get_conversation
@@ -37,7 +37,7 @@ def pair(tmp_path_factory) -> sc.Pair:
 @pytest.fixture
 def run(pair, tmp_path, monkeypatch):
     monkeypatch.setenv(directory.VARIABLE, str(tmp_path))
-    monkeypatch.setattr(session, "load_source", lambda source: pair)
+    monkeypatch.setattr(answering, "load_source", lambda source: pair)
     monkeypatch.setattr(prompts, "bucket", lambda length: 128)  # all turns in one program
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
 
@@ -98,14 +98,14 @@ def test_the_second_prompt_contains_the_first_answer(pair, monkeypatch):
 
 def test_compilation_is_not_timed(pair, monkeypatch):
     speaker = conversing.Speaker(pair, Method(name="autoregressive"), Sampling(), PLAIN, max_new_tokens=LONGEST)
-    clock, calls, generate = [0.0], [], conversing.generate
+    clock, calls, generate = [0.0], [], speaker.program.generate
 
-    def slow_at_first(*arguments, **more):
+    def slow_at_first(_, *arguments, **more):
         clock[0] += 1.0 if calls else 100.0
         calls.append(arguments)
         return generate(*arguments, **more)
 
-    monkeypatch.setattr(conversing, "generate", slow_at_first)
+    monkeypatch.setattr(Generator, "generate", slow_at_first)
     monkeypatch.setattr(conversing.time, "perf_counter", lambda: clock[0])
     assert [speaker.answer("The dog sleeps.").seconds for _ in range(3)] == [1.0, 1.0, 1.0]
     assert len(calls) == 4
@@ -115,10 +115,10 @@ def test_a_long_prompt_reaches_the_models_whole(pair, monkeypatch):
     class ReachedError(Exception):
         pass
 
-    def generate(engine, params, prompt, *arguments, **more):
+    def generate(program, params, prompt, *arguments, **more):
         raise ReachedError(prompt)
 
-    monkeypatch.setattr(conversing, "generate", generate)
+    monkeypatch.setattr(Generator, "generate", generate)
     speaker = conversing.Speaker(pair, Method(name="autoregressive"), Sampling(), PLAIN, max_new_tokens=LONGEST)
     text = speaker.prompt(Question(81, "writing", ("The dog sleeps, and the cat is not at home. " * 15,)))
     ids = text_ids(pair, text)
@@ -134,7 +134,7 @@ def test_generation_stops_at_a_turns_end_that_is_one_token(pair):
     ends = Conversation(user="{text}", answer="{text}", stop=(pair.vocabulary.piece(token), "zzqq zzqq"))
     for conversation, own in ((ends, (token,)), (PLAIN, ())):
         speaker = conversing.Speaker(pair, Method(name="autoregressive"), Sampling(), conversation)
-        assert speaker.engine.stop_ids == (*pair.vocabulary.stop_ids, *own)
+        assert speaker.program.engine.stop_ids == (*pair.vocabulary.stop_ids, *own)
 
 
 def answers(speeds: dict[str, list[tuple[list[int], list[float], list[int]]]]) -> list[dict]:
@@ -189,7 +189,6 @@ def test_who_answers_first_alternates(tmp_path):
         ({"conversation": "chat"}, "unknown conversation 'chat'"),
         ({"per_category": 0}, "per_category=0 is not a whole number >= 1"),
         ({"method": Method(name="autoregressive")}, "autoregressive is measured beside every method"),
-        ({"method": Method(name="spek_decode")}, "unknown rule 'spek_decode': did you mean spec"),
         ({"method": Method(name="seq_cascade", alpha=-3.0)}, "decides about whole outputs"),
         ({"method": Method(name="chow")}, "rule 'chow' needs alpha"),
         ({"max_new_tokens": 0}, "max_new_tokens=0"),
@@ -216,7 +215,7 @@ def test_answers_under_another_head_are_another_runs(run, pair, tmp_path, monkey
     asked["method"] = Method(name="specdecpp", stop_threshold=0.5)
     for seed, said in ((0, None), (1, "holds answers of another run already")):
         monkeypatch.setattr(
-            session, "load_source", lambda source, seed=seed: replace(pair, head=head_for(pair, seed=seed))
+            answering, "load_source", lambda source, seed=seed: replace(pair, head=head_for(pair, seed=seed))
         )
         with pytest.raises(ValueError, match=said) if said else nullcontext():
             assert run(**asked)
@@ -292,7 +291,7 @@ def turns(pair, question: dict) -> list[int]:
 
 
 def test_a_first_turn_that_is_too_long_is_refused_before_anything_is_answered(run, pair, tmp_path, monkeypatch):
-    monkeypatch.setattr(conversing, "generate", lambda *_, **__: pytest.fail("answered"))
+    monkeypatch.setattr(Generator, "generate", lambda *_, **__: pytest.fail("answered"))
     longest = max(turns(pair, question)[0] for question in QUESTIONS)
     limit = r"turn 1, has \d+ tokens, over the limit of {}; raise spec_bench.run.max_prompt_length"
     with pytest.raises(ValueError, match=limit.format(longest - 1)):

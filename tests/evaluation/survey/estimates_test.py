@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
+from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.evaluation.survey import estimates
-from speccascade_jax.methods.assemble import method_controls
 from speccascade_jax.rules import measures
 from tests.support import conformance, reference
 
@@ -21,7 +21,7 @@ def take(q_table, p_table, grids, *, rows=64, temperature=1.0, start=0, writer="
         pair, [[start]] * rows, method=writer, temperature=temperature, max_new_tokens=LENGTH, stop_ids=[2], **more
     )
     prompt = Prompt(jnp.full((rows, 1), start, jnp.int32), jnp.ones((rows,), jnp.int32))
-    controls = method_controls("speculative", None, rows, temperature=temperature)
+    controls = make_controls(rows, temperature=temperature)
     return estimates.survey(pair, prompt, out.tokens, out.lengths, controls, grids), out
 
 
@@ -80,7 +80,7 @@ def test_rates_of_a_real_run_along_its_own_outputs(rule):
         pair, [[0]] * rows, rule=rule, alpha=alpha, temperature=1.0, block_size=1, bonus="none", max_new_tokens=LENGTH
     )
     prompt = Prompt(jnp.zeros((rows, 1), jnp.int32), jnp.ones((rows,), jnp.int32))
-    controls = method_controls("speculative", None, rows, temperature=1.0)
+    controls = make_controls(rows, temperature=1.0)
     found = estimates.survey(pair, prompt, out.tokens, out.lengths, controls, {rule: (alpha,)}).estimate(rule)
     error = 4 * np.sqrt(0.25 / (rows * LENGTH))
     assert abs(found.rejection - out.stats["rejection_rate"]) < error

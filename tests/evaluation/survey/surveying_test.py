@@ -25,7 +25,8 @@ def loaded(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _this_evaluator(monkeypatch, loaded):
-    monkeypatch.setattr(session, "Evaluator", lambda *_: loaded)
+    for module in (surveying, experiment):
+        monkeypatch.setattr(module, "Session", lambda *_: loaded)
 
 
 def test_estimates_are_printed_written_and_checked(tmp_path, capsys):
@@ -94,7 +95,7 @@ def test_a_greedy_draft_is_run_and_named_where_it_is_asked_for(tmp_path, capsys)
 def test_a_sweep_is_planned_where_its_curves_move(tmp_path, loaded):
     store = tmp_path / "sweep.jsonl"
     experiment.sweep(
-        **SHARED, rules=("token_v3", "chow"), alphas={"chow": (0.5,)}, temperatures=(1.0,), plan=4, output=str(store)
+        **SHARED, methods=("token_v3", "chow"), alphas={"chow": (0.5,)}, temperatures=(1.0,), plan=4, output=str(store)
     )
     records = [json.loads(line) for line in store.read_text().splitlines()]
     found = {name: [r for r in records if r["point"]["method"] == name] for name in ("token_v3", "chow")}

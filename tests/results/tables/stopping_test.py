@@ -100,7 +100,11 @@ def test_thresholds_on_anything_but_a_rejection_get_no_suggestion():
 
 def test_heads_that_weigh_rejections_get_no_suggestion_but_a_note():
     heads = [
-        made.headed(made.record(f"specdecpp:w{weight}", 0.4, 0.3, stop=h), f"{weight}") | {"head": {"w_rej": weight}}
+        made.headed(
+            made.record("specdecpp", 0.4, 0.3, stop=h, head=f"x/w{weight}.msgpack", family=f"specdecpp:w{weight}"),
+            f"{weight}",
+        )
+        | {"head": {"w_rej": weight}}
         for weight in (1.0, 6.0)
         for h in (0.3, 0.5)
     ]
@@ -128,16 +132,6 @@ def test_thresholds_without_fixed_blocks_of_their_law_are_refused():
         grids("dominance", made.sweep(law="opt"))
     (grid,) = grids("dominance", [*made.sweep(), made.record("bild", 0.5, 0.1, stop=0.1, law="bild_star", alpha=0.5)])
     assert "BiLD α 0.5: no fixed blocks of the same law." in grid.notes
-
-
-@pytest.mark.parametrize("what", GRIDS)
-def test_older_records_are_refused_with_what_to_run(what):
-    if what == "forward_times":
-        (grid,) = grids(what, list(map(made.older, made.sweep())))
-        assert all("experiments/sweep.py" in note for note in grid.notes[:5])
-    else:
-        with pytest.raises(ValueError, match=r"holds no counts .* python -m experiments.sweep --gin_file="):
-            grids(what, list(map(made.older, made.sweep())))
 
 
 def test_every_form_has_the_cells():

@@ -51,7 +51,7 @@ def test_every_drafted_token_is_judged_at_its_own_prefix(loaded, blocks):
     assert set(blocks.rows.tolist()) == {0, 1, 2} and blocks.counted.any(-1).all()
     for row in range(3):
         first = int(np.argmax(blocks.rows == row))
-        prompt = jax.tree.map(lambda x, row=row: x[row : row + 1], loaded._prompts)
+        prompt = jax.tree.map(lambda x, row=row: x[row : row + 1], loaded.prompts)
         tokens = blocks.tokens[first : first + 1, : blocks.lengths[first]]
         _check_block(loaded.pair, prompt, tokens, blocks, first)
 
@@ -111,7 +111,7 @@ def test_a_report_of_heads_and_baselines(blocks, tmp_path):
 
 def test_a_report_on_prompts_of_the_training_data_is_refused(loaded, tmp_path, monkeypatch):
     """Two of the evaluation's three prompts, padded otherwise; nothing is generated before that is found out."""
-    prompts, data = loaded._prompts, examples()
+    prompts, data = loaded.prompts, examples()
     encoder = np.zeros((len(data.ids), prompts.encoder_tokens.shape[1] + 3), np.int32)
     encoder[:, :12] = data.encoder_tokens
     encoder[[8, 9], :-3] = prompts.encoder_tokens[1:]
@@ -120,7 +120,7 @@ def test_a_report_on_prompts_of_the_training_data_is_refused(loaded, tmp_path, m
     found = shards.Data(data, given | {"draft_temperature": None})
     monkeypatch.setattr(acceptance_report, "read", lambda folders: found)
     monkeypatch.setattr(acceptance_report, "load_heads", lambda *args: {})
-    monkeypatch.setattr(acceptance_report, "Evaluator", lambda *args: loaded)
+    monkeypatch.setattr(acceptance_report, "Session", lambda *args: loaded)
     trainer = HeadTrainer(run_dir=str(tmp_path), pair=ModelPair(name="tiny"), data=("data",))
     report = acceptance_report.HeadReport(trainer=trainer, evaluation=SMALL)
     with pytest.raises(ValueError, match="2 of the report's 3 prompts are among the data .*split or .*first_example"):

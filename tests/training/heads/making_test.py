@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
+from speccascade_jax.core.controls import make_controls
 from speccascade_jax.evaluation import session
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
-from speccascade_jax.methods.assemble import method_controls
 from speccascade_jax.models import fingerprints
 from speccascade_jax.rules import deferral
 from speccascade_jax.training.heads import making, shards
@@ -62,7 +62,7 @@ def made(loaded, tmp_path_factory):
 def test_labels_are_the_rules_ratio_at_the_drawn_token(rule, alpha, temperature):
     q_logits, p_logits = conformance.tables(6, seed=11)
     q, p = (jnp.asarray(x, jnp.float32)[None] for x in (q_logits, p_logits))
-    controls = method_controls("speculative", rule, 1, alpha=alpha, temperature=temperature)
+    controls = make_controls(1, alpha=alpha or 0.0, temperature=temperature)
     uniforms = jnp.asarray(np.random.default_rng(2).uniform(size=(1, 6)), jnp.float32)
     found = jax.device_get(making.label(q, p, controls, uniforms, deferral.get(rule)))
     for i in range(6):
@@ -207,7 +207,7 @@ def test_the_manifest_says_whose_data_these_are(loaded, made):
     ("changes", "message"),
     [
         ({"rule": "chw"}, "unknown rule 'chw'"),
-        ({"rule": "token_v3"}, "needs an alpha"),
+        ({"rule": "token_v3"}, "rule 'token_v3' needs alpha, say 0.9"),
         ({"alpha": 0.5}, "has no alpha"),
         ({"rule": "lossy_greedy", "alpha": 0.1}, "defined at temperature 0 only"),
         ({"shard_size": 0}, "shard_size=0 is not a whole number >= 1"),
