@@ -107,7 +107,8 @@ class Outcome:
         num_new: int32 `[B]`, how many tokens were committed; length: int32 `[B]`, the rows' new lengths.
         rejected: bool `[B]`; active: bool `[B]`.
         features: float `[B, G + 1, D]`, the target's hidden states of the pending token and of the block, as far as it
-            was scored (zero beyond); `None` unless `Drafter.reads_features`.
+            was scored (zero beyond); `None` unless `Drafter.reads_features`, and where an engine further up takes back
+            what was committed.
     """
 
     draft: Draft

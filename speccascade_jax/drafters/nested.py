@@ -22,11 +22,15 @@ class NestedDrafter:
 
     Every token, replaced or bonus too, counts as drawn from the inner engine's law, which is what the level above
     divides by. A lossless inner engine hands up its target's raw law as `q`; another one its own law `π`.
-    The inner engine reads `controls.inner[0]` and stops where the outer one does.
+    The inner engine reads `controls.inner[arm]` and stops where the outer one does.
+
+    Attributes:
+        arm: its place among the engines that draft for the same one by turns.
     """
 
     engine: Engine
     budget: int
+    arm: int = 0
     reads_features: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -48,15 +52,15 @@ class NestedDrafter:
         """The inner engine's state, one level down."""
         # its own block may stand behind the outer one's, in its buffers
         room = start.slots - start.prompt.tokens.shape[1] + self.block
-        level = rngs.below(start.level)
+        level = rngs.below(start.level, self.arm)
         return self.engine.init(
             params, start.prompt, start.rng, start.example_ids, room, level, taken_back=start.max_rollback
         )
 
     def propose(self, params: Params, state: DecodeState, request: Request) -> tuple[Draft, DecodeState, Cache]:
         """Run inner rounds until every row holds its budget, a stop id or its room is reached."""
-        assert request.controls.inner, "a nested drafter needs Controls.inner"
-        inner, engine = request.controls.inner[0], replace(self.engine, stop_ids=request.stop_ids)
+        assert len(request.controls.inner) > self.arm, "a nested drafter needs its Controls.inner"
+        inner, engine = request.controls.inner[self.arm], replace(self.engine, stop_ids=request.stop_ids)
         behind = jnp.maximum(request.length - 1 - engine.target.consumed(state.target_cache), 0)
         state = self._at(params, state, request)
         begin, goal = state.length, jnp.minimum(self.budget, request.room)
@@ -135,7 +139,8 @@ class NestedDrafter:
             state,
             length=outcome.length,
             target_cache=target.rollback(state.target_cache, consumed),
-            drafter=self.engine.drafter.commit(params["drafter"], state.drafter, outcome),
+            # the features are those of the model above
+            drafter=self.engine.drafter.commit(params["drafter"], state.drafter, replace(outcome, features=None)),
         )
 
     def stats(self, state: DecodeState) -> Any:

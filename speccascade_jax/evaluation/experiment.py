@@ -16,6 +16,7 @@ from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Poi
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.survey import surveying
 from speccascade_jax.evaluation.validation import validate
+from speccascade_jax.methods.drafting import models_of
 from speccascade_jax.results import panels, printing
 from speccascade_jax.results.labels import SHARES
 from speccascade_jax.results.store import Record, ResultStore, check_format, fill
@@ -183,8 +184,14 @@ def check_presentation(together: Sequence[str], share: str) -> None:
 
 
 def open_session(points: Sequence[Point]) -> Session:
-    """A session of points that share pair and evaluation; no head that one of them asks shows late to be wrong."""
+    """A session of points that share pair and evaluation; no model or head that one of them asks is found missing late.
+
+    Raises:
+        ValueError: a drafter that the pair does not hold; as `Heads.check`.
+    """
     session = Session(points[0].pair, points[0].evaluation)
+    for name in {name for point in points for name in models_of(point.method.drafters)}:
+        session.pair.model(name)
     session.heads.check((point.method, point.sampling) for point in points)
     return session
 

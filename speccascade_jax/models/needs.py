@@ -65,8 +65,8 @@ def needs(model: DecoderLM | T5, *, batch: int, length: int, block_size: int) ->
 def _without_summary(cache: Any) -> Any:
     """A cache without what is there for drafters alone: a program whose drafter does not read it has none."""
     if isinstance(cache, KVCache):
-        return cache.replace(static=cache.static.replace(summary=None))
-    return cache.replace(summary=None)
+        return replace(cache, static=replace(cache.static, summary=None))
+    return replace(cache, summary=None)
 
 
 def _read(model: DecoderLM | T5, params: Any, cache: Any) -> Any:

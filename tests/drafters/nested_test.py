@@ -67,22 +67,8 @@ def test_law_of_two_levels(inner_rule, outer_rule, budget, policy):
     # what the inner engine hands up: its own law; a lossless one lets the level above read its target's raw law
     handed = reference.transitions(inner_rule, small, middle, inner_alpha, inner_t)
     raw = middle if RULES[inner_rule].lossless else logs(handed)
-    law = outer_law(outer_rule, raw, handed, large, outer_alpha, outer_t)
+    law = reference.law_over_handed(outer_rule, raw, handed, large, outer_alpha, outer_t)
     assert conformance.sequence_p_value(tokens[0], law) > 1e-3
-
-
-def outer_law(rule, raw_logits, handed, p_table, alpha, temperature):
-    """`π` where the raw `q` and what was drawn from, `q̃`, are given separately."""
-    rows = []
-    for raw, q_tilde, p in zip(raw_logits, handed, p_table, strict=True):
-        p_tilde = reference.scale(p, temperature)
-        if rule == "spec_decode":
-            rows.append(p_tilde)
-            continue
-        r = reference.DECISIONS[rule](reference.softmax(raw), reference.softmax(p), q_tilde, p_tilde, alpha, False)
-        r = np.broadcast_to(np.asarray(r, float), q_tilde.shape)
-        rows.append((1 - r) * q_tilde + p_tilde * (r * q_tilde).sum())
-    return np.stack(rows)
 
 
 @pytest.mark.parametrize("outer_rule", ["spec_decode", "token_v3"])

@@ -149,3 +149,17 @@ def transitions(rule, q_table, p_table, alpha, temperature, top_p=1.0, **more):
     """`π` after every token: float64 `[V, V]` for tabular models."""
     rows = [target_law(rule, q, p, alpha, temperature, top_p, **more) for q, p in zip(q_table, p_table, strict=True)]
     return np.stack(rows)
+
+
+def law_over_handed(rule, raw_logits, handed, p_table, alpha, temperature):
+    """`π` where the raw `q` and what was drawn from, `q̃`, are given separately."""
+    rows = []
+    for raw, q_tilde, p in zip(raw_logits, handed, p_table, strict=True):
+        p_tilde = scale(p, temperature)
+        if rule == "spec_decode":
+            rows.append(p_tilde)
+            continue
+        r = DECISIONS[rule](softmax(raw), softmax(p), q_tilde, p_tilde, alpha, False)
+        r = np.broadcast_to(np.asarray(r, float), q_tilde.shape)
+        rows.append((1 - r) * q_tilde + p_tilde * (r * q_tilde).sum())
+    return np.stack(rows)

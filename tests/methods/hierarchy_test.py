@@ -1,0 +1,194 @@
+"""Hierarchies and choices of drafters as values: decoded, streamed, swept and tabulated without a line of code."""
+
+import json
+
+import gin
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.evaluation import experiment
+from speccascade_jax.evaluation.points import Evaluation, Level, Method, ModelPair
+from speccascade_jax.results import panels, store
+from speccascade_jax.results.tables import table2
+from speccascade_jax.runtime import gin_flags
+from speccascade_jax.runtime.paths import repository_root
+from tests.support import conformance, reference, tiny_pair
+
+ROWS = 20_000
+
+
+def three_tables():
+    """Logits of a smallest, a middle and a largest tabular model over V = 3."""
+    q, middle = conformance.tables(3, seed=21)
+    return q, middle, conformance.tables(3, seed=22)[1]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    small, middle, large = (sc.TableLM(table) for table in three_tables())
+    return sc.Pair(target=large, draft=small, others={"middle": middle})
+
+
+MIDDLE = Level(model="middle", budget=3, block_size=2)
+LOSSY = Level(model="middle", budget=3, block_size=2, rule="opt", alpha=0.2, temperature=0.7)
+DEEP = Level(model="middle", budget=4, block_size=2, drafters=(Level(model="draft", budget=2, drafters=("middle",)),))
+
+
+@pytest.mark.parametrize(
+    "drafters", [(MIDDLE,), (LOSSY,), (DEEP,), ("middle",)], ids=["two", "lossy", "three", "other"]
+)
+def test_whatever_drafts_a_lossless_rule_keeps_the_targets_law(pair, drafters):
+    out = sc.decode(
+        pair, [[0]] * ROWS, rule="spec_decode", drafters=drafters, temperature=0.9, max_new_tokens=6, seed=3
+    )
+    assert out.stats["acceptance_rate"] > 0.2
+    law = conformance.law_by_rule(sc.RULES["spec_decode"], *(three_tables()[n] for n in (0, 2)), 0.0, 0.9, 1.0)
+    assert conformance.sequence_p_value(np.asarray(out.tokens), law) > 1e-3
+
+
+def test_a_lossy_rule_over_a_lossy_level_has_the_law_of_what_is_handed_up(pair):
+    small, middle, large = three_tables()
+    out = sc.decode(
+        pair, [[0]] * ROWS, rule="token_v3", alpha=0.4, drafters=(LOSSY,), temperature=0.9, max_new_tokens=6
+    )
+    handed = reference.transitions("opt", small, middle, 0.2, 0.7)
+    law = reference.law_over_handed("token_v3", np.log(np.maximum(handed, 1e-300)), handed, large, 0.4, 0.9)
+    assert conformance.sequence_p_value(np.asarray(out.tokens), law) > 1e-3
+
+
+def test_levels_draw_bits_of_their_own(pair):
+    """One bit shared between levels would tie what is drawn to what is kept: see `core.rngs.below`."""
+    out = sc.decode(pair, [[0]] * 4000, drafters=(DEEP,), temperature=1.0, max_new_tokens=6)
+    law = conformance.law_by_rule(sc.RULES["spec_decode"], *(three_tables()[n] for n in (0, 2)), 0.0, 1.0, 1.0)
+    assert min(conformance.transition_p_values(np.asarray(out.tokens), law)) > 1e-4
+
+
+def test_a_stack_is_streamed_as_it_is_decoded(pair):
+    given = {"rule": "opt", "alpha": 0.2, "drafters": (LOSSY,), "temperature": 1.0, "max_new_tokens": 12, "seed": 4}
+    streamed = [token.id for token in sc.stream(pair, [0], **given)]
+    assert streamed == np.asarray(sc.decode(pair, [[0]], **given).tokens)[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("drafters", "said"),
+    [
+        (("midle",), "unknown drafter 'midle': did you mean middle"),
+        ((Level(model="large", budget=3),), "holds no model 'large'.* it holds target, draft, middle"),
+        ((Level(model="middle", budget=0),), "budget=0 is not a whole number >= 1"),
+        ((Level(model="middle", budget=3, block_size=0),), "block_size=0 is not a whole number >= 1"),
+        ((Level(model="middle", budget=3, rule="opt"),), "level 'middle': rule 'opt' needs alpha"),
+        ((Level(model="middle", budget=3, rule="optt"),), "unknown rule 'optt': did you mean opt"),
+        ((Level(model="middle", budget=3, bonus="some"),), "unknown bonus 'some'"),
+        ((Level(model="middle", budget=3, accept="some"),), "unknown acceptance 'some'"),
+        ((Level(model="middle", budget=3, stop="confidence"),), "level 'middle' needs stop_threshold"),
+        ((Level(model="middle", budget=3, temperature=-1.0),), "temperature=-1 .*is negative"),
+        (("draft", "middle"), "takes one drafter, got 2"),
+        ((), "takes one drafter, got 0"),
+    ],
+)
+def test_a_stack_that_cannot_be_is_refused_by_name(pair, drafters, said):
+    with pytest.raises(ValueError, match=said):
+        sc.decode(pair, [[0]], drafters=drafters, max_new_tokens=3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A pair on disk whose folder holds a third model."""
+    return tiny_pair.write(tmp_path_factory.mktemp("three"), middle=True)
+
+
+SWEEP = """
+from __gin__ import dynamic_registration
+from speccascade_jax.evaluation import experiment
+from speccascade_jax.evaluation import points
+include 'gin/methods/hierarchy.gin'
+
+points.ModelPair.name = {folder!r}
+points.Evaluation:
+  task = 'tiny_translation'
+  max_new_tokens = 6
+  quality_examples = 4
+  latency_examples = 2
+  resamples = 10
+other/points.Method:
+  name = 'spec_decode'
+  drafters = ('middle',)
+swept/points.Method:
+  name = 'chow'
+  drafters = (@middle/points.Level(),)
+middle/points.Level.budget = 3
+middle/points.Level.block_size = 2
+experiment.sweep:
+  pair = @points.ModelPair()
+  evaluation = @points.Evaluation()
+  methods = ('spec_decode', @points.Method(), @other/points.Method(), @swept/points.Method())
+  alphas = {{'chow': (0.2, 0.8)}}
+  block_sizes = (2,)
+  output = {output!r}
+"""
+
+
+def test_three_levels_are_swept_and_tabulated_by_gin_alone(folder, tmp_path, capsys):
+    file, output = tmp_path / "stack.gin", tmp_path / "stack.jsonl"
+    file.write_text(SWEEP.format(folder=str(folder), output=str(output)))
+    gin.clear_config()
+    gin_flags.parse_gin([str(file)], search_paths=[str(repository_root())])
+    gin.get_configurable(experiment.sweep)()
+    gin.clear_config()
+    said = capsys.readouterr().out
+    records = store.read_records(output)
+    (panel,) = panels.panels(records)
+    assert list(panel.curves) == [
+        "spec_decode", "spec_decode[draft 2 → middle 3]", "spec_decode[middle]", "chow[draft 2 → middle 3]",
+    ]  # fmt: skip
+    assert [spot.alpha for spot in panel.curves["chow[draft 2 → middle 3]"]] == [0.2, 0.8]
+    for label in ("SpecDecode [draft 2 → middle 3]", "SpecDecode [middle]", "SpecCascade [Chow, draft 2 → middle 3]"):
+        assert label in said
+    (grid,) = table2.table2_grids([panel])
+    assert [row[0] for row in grid.rows if "middle" in row[0]] == [
+        "SpecDecode [draft 2 → middle 3]", "SpecDecode [middle]", "SpecCascade [Chow, draft 2 → middle 3]",
+    ]  # fmt: skip
+    assert list(tmp_path.glob("stack*.png"))
+    target = next(r for r in records if r["point"]["method"] == "autoregressive")
+    lossless = [r for r in records if r["point"]["lossless"]]
+    # greedy and lossless, whatever drafts
+    assert len(lossless) >= 3 and {r["quality"]["value"] for r in lossless} == {target["quality"]["value"]}
+    (stack,) = (r for r in records if r["point"]["curve"] == "spec_decode[draft 2 → middle 3]")
+    assert json.loads(json.dumps(stack))["point"]["drafters"] == ["draft 2 → middle 3"]
+
+
+def test_a_records_configuration_runs_its_stack_again(folder, tmp_path):
+    file, output = tmp_path / "stack.gin", tmp_path / "stack.jsonl"
+    file.write_text(SWEEP.format(folder=str(folder), output=str(output)))
+    seen = []
+    gin.clear_config()
+    gin_flags.parse_gin(
+        [str(file)], ["sweep.methods = (@points.Method(),)", "sweep.alphas = {}"], [str(repository_root())]
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "open_session", lambda points: seen.extend(points) or _stop())
+        with pytest.raises(KeyboardInterrupt):
+            gin.get_configurable(experiment.sweep)()
+        point = seen[-1]
+        again = tmp_path / "again.gin"
+        again.write_text(point.configuration())
+        gin.clear_config()
+        gin_flags.parse_gin([str(again)])
+        seen.clear()
+        with pytest.raises(KeyboardInterrupt):
+            gin.get_configurable(experiment.run)()
+    gin.clear_config()
+    assert seen == [point] and isinstance(point.method.drafters[0], Level)
+
+
+def _stop():
+    raise KeyboardInterrupt
+
+
+def test_a_model_that_is_missing_is_named_before_anything_is_measured(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiment, "evaluate", lambda *_: pytest.fail("measured"))
+    evaluation = Evaluation(task="tiny_translation", quality_examples=2, latency_examples=0)
+    given = {"pair": ModelPair(name=str(folder)), "evaluation": evaluation, "output": str(tmp_path / "x.jsonl")}
+    with pytest.raises(ValueError, match="holds no model 'large'"):
+        experiment.sweep(methods=[Method(name="spec_decode", drafters=(Level(model="large", budget=2),))], **given)
