@@ -4,12 +4,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # what compiles one program after another keeps hardly more than one core busy
 TEST_PROCESSES ?= 2
+IN_PROCESSES := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 export JAX_PLATFORMS ?= $(if $(wildcard /dev/nvidia0),,cpu)
 
-.PHONY: quickstart bench test parity lint format help
+.PHONY: quickstart bench test test-laws parity lint format help
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/'
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/'
 
 $(BIN)/.ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -31,9 +32,12 @@ quickstart: $(BIN)/.ready  ## set up, sweep alpha with the shipped pair, print t
 bench: $(BIN)/.ready  ## set up and measure speed against the machine's limits, about five minutes: results/bench.json
 	$(BIN)/python -m benchmarks
 
-test: $(BIN)/.ready-test  ## set up, lint, and run the whole suite but the parity tests
+test: $(BIN)/.ready-test  ## set up, lint, and run the tests: all but what the next two run
 	$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -m "not parity" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not laws and not parity" $(IN_PROCESSES)
+
+test-laws: $(BIN)/.ready-test  ## the heavy part: laws by sampling, planted bugs, kills, fuzz, hostile programs
+	$(BIN)/python -m pytest -m "laws and not parity" $(IN_PROCESSES)
 
 parity: $(BIN)/.ready-parity  ## compare with transformers and seqio (3 GB of extras)
 	$(BIN)/python -m pytest -rs -m parity

@@ -206,7 +206,10 @@ def one_deferral_rule(monkeypatch):
     monkeypatch.setattr(widths, "WIDTHS", ())  # a program per width; scoring_test.py has them
 
 
-@pytest.mark.parametrize("config", SWEEPS)
+HEAVY = [pytest.param(config, marks=pytest.mark.laws) for config in SWEEPS if config != QUICKSTART]
+
+
+@pytest.mark.parametrize("config", [QUICKSTART, *HEAVY])
 @pytest.mark.usefixtures("one_deferral_rule")
 def test_each_recipe_runs_for_two_rounds_to_its_tables_and_figures(config, tabular, tmp_path, monkeypatch):
     monkeypatch.setattr(experiment, "open_session", lambda points: tabular)

@@ -1,6 +1,7 @@
 """What every test shares: hundreds of programs are compiled, once each for all processes, and given back in time."""
 
 import os
+from collections import Counter
 from pathlib import Path
 
 # XLA:CPU's newer code generator halves nothing here but the speed of compiling; users keep it (docs/performance.md)
@@ -37,6 +38,24 @@ def pytest_collection_modifyitems(items):
         return next((n for n, end in enumerate(LONGEST_FIRST) if name.endswith(end)), len(LONGEST_FIRST))
 
     items.sort(key=place)
+
+
+_COMPILED = Counter[str]()
+jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: _COMPILED.update([event]))
+
+
+def programs() -> int:
+    """How many programs this process has compiled, or read from the cache, small ones included."""
+    return _COMPILED["/jax/core/compile/backend_compile_duration"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_programs(request):
+    """A ceiling on what a file compiles: most of the suite's time, and it grows unseen."""
+    before = programs()
+    yield
+    with open("/tmp/w/programs.txt", "a") as f:
+        print(programs() - before, request.path, file=f)
 
 
 @pytest.fixture(autouse=True)

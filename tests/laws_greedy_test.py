@@ -4,6 +4,8 @@ import pytest
 
 from tests.support import conformance
 
+pytestmark = pytest.mark.laws
+
 ALL = conformance.REPRESENTATIVE
 # one of each form: what is traced differs between forms, not between the rules of one
 FORMS = ("spec_decode", "lossy", "lossy_tuned", "lossy_greedy", "opt", "token_v3", "bild_star", "fuzzy_js_top2")

@@ -14,35 +14,45 @@ SAMPLED = [rule for rule in ALL.values() if not rule.greedy_only]
 
 
 # `opt`: a deferral rule that decides for a whole position is traced as such when it is alone
-@pytest.mark.parametrize("name", [*(rule.name for rule in SAMPLED if rule.deferral is None), "opt"])
+QUICK = ("spec_decode", "opt")
+OTHERS = [rule.name for rule in SAMPLED if rule.deferral is None and rule.name not in QUICK]
+
+
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.laws) for name in OTHERS)])
 def test_whole_sequences(name):
     conformance.check_sequence_law(ALL[name], 3)
 
 
+@pytest.mark.laws
 def test_whole_sequences_of_deferral_rules():
     mixed_rules.check_sequence_laws([rule for rule in SAMPLED if rule.deferral is not None], 3)
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize("name", ["token_v3"])
 def test_whole_sequences_in_blocks_of_one(name):
     conformance.check_sequence_law(ALL[name], 1)
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize("name", ["spec_decode", "token_v3"])
 def test_transitions_at_every_position(name):
     conformance.check_transition_law(ALL[name])
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize("name", ["token_v3", "lossy"])
 def test_without_bonus(name):
     conformance.check_sequence_law(ALL[name], 2, bonus="none", seed=4)
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize("name", ["token_v3", "bild_star"])
 def test_deferral_acceptance_has_the_same_law(name):
     conformance.check_sequence_law(ALL[name], 2, accept="deferral", seed=5)
 
 
+@pytest.mark.laws
 def test_greedy_draft_under_a_sampled_target():
     """Fuzzy decoding's setting: what a greedy draft was drawn from is a one-hot, and the law is exact."""
     q_table, p_table = conformance.tables(3, seed=7)
@@ -55,6 +65,7 @@ def test_greedy_draft_under_a_sampled_target():
         assert conformance.sequence_p_value(tokens[0], law) > 1e-3, name
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize("name", list(mutants.MUTANTS))
 def test_mutants_are_found(name):
     """Negative controls: each planted bug gives p < 1e-6, and the same run without it does not."""

@@ -42,6 +42,7 @@ def test_with_a_draft_it_writes_the_same(pair):
     assert 0.6 < out.stats["acceptance_rate"] < 0.9 and out.stats["block_efficiency"] > 2
 
 
+@pytest.mark.laws
 def test_a_prompt_as_text_is_continued(pair):
     out = sc.decode(pair, ["Once upon a time", "The dog was"], max_new_tokens=24)
     assert out.texts[0].startswith(", there was a little") and out.texts[1].startswith(" ")
@@ -59,6 +60,7 @@ def law(model, params, tokens):
     return softmax(teacher_forced_logits(model, params, tokens))
 
 
+@pytest.mark.laws
 def test_acceptance_is_the_overlap_of_the_laws(pair):
     """T = 1, γ = 1: kept / examined against E Σ min(p, q) at the examined positions, found without any cache."""
     rows, new = 224, 160

@@ -49,6 +49,7 @@ def logs(laws):
         return np.log(laws)
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize(
     ("inner_rule", "outer_rule", "budget", "policy"),
     [

@@ -86,6 +86,24 @@ def test_two_engines_by_turns_have_numbers_and_bits_of_their_own():
         run(engine, (one, one), temperature=0.0, inner=numbers[:1])
 
 
+@pytest.mark.laws
+def test_law_of_two_engines_by_turns():
+    """Sequences of several rounds: bits that the engines share would tie the tokens of one round to those of the next."""
+    q_table, p_table = conformance.tables(3, seed=14)
+    small, middle, large = (sc.TableLM(table) for table in (q_table, conformance.tables(3, seed=15)[1], p_table))
+    inner = Engine(target=middle.model, drafter=ModelDrafter(small.model, Fixed(1)), verifier=LOSSLESS, bonus="none")
+    arms = Turns((NestedDrafter(inner, 1), NestedDrafter(inner, 1, arm=1)))
+    engine = Engine(target=large.model, drafter=arms, verifier=LOSSLESS, bonus="none")
+    one = {"target": middle.params, "drafter": {"model": small.params}}
+    rows = 40_000
+    params = {"target": large.params, "drafter": (one, one)}
+    inside = tuple(make_controls(rows, temperature=1.0) for _ in range(2))
+    (tokens,) = conformance.run_rows(engine, params, rows, 0.0, [(1.0, 1.0)], length=6, inner=inside, conclusive=True)
+    law = conformance.law_by_rule(RULES["spec_decode"], q_table, p_table, 0.0, 1.0, 1.0)
+    assert conformance.sequence_p_value(tokens, law) > 1e-3
+
+
+@pytest.mark.laws
 @pytest.mark.parametrize("rule", ["spec_decode", "token_v3"])
 def test_a_drafter_without_a_law_leaves_the_bonus_to_the_target(rule):
     """What it proposes is sure of itself, so a rule that asks the draft mostly keeps it; behind it stands `p̃`."""

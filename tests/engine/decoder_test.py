@@ -98,6 +98,7 @@ def test_speculation_crosses_windows(block):
     assert wrong(np.asarray(out.tokens)) == 0 and 0.2 < kept < 0.95
 
 
+@pytest.mark.laws
 def test_a_hierarchy_crosses_windows():
     out = run(*three_models(block=3, budget=4), inner=True)
     kept = np.asarray(out.stats.kept).sum() / np.asarray(out.stats.drafted).sum()
@@ -112,6 +113,7 @@ class ForgetsTooEarly(DecoderLM):
         return super().prefill(params, prompt, max_len, 4)
 
 
+@pytest.mark.laws
 def test_a_ring_for_one_level_alone_spoils_a_hierarchy():
     """What the middle model then hands up is no longer its law; the target still writes the same, with fewer kept."""
     engine, params = three_models(block=3, budget=4)

@@ -20,6 +20,7 @@ from speccascade_jax.stopping.policies import Confidence, Fixed
 from tests.support import conformance, reference
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize("bonus", ["rule", "target", "none"])
 def test_blocks_of_length_zero_under_any_bonus(bonus):
     """The target then gives one token: under "rule" and "none" from the rule's law."""
@@ -82,6 +83,7 @@ def test_three_levels_decode_like_the_target_alone(stops, bonus):
     assert int(deep.stats.kept.sum()) > 0
 
 
+@pytest.mark.laws
 def test_nested_stop_ids_under_a_rule_that_reads_q():
     """The inner engine stops where the outer one does, whatever its own stop ids; the law holds up to the stop."""
     q_table, p_table = conformance.tables(3, seed=52)

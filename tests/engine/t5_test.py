@@ -158,6 +158,7 @@ def decode_greedily(shipped, batch, **more):
     return decode(shipped.pair, shipped.prompts, batch=batch, limit=shipped.limit, temperature=zeros, **more)
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize("batch", [BATCH, 1])
 def test_greedy_speculation_is_the_target_alone(shipped, greedy, batch):
     """500 prompts; a batch of 1 against batches of 16 also shows that rows don't see their neighbours."""
@@ -166,10 +167,12 @@ def test_greedy_speculation_is_the_target_alone(shipped, greedy, batch):
     assert stats.kept.sum() > 0 and stats.target_calls.sum() < stats.committed.sum()
 
 
+@pytest.mark.laws
 def test_shipped_pair_permuted(shipped):
     check_permutation(shipped.pair, shipped.prompts[:BATCH], shipped.limit, "spec_decode")
 
 
+@pytest.mark.laws
 def test_what_the_target_writes_alone_is_its_teacher_forced_argmax(shipped, greedy):
     """The expectation itself, without caches: every token written is the best one given those before it."""
     width = bucket(max(len(p) for p in shipped.prompts))

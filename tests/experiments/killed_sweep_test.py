@@ -13,6 +13,8 @@ from speccascade_jax.runtime import compilation_cache
 from speccascade_jax.runtime.paths import repository_root
 from tests.support import tiny_pair
 
+pytestmark = pytest.mark.laws
+
 ROOT = repository_root()
 POINTS = 2 + 1 + 3  # the two ends, spec_decode, chow at three α's
 

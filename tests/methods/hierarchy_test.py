@@ -47,6 +47,7 @@ def test_whatever_drafts_a_lossless_rule_keeps_the_targets_law(pair, drafters):
     assert conformance.sequence_p_value(np.asarray(out.tokens), law) > 1e-3
 
 
+@pytest.mark.laws
 def test_a_lossy_rule_over_a_lossy_level_has_the_law_of_what_is_handed_up(pair):
     small, middle, large = three_tables()
     out = sc.decode(
@@ -57,6 +58,7 @@ def test_a_lossy_rule_over_a_lossy_level_has_the_law_of_what_is_handed_up(pair):
     assert conformance.sequence_p_value(np.asarray(out.tokens), law) > 1e-3
 
 
+@pytest.mark.laws
 def test_levels_draw_bits_of_their_own(pair):
     """One bit shared between levels would tie what is drawn to what is kept: see `core.rngs.below`."""
     out = sc.decode(pair, [[0]] * 4000, drafters=(DEEP,), temperature=1.0, max_new_tokens=6)

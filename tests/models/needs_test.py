@@ -28,6 +28,7 @@ def test_a_windowed_cache_is_counted_ring_by_ring():
     assert found.call_bytes == found.parameter_bytes + found.cache_bytes  # tied: the table makes the logits
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize("name", ["llama3.1_70b", "gemma2_27b"])
 def test_the_largest_presets_are_described_without_being_allocated(name):
     config = PRESETS[name]
@@ -93,6 +94,7 @@ def test_a_checkpoint_is_described_without_being_read(tmp_path, capsys):
     assert f"{sum(v.size for v in tiny_decoders.flat_parameters(config).values()):,}" in capsys.readouterr().out
 
 
+@pytest.mark.laws
 def test_the_command_prints_presets_and_refuses_others(capsys):
     assert describe.main(["gemma2_2b", "llama2_7b", "--batch", "4", "--length", "8192"]) == 0
     said = capsys.readouterr().out

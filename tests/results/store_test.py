@@ -227,6 +227,7 @@ def _rebuilt(point: int) -> dict:
     return {"key": point_key(point=point), "point": point, "payload": "x" * (1 + point * 7919 % 40_000)}
 
 
+@pytest.mark.laws
 def test_twenty_kills_lose_double_and_tear_nothing(path):
     count, chance = 2_000, random.Random(20)
     stored: set[int] = set()

@@ -30,6 +30,7 @@ def test_identity_on_random_and_adversarial_pairs(name, how):
 logits = hnp.arrays(np.float32, (2, 6), elements=st.floats(-8, 8, width=32))
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize("name", [n for n, r in ALL.items() if not r.greedy_only])
 @settings(max_examples=25, deadline=None)
 @given(pair=logits, fraction=st.floats(0, 1), temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]))

@@ -109,6 +109,7 @@ def decode(folder, *limit):
     return json.loads(run.stdout.splitlines()[-1])
 
 
+@pytest.mark.laws
 def test_neither_a_full_disk_nor_what_it_leaves_breaks_anything(tmp_path):
     before, warned, tokens = decode(tmp_path, 100)
     assert before is None  # no import has touched JAX's settings

@@ -16,6 +16,8 @@ from speccascade_jax.stopping.policies import AcceptanceHead, Confidence, Fixed
 from tests.support import conformance
 from tests.support.acceptance_heads import head_for
 
+pytestmark = pytest.mark.laws
+
 ROWS, LIMIT, STOP = 24, 9, 3
 
 

@@ -229,6 +229,7 @@ def _tokens(rule, policy, thresholds, seed=0):
     return tokens, reference.transitions(rule, q_table, p_table, alpha, 1.0), p_table
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize(("policy", "threshold"), SAMPLED)
 def test_no_policy_changes_the_target_s_law(policy, threshold):
     """Sequences of six tokens over several blocks, 40,000 rows that stop separately, half of them greedy.
@@ -248,6 +249,7 @@ def test_no_policy_changes_the_target_s_law(policy, threshold):
     assert compilations() == compiled
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize(("policy", "threshold"), [(AcceptanceHead(5), 0.5), (Erratic(), 0.0)])
 def test_no_policy_changes_a_rule_s_law(policy, threshold):
     tokens, law, _ = _tokens("opt", policy, threshold)

@@ -239,6 +239,7 @@ def _some_german(folder) -> sc.Pair:
     return dataclasses.replace(pair, target=sc.TableLM(np.asarray(pair.target.params) / 8 + 3 * np.log1p(counts)))
 
 
+@pytest.mark.laws
 def test_a_tabular_pair_is_calibrated_from_end_to_end(tmp_path, monkeypatch):
     pair = _some_german(tmp_path)
     monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)

@@ -210,6 +210,7 @@ def test_answers_of_others_are_never_touched(run, tmp_path, name, content):
     assert file.read_text() == content and len(list(file.parent.iterdir())) == 1
 
 
+@pytest.mark.laws
 def test_answers_under_another_head_are_another_runs(run, pair, tmp_path, monkeypatch):
     asked = {"categories": ("qa",), "sampling": Sampling(temperature=1.0)}
     asked["method"] = Method(name="specdecpp", stop_threshold=0.5)

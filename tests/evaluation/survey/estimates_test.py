@@ -70,6 +70,7 @@ def test_padding_is_not_surveyed_and_parts_join():
     assert one.curves["spec_decode"].deferral is None and one.estimate("spec_decode").deferral is None
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize("rule", ["lossy", "opt_log", "token_v3"])
 def test_rates_of_a_real_run_along_its_own_outputs(rule):
     """Blocks of one without a bonus examine every position: the estimate is what they should give, to 4 sigma."""

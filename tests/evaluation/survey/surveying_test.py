@@ -92,6 +92,7 @@ def test_a_greedy_draft_is_run_and_named_where_it_is_asked_for(tmp_path, capsys)
     assert row["standing"].startswith("proven (") and "one-hot" in capsys.readouterr().out
 
 
+@pytest.mark.laws
 def test_a_sweep_is_planned_where_its_curves_move(tmp_path, loaded):
     store = tmp_path / "sweep.jsonl"
     experiment.sweep(

@@ -18,7 +18,10 @@ import speccascade_jax
 from speccascade_jax.metrics import sandbox
 from tests.support.observing import Watched, found, marked, processes
 
-pytestmark = pytest.mark.skipif(sandbox.available() is not None, reason=str(sandbox.available()))
+pytestmark = [
+    pytest.mark.laws,
+    pytest.mark.skipif(sandbox.available() is not None, reason=str(sandbox.available())),
+]
 
 
 def test_an_endless_loop_ends_at_the_deadline():

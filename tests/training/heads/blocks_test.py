@@ -46,6 +46,7 @@ def test_behind_puts_each_block_after_what_was_committed():
     assert found[0, :3].tolist() == [5, 1, 2] and found[1, :4].tolist() == [5, 6, 3, 4]
 
 
+@pytest.mark.laws
 def test_every_drafted_token_is_judged_at_its_own_prefix(loaded, blocks):
     """Replayed by hand: the first block of each example stands behind the prompt alone."""
     assert set(blocks.rows.tolist()) == {0, 1, 2} and blocks.counted.any(-1).all()

@@ -39,6 +39,7 @@ def _run_killed_at(trainer, monkeypatch, step):
         run.finish()
 
 
+@pytest.mark.laws
 def test_a_killed_run_resumes_bit_for_bit(trainer, monkeypatch, tmp_path):
     whole = loop.Run(trainer)
     result = whole.finish()
@@ -53,6 +54,7 @@ def test_a_killed_run_resumes_bit_for_bit(trainer, monkeypatch, tmp_path):
     assert [line["step"] for line in lines] == [4, 8, 12, 12]
 
 
+@pytest.mark.laws
 def test_a_finished_run_is_not_trained_further(finished):
     trainer, result, _ = finished
     run = loop.Run(trainer)

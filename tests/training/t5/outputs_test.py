@@ -46,6 +46,7 @@ def alone(finished):
     return found
 
 
+@pytest.mark.laws
 def test_the_file_holds_the_very_tokens_that_ended_and_counts_the_others(make, alone):
     outputs = make()
     result = outputs.write()
