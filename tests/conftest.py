@@ -30,6 +30,15 @@ LONGEST_FIRST = (
 """Files that should not be what one of two processes is still busy with when the other is done."""
 
 
+CEILING = 100
+CEILINGS = {
+    "acceptance_head_test": 350, "heads/train_test": 350, "t5_golden_test": 350, "models/decoder_test": 300,
+    "drafters/protocol_test": 250, "checkpoints/t5x_test": 250, "models/t5_test": 220, "heads/blocks_test": 220,
+    "divergences_test": 180, "rules/acceptance_test": 180, "benchmarks/command_test": 250, "policies_test": 200,
+}  # fmt: skip
+"""Programs that a file may compile, single operations outside of jit included: most of the suite's time is theirs."""
+
+
 def pytest_collection_modifyitems(items):
     """Long files first, all else in its order."""
 

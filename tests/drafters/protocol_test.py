@@ -88,7 +88,7 @@ def test_two_engines_by_turns_have_numbers_and_bits_of_their_own():
 
 @pytest.mark.laws
 def test_law_of_two_engines_by_turns():
-    """Sequences of several rounds: bits that the engines share would tie the tokens of one round to those of the next."""
+    """Sequences of several rounds: bits that the engines share would tie one round's tokens to the next's."""
     q_table, p_table = conformance.tables(3, seed=14)
     small, middle, large = (sc.TableLM(table) for table in (q_table, conformance.tables(3, seed=15)[1], p_table))
     inner = Engine(target=middle.model, drafter=ModelDrafter(small.model, Fixed(1)), verifier=LOSSLESS, bonus="none")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import cache
 from typing import Any, cast
 
 import flax.struct
@@ -105,6 +106,14 @@ def make_train_step(
     """
     if teacher is not None and teacher.model.vocab_size != config.vocab_size:
         raise ValueError(f"the teacher has {teacher.model.vocab_size} tokens, the student {config.vocab_size}")
+    compiled = _train_step(config, optimizer, objective, None if teacher is None else teacher.model)
+    teacher_params = None if teacher is None else teacher.params
+    return lambda state, *rest: compiled(state, teacher_params, *rest)
+
+
+@cache
+def _train_step(config: T5Config, optimizer: Optimizer, objective: Objective, teacher: Any) -> Any:
+    """The jitted step, one for equal settings: trainers of one process share what is compiled."""
     module, direction = T5Module(config), optimizer.transformation()
 
     def loss_fn(params: Params, teacher_params: Params, source: Array, target: Array, key: Array) -> Array:
@@ -115,7 +124,7 @@ def make_train_step(
         loss = losses.smoothed_cross_entropy(logits, target, config.vocab_size, objective.smoothing)
         if teacher is None:
             return loss
-        taught = teacher_forced_logits(teacher.model, teacher_params, source, inputs)
+        taught = teacher_forced_logits(teacher, teacher_params, source, inputs)
         pulled = losses.distillation(logits, jax.lax.stop_gradient(taught), target, config.vocab_size)
         return (1.0 - objective.distill_weight) * loss + objective.distill_weight * pulled
 
@@ -133,11 +142,10 @@ def make_train_step(
         params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
         return TrainState(params, opt_state, state.step + 1), {"loss": loss, "tokens": tokens}
 
-    compiled = jax.jit(step, donate_argnums=0)
-    teacher_params = None if teacher is None else teacher.params
-    return lambda state, *rest: compiled(state, teacher_params, *rest)
+    return jax.jit(step, donate_argnums=0)
 
 
+@cache
 def make_eval_step(config: T5Config) -> Callable[..., tuple[Array, Array]]:
     """`evaluate(params, source, target) -> (sum of negative log-likelihoods in nats, target tokens)`."""
 
