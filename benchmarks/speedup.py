@@ -22,7 +22,7 @@ from speccascade_jax.rules.deferral import RULES
 
 
 class Recorded:
-    """Runs by example as `timing.interleave` calls them, whose results are kept."""
+    """Runs by example as `latency.interleave` calls them, whose results are kept."""
 
     def __init__(self, runs: Sequence[Run]):
         self._runs, self.results = runs, dict[tuple[int, int], Generation]()

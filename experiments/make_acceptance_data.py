@@ -6,7 +6,7 @@ r"""Make what acceptance heads (SpecDec++) are trained on: target outputs, draft
         --gin.make.output="'runs/acceptance/train'"
 
 A folder that was killed goes on where it stopped and ends as it would have: give the same command again. The format is
-described in `speccascade_jax/acceptance_shards.py`.
+described in `speccascade_jax/training/heads/shards.py`.
 
     --gin.make.rule="'chow'" --gin.make.alpha=0.3    labels of another rule than spec_decode
     --gin.make.seed=1                                other outputs and proposals

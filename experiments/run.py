@@ -8,8 +8,8 @@ A run is run.gin (the skeleton) with one model pair, one task and one method; no
 
 The record is printed and added to results/runs.jsonl (--gin.run.output="'other.jsonl'"); a point that is there already
 is only printed. The `configuration` of any record is a gin file that runs it again. What can be set: the attributes of
-ModelPair, Evaluation, Method and Sampling in speccascade_jax/points.py, the arguments of run in
-speccascade_jax/experiment.py.
+ModelPair, Evaluation, Method and Sampling in speccascade_jax/evaluation/points.py, the arguments of run in
+speccascade_jax/evaluation/experiment.py.
 """
 
 from speccascade_jax.evaluation import experiment

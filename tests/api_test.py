@@ -11,7 +11,7 @@ from speccascade_jax.methods.assemble import assemble
 from speccascade_jax.pairs.prompts import make_prompt
 from tests.support import conformance, reference
 
-# the sizes, the block and the stop id of engine_rows_test.py: both files then share their compiled programs
+# the sizes, the block and the stop id of tests/engine/rows_test.py: both files then share their compiled programs
 ROWS, VOCAB, LENGTH, STOP = 16, 9, 14, 4
 PROMPTS = [[1], [2, 3], [0, 5, 6], [7, 1]] * 4
 

@@ -116,7 +116,7 @@ def test_the_files_of_a_run_and_the_recipe_in_a_record_are_a_profile_too(tmp_pat
     recipe.write_text(_resolve(experiment.run, ["gin/run.gin", *parts]).configuration())
     for files in (parts, [str(recipe)]):
         gin.clear_config()
-        assert _resolve(profiling.profile, ["gin/profile.gin", *files])[0].name == Path(SHIPPED).stem
+        assert _resolve(profiling.profile, ["gin/profiling.gin", *files])[0].name == Path(SHIPPED).stem
 
 
 def test_the_survey_is_of_a_pair_and_a_task():
@@ -203,7 +203,7 @@ def one_deferral_rule(monkeypatch):
 
     made = {name: lambda rule, made=made: made(stand_in(rule)) for name, made in drafting.VERIFIERS.items()}
     monkeypatch.setattr(drafting, "VERIFIERS", made)
-    monkeypatch.setattr(widths, "WIDTHS", ())  # a program per width; scoring_test.py has them
+    monkeypatch.setattr(widths, "WIDTHS", ())  # a program per width; tests/engine/widths_test.py has them
 
 
 HEAVY = [pytest.param(config, marks=pytest.mark.laws) for config in SWEEPS if config != QUICKSTART]
@@ -299,7 +299,7 @@ def _bindings(pattern, file) -> set[str]:
 def test_every_gin_file_is_one_that_these_tests_know():
     known = {
         "gin/run.gin",
-        "gin/profile.gin",
+        "gin/profiling.gin",
         "gin/survey.gin",
         "gin/spec_bench.gin",
         "gin/calibrate.gin",

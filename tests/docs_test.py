@@ -1,27 +1,113 @@
-"""The walkthroughs of the documentation run."""
+"""The walkthroughs of the documentation run, from files of one's own, outside of the package."""
 
+import importlib
+import json
 import re
+import sys
 from pathlib import Path
 
+import gin
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.data.tasks.table import get_task
+from speccascade_jax.evaluation import experiment
+from speccascade_jax.runtime import gin_flags
+from tests.support import conformance, tiny_pair
+
 DOCS = Path(__file__).parent.parent / "docs"
+IDEAS = "my_ideas"
 
 
-def executed_blocks(name):
-    """The Python blocks of a page that are marked as executed here."""
-    text = (DOCS / name).read_text(encoding="utf-8")
-    return re.findall(r"<!-- executed by tests/docs_test.py -->\n```python\n(.*?)```", text, flags=re.DOTALL)
+def blocks(mark):
+    """The code blocks of docs/extending.md behind a comment."""
+    text = (DOCS / "extending.md").read_text(encoding="utf-8")
+    return re.findall(rf"<!-- {re.escape(mark)} -->\n```\w*\n(.*?)```", text, flags=re.DOTALL)
 
 
-def test_extending_walkthrough_adds_a_rule_that_conforms(capsys):
-    blocks = executed_blocks("extending.md")
-    assert len(blocks) == 3
-    definition = blocks[0].split("import speccascade_jax as sc\n")[1].strip()
+@pytest.fixture
+def ideas(tmp_path, monkeypatch):
+    """A folder with the page's files, which Python finds."""
+    for name in (f"{IDEAS}.py", f"{IDEAS}.gin"):
+        (tmp_path / name).write_text("\n\n".join(blocks(f"file: {name}")), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    yield importlib.import_module(IDEAS)
+    sys.modules.pop(IDEAS)
+
+
+def test_a_rule_takes_ten_lines_and_is_decoded(ideas, capsys):
+    definition = blocks(f"file: {IDEAS}.py")[0].split("import speccascade_jax as sc\n")[1].strip()
     assert len([line for line in definition.splitlines() if line.strip()]) <= 10  # "ten lines" is a promise
-    namespace = {}
-    for block in blocks:
-        exec(block, namespace)
+    decoding, _ = blocks("executed by tests/docs_test.py")
+    exec(decoding, namespace := {})
     assert namespace["out"].tokens.shape == (2, 12)
     assert capsys.readouterr().out.startswith("[[")
+
+
+@pytest.mark.laws
+def test_it_is_held_to_what_rules_are_held_to(ideas):
+    exec(blocks("executed by tests/docs_test.py")[1], {})
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"stop": "my_ideas.Surprise", "stop_threshold": 0.5, "block_size": 4},
+        {"drafters": ("my_ideas.repeats",)},
+    ],
+)
+def test_what_stops_and_what_drafts_leave_the_targets_law_alone(ideas, chosen):
+    q_table, p_table = conformance.tables(3, seed=61)
+    pair = conformance.tabular_pair(q_table, p_table)
+    out = sc.decode(pair, [[0, 1, 0]] * 20_000, **chosen, temperature=1.0, max_new_tokens=6)
+    assert 0.05 < out.stats["acceptance_rate"] < 1
+    law = conformance.law_by_rule(sc.RULES["spec_decode"], q_table, p_table, 0.0, 1.0, 1.0)
+    assert conformance.sequence_p_value(out.tokens, law) > 1e-3
+
+
+def test_the_task_is_one(ideas):
+    task = get_task("my_ideas.SMALL_TALK")
+    assert task is ideas.SMALL_TALK and len(task.load()) == 10
+
+
+def test_all_of_them_are_swept_tabulated_and_drawn_by_the_gin_file(ideas, tmp_path, capsys):
+    """The page's file on a very small pair, untimed."""
+    small = {"points.ModelPair.name": str(tiny_pair.write(tmp_path)), "Evaluation.max_new_tokens": 8}
+    bindings = [f"{name} = {value!r}" for name, value in (small | {"Evaluation.latency_examples": 0}).items()]
+    gin.clear_config()
+    gin_flags.parse_gin([f"{IDEAS}.gin"], bindings)
+    gin.get_configurable(experiment.sweep)()
+    gin.clear_config()
+    records = [json.loads(line) for line in (tmp_path / "results/my_ideas.jsonl").read_text().splitlines()]
+    curves = {record["point"]["curve"] for record in records}
+    assert curves == {
+        "autoregressive", "autoregressive_draft", "spec_decode", "my_ideas.FAVOURITE",
+        "speculative[my_ideas.Surprise]@0.3", "speculative[my_ideas.Surprise]@0.7", "spec_decode[my_ideas.repeats]",
+    }  # fmt: skip
+    said = capsys.readouterr().out
+    for name in ("favourite", "SpecDecode [Surprise]", "SpecDecode [my_ideas.repeats]"):
+        assert name in said, name
+    assert (tmp_path / "results/my_ideas.png").read_bytes().startswith(b"\x89PNG")
+    lossless = [r for r in records if r["point"]["lossless"] or r["point"]["method"] == "autoregressive"]
+    assert len(lossless) == 5 and len({r["quality"]["value"] for r in lossless}) == 1  # greedy
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"rule": "my_ideas.favourit"}, "module 'my_ideas' has no 'favourit'"),
+        ({"rule": "my_idea.FAVOURITE"}, "there is no module 'my_idea'; its file lies where you start from"),
+        ({"rule": "my_ideas.favourite"}, "it must be a Rule"),
+        ({"stop": "my_ideas.Surprises", "stop_threshold": 0.1}, "module 'my_ideas' has no 'Surprises'"),
+        ({"drafters": ("my_ideas.Repeats",)}, "it must be a function"),
+    ],
+)
+def test_slips_are_named(ideas, given, said):
+    pair = conformance.tabular_pair(*conformance.tables(3, seed=61))
+    with pytest.raises(ValueError, match=said):
+        sc.decode(pair, [[0]], **given, max_new_tokens=3)
 
 
 PAGES = [*DOCS.rglob("*.md"), *(DOCS.parent / name for name in ("README.md", "CONTRIBUTING.md"))]
@@ -31,9 +117,11 @@ def test_every_page_names_files_that_exist():
     root = DOCS.parent
     for page in PAGES:
         for path in re.findall(r"`([\w/]+\.(?:py|gin|md))`", page.read_text(encoding="utf-8")):
-            assert (root / path).exists() or (root / "speccascade_jax" / path).exists(), f"{page.name} names {path}"
+            assert (root / path).exists() or (root / "speccascade_jax" / path).exists() or path.startswith(IDEAS), (
+                f"{page.name} names {path}"
+            )
 
 
 def test_no_number_is_still_to_be_measured():
     for page in PAGES:
-        assert not re.search(r"\b[A-Z]+_(TIME|OUTPUT|TABLE)\b", page.read_text(encoding="utf-8")), page.name
+        assert not re.search(r"\b[A-Z]+_(TIME|OUTPUT|TABLE)\b|^OUTPUT$", page.read_text(encoding="utf-8")), page.name

@@ -94,7 +94,7 @@ def sweep(
             estimate from one pass over the examples sees its rejection rate move (`surveying.plan`, at the first
             temperature and top-p).
         together, share: what tables and plots put side by side (`panels.panels`), and the second plot's horizontal
-            axis, a name in `figures.SHARES`.
+            axis, a name in `labels.SHARES`.
         reuse: stores from which points that this sweep has too are copied instead of being measured again.
         output: the store.
         dry_run: only list the points.

@@ -33,7 +33,7 @@ class ModelPair:
             the pair is called in records.
         target, draft, vocabulary: paths as `sc.Pair.load` takes them: any two checkpoints.
         others: name -> path of further drafts, which a method's `drafters` name.
-        dtype: of parameters and computation, a name in `models.base.DTYPES`: bfloat16 halves the memory (slow on CPU).
+        dtype: of parameters and computation, a name in `core.types.DTYPES`: bfloat16 halves the memory (slow on CPU).
 
     Raises:
         ValueError: one model without the other, a vocabulary without them, or an unknown dtype.
@@ -67,7 +67,7 @@ class Evaluation:
     """On what a point is measured, and how thoroughly.
 
     Attributes:
-        task: a name in `speccascade_jax.data.tasks.TASKS` ("gsm8k:4": with 4 exemplars), or a `SeqioTask`.
+        task: a name in `data.tasks.table.TASKS` ("gsm8k:4": with 4 exemplars), or a `SeqioTask`.
         split: one of its splits (`None`: the task's own choice).
         max_new_tokens: longest output in tokens; `None` is the task's.
         first_example: the first one measured on, for quality and latency; those before it are passed over.
@@ -196,7 +196,7 @@ class Method:
             "details": [*self.recipe.details(settings)],
             "rank": table.rank(self.name),
             "law": rule.name if self.trade_off is rule.alpha else self.name,
-            "lossless": rule.lossless and self.trade_off is None,
+            "lossless": rule.lossless and self.trade_off is None and not self.recipe.draft_alone,
             "swept_block": self.swept_block,
             "on_rejection": self.recipe.on_rejection(settings),
             "symbol": self.recipe.symbol,

@@ -2,7 +2,7 @@
 
 Sources: RMSNorm (Zhang and Sennrich, 2019), rotary positions (Su et al., 2021), gated feed-forward (Shazeer, 2020),
 grouped-query attention (Ainslie et al., 2023), soft caps, windows and post-norms (Gemma Team, 2024). Shape letters as
-in `models/base.py`, plus `N` query heads, `n` key-value heads, `g = N / n`, `K` head_dim, `E` d_model. Keys are
+in `core/protocols.py`, plus `N` query heads, `n` key-value heads, `g = N / n`, `K` head_dim, `E` d_model. Keys are
 `[B * n, K, S]`, values `[B * n, S, K]`.
 """
 

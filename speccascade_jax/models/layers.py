@@ -1,6 +1,6 @@
 """What the families of models share: the norm, the slots of a cache, kernels side by side.
 
-Shape letters as in `models/base.py`, plus `n` heads whose keys are cached, `K` head_dim. Keys are `[B * n, K, S]`,
+Shape letters as in `core/protocols.py`, plus `n` heads whose keys are cached, `K` head_dim. Keys are `[B * n, K, S]`,
 values `[B * n, S, K]` everywhere: with these layouts a block costs little more than a step on CPU.
 """
 

@@ -1,7 +1,7 @@
 """T5's layers with T5X's parameter names, shared by the teacher-forced and the cached path.
 
 Sources: T5 (Raffel et al., 2020), T5 1.1's gated feed-forward (Shazeer, 2020). Shape letters as in
-`models/base.py`, plus `H` heads, `K` head_dim, `E` d_model. Keys are `[B * H, K, S]`, values
+`core/protocols.py`, plus `H` heads, `K` head_dim, `E` d_model. Keys are `[B * H, K, S]`, values
 `[B * H, S, K]` everywhere: with these layouts a block costs little more than a step on CPU.
 """
 

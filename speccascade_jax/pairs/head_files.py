@@ -36,7 +36,7 @@ class Card:
 
     Attributes:
         depth, features: residual blocks, and the width of the draft's hidden states; law: whether it reads `with_law`.
-        w_rej: weight of rejections in its loss (`training.acceptance`); at 1 its probabilities are meant as such.
+        w_rej: weight of rejections in its loss (`training.heads.train`); at 1 its probabilities are meant as such.
         rule, alpha: whose kept probabilities it was taught.
         temperature, top_p, top_k, draft_temperature: the sampling under which.
         pair: the pair's name; pair_fingerprint, draft_fingerprint: `Pair.fingerprint`, and `fingerprints.of_model` of

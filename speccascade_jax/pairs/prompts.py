@@ -15,7 +15,7 @@ from speccascade_jax.pairs.pair import Pair
 
 
 def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1, max_new_tokens: int = 0) -> Prompt:
-    """Texts or ids as a right-padded `Prompt` of a bucket's width (`models.base.bucket`; one compilation each).
+    """Texts or ids as a right-padded `Prompt` of a bucket's width (`core.arrays.bucket`; one compilation each).
 
     Texts become ids as `text_ids` says; ids are taken as they are. Encoder-decoder models get them as the encoder's
     input and start decoding from id 0.

@@ -1,6 +1,6 @@
 """What may be called better: spots of a panel against the target alone and against the best of their column.
 
-Every comparison is paired over examples (`metrics.paired`). Where records do not hold single examples (or hold
+Every comparison is paired over examples (`results.bootstrap`). Where records do not hold single examples (or hold
 too few) there is no interval, and without one nothing is called better. Needs no JAX.
 """
 

@@ -106,7 +106,7 @@ def print_points(labels: Sequence[str]) -> None:
 
 
 def show(panels: Sequence[Panel], points: bool = False, tolerance: float = 0.0, margin: float = 0.0) -> None:
-    """Print `tables.grids` to the terminal; 160 columns wide where there is none."""
+    """Print `tables.table2.grids` to the terminal; 160 columns wide where there is none."""
     console = Console(width=None if sys.stdout.isatty() else 160)
     for grid in table2.grids(panels, points, tolerance, margin):
         console.print(grid.rich())

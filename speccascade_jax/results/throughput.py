@@ -26,7 +26,7 @@ def of_rates(draft: float, target: float, verification_rate: float, discard_rate
     """Tokens per second by paper 3's equation 2.3, which holds where `draft_steps` are the drafted tokens.
 
     Args:
-        draft, target: seconds per forward pass; verification_rate, discard_rate: as `metrics.efficiency` has them.
+        draft, target: seconds per forward pass; verification_rate, discard_rate: as `engine.measures` has them.
     """
     return 1.0 / (draft + draft * discard_rate + (target - draft) * verification_rate)
 

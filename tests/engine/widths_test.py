@@ -55,7 +55,7 @@ def trace(turn):
     return turn.num_new, turn.num_kept, turn.tokens, turn.eta
 
 
-@pytest.mark.parametrize("bonus", ["rule", "target"])
+@pytest.mark.parametrize("bonus", ["rule", pytest.param("target", marks=pytest.mark.laws)])
 def test_what_is_generated_does_not_depend_on_the_widths(bonus):
     """A rule that reads `q`, blocks of zero to nine tokens, rows that stop early: the same rounds as at full width."""
     q_table, p_table = conformance.tables(6, seed=41)

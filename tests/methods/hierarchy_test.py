@@ -35,7 +35,10 @@ LOSSY = Level(model="middle", budget=3, block_size=2, rule="opt", alpha=0.2, tem
 DEEP = Level(model="middle", budget=4, block_size=2, drafters=(Level(model="draft", budget=2, drafters=("middle",)),))
 
 
-@pytest.mark.parametrize("drafters", [(MIDDLE,), (LOSSY,), (DEEP,), ("middle",)])
+HEAVY = [pytest.param(drafters, marks=pytest.mark.laws) for drafters in ((MIDDLE,), (LOSSY,), ("middle",))]
+
+
+@pytest.mark.parametrize("drafters", [(DEEP,), *HEAVY])
 def test_whatever_drafts_a_lossless_rule_keeps_the_targets_law(pair, drafters):
     out = sc.decode(
         pair, [[0]] * ROWS, rule="spec_decode", drafters=drafters, temperature=0.9, max_new_tokens=6, seed=3
@@ -64,6 +67,7 @@ def test_levels_draw_bits_of_their_own(pair):
     assert min(conformance.transition_p_values(np.asarray(out.tokens), law)) > 1e-4
 
 
+@pytest.mark.laws
 def test_a_stack_is_streamed_as_it_is_decoded(pair):
     given = {"rule": "opt", "alpha": 0.2, "drafters": (LOSSY,), "temperature": 1.0, "max_new_tokens": 12, "seed": 4}
     streamed = [token.id for token in sc.stream(pair, [0], **given)]
@@ -109,7 +113,7 @@ points.Evaluation:
   task = 'tiny_translation'
   max_new_tokens = 6
   quality_examples = 4
-  latency_examples = 2
+  latency_examples = 0
   resamples = 10
 other/points.Method:
   name = 'spec_decode'
@@ -129,6 +133,7 @@ experiment.sweep:
 """
 
 
+@pytest.mark.laws
 def test_three_levels_are_swept_and_tabulated_by_gin_alone(folder, tmp_path, capsys):
     file, output = tmp_path / "stack.gin", tmp_path / "stack.jsonl"
     file.write_text(SWEEP.format(folder=str(folder), output=str(output)))

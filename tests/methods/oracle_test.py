@@ -39,6 +39,7 @@ def test_the_oracle_discards_nothing_and_calls_the_target_once_per_disagreement(
     assert 0 < ended < 40  # both ways of ending
 
 
+@pytest.mark.laws
 def test_a_cap_costs_calls_and_discards_nothing_still():
     q_table, _ = conformance.tables(9, seed=4)
     pair = conformance.tabular_pair(q_table, q_table)

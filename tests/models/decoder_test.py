@@ -125,7 +125,12 @@ def test_presets_have_the_published_options(name, num_heads, num_kv_heads, head_
     assert (config.scale, config.embedding_scale) == pytest.approx((scale, embedding_scale), rel=1e-9)
 
 
-@pytest.mark.parametrize(("name", "back"), [*((name, 5) for name in CONFIGS), ("gemma2_2b", None)])
+QUICK = ("gemma2_2b", "llama3.1_8b", "every layer local")
+CACHED = [pytest.param(name, 5, marks=() if name in QUICK else pytest.mark.laws) for name in CONFIGS]
+CACHED += [pytest.param("gemma2_2b", None, marks=pytest.mark.laws)]
+
+
+@pytest.mark.parametrize(("name", "back"), CACHED)
 def test_cached_logits_equal_teacher_forced_ones(name, back):
     """Blocks of several lengths, each row from its own position, across the window's edge and back again."""
     config = CONFIGS[name]

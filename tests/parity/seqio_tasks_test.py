@@ -76,7 +76,7 @@ def test_a_limit_is_the_beginning_of_one_order(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_prompts_are_cut_and_tokenised_as_seqio_does_it(name, source, long_texts):
-    """T5X's way, a vocabulary by path and lengths, gives the ids that `Evaluator` makes of the pair's vocabulary."""
+    """T5X's way, a vocabulary by path and lengths, gives the ids that a session makes of the pair's vocabulary."""
     from speccascade_jax.data.tasks import seqio_registry
 
     task, vocabulary = get_task(name), Vocabulary(SHIPPED)

@@ -1,7 +1,7 @@
 """The data sets of paper 1's T5 experiments, registered with seqio. Imported on use: importing this registers them.
 
 The texts are TensorFlow Datasets'. Prompts are T5's (Raffel et al. 2020, appendix D): the prefix of the row in
-`tasks.TASKS`, then the text. Paper 1 (§F.1) takes the validation splits, of 3,000 (newstest2013), 11,305 and 13,368
+`table.TASKS`, then the text. Paper 1 (§F.1) takes the validation splits, of 3,000 (newstest2013), 11,305 and 13,368
 examples; TensorFlow Datasets' catalogue gives the last two numbers for its XSum 1.1.0 and its CNN/DailyMail.
 """
 

@@ -1,4 +1,4 @@
-"""The table of tasks, and the readers of those that are plain pairs of texts; what a task is, `data.task` says.
+"""The table of tasks, and the readers of those that are plain pairs of texts; what a task is, `data.tasks.task` says.
 
 A new task is one reader (split -> examples) and one row of `TASKS`; one for decoder-only models, whose prompt shows
 solved examples first, is a reader and a row of a `data/few_shot_*.py`. Data sets other than the shipped one lie in the

@@ -137,7 +137,7 @@ def run(
 
     Args:
         pair, method, sampling, seed: as of a point; the target alone decodes under the same sampling.
-        conversation: a name in `data.spec_bench.CONVERSATIONS`; instruction: the system's, if any.
+        conversation: a name in `questions.CONVERSATIONS`; instruction: the system's, if any.
         questions: a file in Spec-Bench's format, relative to the data directory.
         categories: of the six; per_category: how many questions of each at most, `None` for all.
         max_new_tokens: of one answer.

@@ -2,7 +2,7 @@
 
 Paper 2 (§4.2, Appendix B) bounds the divergence between two laws of whole outputs, the target's and the method's, by
 the number of tokens `N` times the share that the draft decides times the threshold. What of that holds (METHODS
-section 5, and `tests/bounds_test.py` by enumerating all outputs of small models):
+section 5, and `tests/evaluation/survey/bounds_test.py` by enumerating all outputs of small models):
 
 * Both KLs obey the chain rule: the divergence of outputs *is* the expected sum of `Div` over the tokens that the draft
   decides, under the first argument's law of prefixes: the method's for `kl_reversed`, the target's for `kl`.

@@ -1,6 +1,6 @@
 """Paper 3's tables: forward times (Table 2), throughputs (Table 1), theorem 3.1's threshold, and dominance (Figure 4).
 
-What stands in the cells and what must be said below; the numbers come from `metrics.forward_times`, `throughput` and
+What stands in the cells and what must be said below; the numbers come from `results.forward_times`, `throughput` and
 `pareto`. Brackets hold 95% bootstrap intervals over examples. Needs no JAX.
 """
 

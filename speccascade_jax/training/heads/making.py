@@ -63,7 +63,7 @@ def make(
 
     Args:
         pair, evaluation, sampling, seed: as for a run; prompts are the evaluation's examples for quality.
-        rule, alpha: whose probability of keeping a token is the label, a name in `speccascade_jax.rules.RULES`.
+        rule, alpha: whose probability of keeping a token is the label, a name in `rules.deferral.RULES`.
         shard_size: prompts per shard; a kill loses one shard's work at most.
         output: the folder.
 

@@ -80,7 +80,7 @@ def split(prompts: Sequence[bytes], held_out: float, seed: int) -> tuple[np.ndar
     its rows on the other side are left out of both, so that nothing is judged on a prompt that is trained on.
 
     Args:
-        prompts: of every row what tells its prompt from others (`acceptance_shards.prompt_keys`).
+        prompts: of every row what tells its prompt from others (`shards.prompt_keys`).
 
     Raises:
         ValueError: fewer than two prompts, or one side is left without any.

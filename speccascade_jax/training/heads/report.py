@@ -2,7 +2,7 @@
 
 METHODS section 6: calibration overall, by position in the block, by range of the label. Judged are the tokens of fixed
 blocks that the engine really drafts for prompts nobody trained on (`acceptance_blocks`). A head's probability is taken
-with its weight of rejections undone (`training.acceptance.probability`), its calibration error also as it is. Beside
+with its weight of rejections undone (`train.probability`), its calibration error also as it is. Beside
 the heads stand what the draft says of itself: the largest probability and the entropy of its law, and the probability
 of the token it drew, raw and mapped by an isotonic regression fitted on the heads' training data.
 """

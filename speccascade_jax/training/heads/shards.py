@@ -41,7 +41,7 @@ class Examples:
 
     Attributes:
         ids: int32 `[N]`, the task's.
-        prompt_tokens, prompt_lengths, encoder_tokens: int32 `[N, P]`, `[N]`, `[N, E]` as in `models.base.Prompt`;
+        prompt_tokens, prompt_lengths, encoder_tokens: int32 `[N, P]`, `[N]`, `[N, E]` as in `core.types.Prompt`;
             `E` is 0 for decoder-only models.
         tokens: int32 `[N, L]`, `X`, which the target wrote, the stop id included; lengths: int32 `[N]`.
         proposals: int32 `[N, L]`, `Y_i ~ q̃(· | X_<i)`.

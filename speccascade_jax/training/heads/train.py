@@ -45,7 +45,7 @@ class HeadTrainer:
     Attributes:
         run_dir: where state, metrics and heads (`heads/depth1_wrej6.msgpack`) go; a run found there is resumed.
         pair: whose draft it is; data: folders of `acceptance_data`, made with that draft.
-        depths, w_rejs, laws: the grid; laws: whether a head reads the law too (`heads.acceptance.with_law`).
+        depths, w_rejs, laws: the grid; laws: whether a head reads the law too (`stopping.acceptance_head.with_law`).
         from_target: probability that a token of the mix is the target's.
         held_out: share of the prompts that is not trained on, but judged.
         batch_positions: positions per step, padding included; epochs: passes over the prompts.

@@ -46,7 +46,7 @@ class Trainer:
         seed: of parameters, dropout and data order.
         log_every, evaluate_every: in steps; save_every_minutes: of the resumable state.
         loss_batches: batches of `validation` that the validation loss is a mean over.
-        bleu_task, bleu_examples: the task (`data.tasks`) and how many of its examples BLEU is computed on.
+        bleu_task, bleu_examples: the task (`data.tasks.table`) and how many of its examples BLEU is computed on.
     """
 
     run_dir: str

@@ -60,6 +60,7 @@ def test_the_file_holds_the_very_tokens_that_ended_and_counts_the_others(make, a
     assert any(vocabulary.encode(vocabulary.decode(ids)) != ids for _, ids in ended)
 
 
+@pytest.mark.laws
 def test_training_reads_the_file_without_joining(make, alone):
     outputs = make("outputs.pieces.gz")
     outputs.write()
