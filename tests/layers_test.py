@@ -90,6 +90,20 @@ def test_what_is_imported_late_is_heavy_and_optional():
             )
 
 
+def test_the_root_holds_the_front_door_alone_and_files_stay_short():
+    assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py", "api.py", "streaming.py"}
+    long = {str(path): len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
+    assert not {name for name, lines in long.items() if lines > 400}
+
+
+def test_there_is_one_loop_over_rounds():
+    """The others are over a block's tokens, what a cache lacks, a width, and a root of an equation."""
+    loops = [path for path in PACKAGE.rglob("*.py") if "while_loop(" in path.read_text()]
+    assert {path.relative_to(PACKAGE).as_posix() for path in loops} == {
+        "engine/loop.py", "drafters/model.py", "models/along.py", "engine/widths.py", "rules/laws.py",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("room", ["metrics", "results"])
 def test_rooms_that_need_no_jax_load_none(room):
     modules = [".".join(p.relative_to(PACKAGE.parent).with_suffix("").parts) for p in (PACKAGE / room).rglob("*.py")]

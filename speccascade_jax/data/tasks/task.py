@@ -1,4 +1,4 @@
-"""What a task is: examples of a data set, and how they become prompts and scores. The table of them is `data.tasks.table`."""
+"""What a task is: examples of a data set, and how they become prompts and scores. The table: `data.tasks.table`."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def windows(evaluation: Evaluation, search_examples: int, test_examples: int, he
 
 
 def candidates(*, seeds: Sequence[int], **given: Any) -> list[Point]:
-    """The target, then every candidate with the first seed, the draft alone before all; as `enumeration.enumerate_points`.
+    """The target, then every candidate with the first seed, the draft alone before all (`enumerate_points`).
 
     Raises:
         ValueError: as there; no seed.

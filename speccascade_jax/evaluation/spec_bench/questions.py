@@ -1,7 +1,7 @@
 """Spec-Bench (Xia et al. 2024): its questions, its six categories, and how conversations are written for a model.
 
-No row of `data.tasks.table.TASKS`: it compares speed, most of its questions have no reference that a metric could use, and its
-second turns contain the model's own answers. `answering` runs it.
+No row of `data.tasks.table`: it compares speed, most of its questions have no reference that a metric could use, and
+its second turns contain the model's own answers. `answering` runs it.
 """
 
 from __future__ import annotations
