@@ -102,12 +102,20 @@ def test_all_of_them_are_swept_tabulated_and_drawn_by_the_gin_file(ideas, tmp_pa
         ({"rule": "my_ideas.favourite"}, "it must be a Rule"),
         ({"stop": "my_ideas.Surprises", "stop_threshold": 0.1}, "module 'my_ideas' has no 'Surprises'"),
         ({"drafters": ("my_ideas.Repeats",)}, "it must be a function"),
+        ({"stop": "my_ideas.FAVOURITE", "stop_threshold": 0.1}, "stop policy 'my_ideas.FAVOURITE' is none"),
     ],
 )
 def test_slips_are_named(ideas, given, said):
     pair = conformance.tabular_pair(*conformance.tables(3, seed=61))
     with pytest.raises(ValueError, match=said):
         sc.decode(pair, [[0]], **given, max_new_tokens=3)
+
+
+def test_a_mistake_in_the_file_shows_as_itself(tmp_path, monkeypatch):
+    (tmp_path / "mistaken.py").write_text("import math\nRULE = math.no_such_thing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        get_task("mistaken.RULE")
 
 
 PAGES = [*DOCS.rglob("*.md"), *(DOCS.parent / name for name in ("README.md", "CONTRIBUTING.md"))]

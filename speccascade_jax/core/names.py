@@ -30,9 +30,11 @@ def look_up(what: str, name: str, table: Mapping[str, Any], kind: Any, also: str
     Raises:
         ValueError: no such entry (the message names the nearest), no such module or name in it, or another kind.
     """
+    if not isinstance(name, str):
+        raise ValueError(f"{what} {name!r} is no name: the {what}s are {', '.join(table)}")
     if name in table:
         return table[name]
-    if "." not in str(name):
+    if not all(name.split(".")) or "." not in name:
         raise ValueError(
             f"unknown {what} {name!r}: {hint(name, table)}the {what}s are {', '.join(table)}; "
             f"one of your own is named module.NAME{also}"
@@ -40,10 +42,13 @@ def look_up(what: str, name: str, table: Mapping[str, Any], kind: Any, also: str
     return _imported(what, name, kind)
 
 
+_MISSING = object()
+
+
 def _imported(what: str, name: str, kind: Any) -> Any:
     module, _, attribute = name.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        found = getattr(importlib.import_module(module), attribute, _MISSING)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the module is there, and imports something that is not
@@ -51,8 +56,8 @@ def _imported(what: str, name: str, kind: Any) -> Any:
             f"{what} {name!r}: there is no module {error.name!r}; its file lies where you start from, or in a "
             f"folder of PYTHONPATH"
         ) from error
-    except AttributeError as error:
-        raise ValueError(f"{what} {name!r}: module {module!r} has no {attribute!r}") from error
+    if found is _MISSING:
+        raise ValueError(f"{what} {name!r}: module {module!r} has no {attribute!r}")
     if not isinstance(found, kind):
         kinds = kind if isinstance(kind, tuple) else (kind,)
         wanted = " or a ".join(each.__name__ for each in kinds)

@@ -16,7 +16,8 @@ from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Poi
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.survey import surveying
 from speccascade_jax.evaluation.validation import validate
-from speccascade_jax.methods.drafting import models_of
+from speccascade_jax.methods import table
+from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.results import panels, printing
 from speccascade_jax.results.labels import SHARES
 from speccascade_jax.results.store import Record, ResultStore, check_format, fill
@@ -147,8 +148,14 @@ def _planned(
     alphas: dict[str, Sequence[float]],
     count: int,
 ) -> dict[str, Sequence[float]]:
-    free = [name for name in methods if isinstance(name, str) and name not in alphas and name in RULES]
+    unnamed = [name for name in methods if isinstance(name, str) and name not in alphas]
+    free = [name for name in unnamed if name in RULES or _is_a_rule(name)]
     return alphas | surveying.plan(_of_all(groups), groups[0][0], free, whole("plan", count, 2))
+
+
+def _is_a_rule(name: str) -> bool:
+    recipe = table.get(name)
+    return isinstance(recipe, Speculation) and recipe.bare
 
 
 def measure(groups: Sequence[Sequence[Point]], store: ResultStore, session: Session) -> int:
@@ -184,15 +191,9 @@ def check_presentation(together: Sequence[str], share: str) -> None:
 
 
 def open_session(points: Sequence[Point]) -> Session:
-    """A session of points that share pair and evaluation; no model or head that one of them asks is found missing late.
-
-    Raises:
-        ValueError: a drafter that the pair does not hold; as `Heads.check`.
-    """
+    """A session of points that share pair and evaluation, checked (`Session.check`)."""
     session = Session(points[0].pair, points[0].evaluation)
-    for name in {name for point in points for name in models_of(point.method.drafters)}:
-        session.pair.model(name)
-    session.heads.check((point.method, point.sampling) for point in points)
+    session.check((point.method, point.sampling) for point in points)
     return session
 
 

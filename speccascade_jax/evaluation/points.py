@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from speccascade_jax.core.checks import several
 from speccascade_jax.core.names import DRAFT, TARGET
 from speccascade_jax.core.types import DTYPES
 from speccascade_jax.data.tasks.seqio_task import SeqioTask
@@ -126,13 +127,16 @@ class Method:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
-        put(self, "drafters", tuple(self.drafters))
+        several("drafters", self.drafters)
+        put(self, "drafters", tuple(map(_recorded, self.drafters)))
+        _by_name(self)
         if self.head is not None:
             put(self, "head", str(self.head))
         for name in ("alpha", "stop_threshold"):
             if getattr(self, name) is not None:
                 put(self, name, float(getattr(self, name)))
         own = self.recipe.resolved(self.settings())
+        put(self, "rule", own.rule)
         put(self, "block_size", own.block_size)
         put(self, "bonus", own.bonus)
 
@@ -191,12 +195,17 @@ class Method:
     def facts(self) -> dict[str, Any]:
         """What tables and plots must know of it and cannot ask, for they know no methods."""
         settings, rule = self.settings(), self.decides
+        law = rule.name if self.trade_off is rule.alpha else self.name
+        lossless = rule.lossless and self.trade_off is None and not self.recipe.draft_alone
+        if not lossless:  # it hangs on what is drafted
+            greedy = ["greedy"] * getattr(self.recipe, "greedy_draft", False)
+            law += "".join(f"[{each}]" for each in [*map(str, self.drafters), *greedy] if each != DRAFT_MODEL)
         return {
             "title": self.recipe.heading(settings),
             "details": [*self.recipe.details(settings)],
             "rank": table.rank(self.name),
-            "law": rule.name if self.trade_off is rule.alpha else self.name,
-            "lossless": rule.lossless and self.trade_off is None and not self.recipe.draft_alone,
+            "law": law,
+            "lossless": lossless,
             "swept_block": self.swept_block,
             "on_rejection": self.recipe.on_rejection(settings),
             "symbol": self.recipe.symbol,
@@ -264,6 +273,29 @@ class Point:
 
 _PACKAGE = "speccascade_jax"
 _PARTS = ("pair", "evaluation", "method", "sampling")
+
+
+_NUMBERS = ("alpha", "stop_threshold", "temperature", "top_p", "draft_temperature")
+
+
+def _recorded(drafter: str | Level) -> str | Level:
+    """A drafter as records hold it: names, and one Python number for each of its numbers."""
+    if isinstance(drafter, str):
+        return drafter
+    _by_name(drafter)
+    numbers = {name: getattr(drafter, name) for name in _NUMBERS}
+    try:
+        known: dict[str, Any] = {name: float(number) for name, number in numbers.items() if number is not None}
+    except TypeError as error:
+        raise ValueError(f"level {drafter.model!r} has a number that is none: {numbers}") from error
+    return dataclasses.replace(drafter, **known, drafters=tuple(map(_recorded, drafter.drafters)))
+
+
+def _by_name(part: Method | Level) -> None:
+    """Refuse rules and policies that a record could not name."""
+    for name in ("rule", "accept", "stop"):
+        if not isinstance(getattr(part, name), str | None):
+            raise ValueError(f"{name}={getattr(part, name)!r:.60} has no name in a record: write 'module.NAME'")
 
 
 def _fields(part: Any) -> dict[str, Any]:

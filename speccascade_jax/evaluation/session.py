@@ -5,7 +5,7 @@ All α's of a rule share one program and, since controls are per row, the same b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +20,9 @@ from speccascade_jax.data.vocabularies.vocabulary import TextVocabulary
 from speccascade_jax.engine.generate import Generation
 from speccascade_jax.evaluation.environment import hardware
 from speccascade_jax.evaluation.heads import Heads
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point
+from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.methods.assemble import build
+from speccascade_jax.methods.drafting import models_of
 from speccascade_jax.methods.recipe import Built
 from speccascade_jax.metrics import quality
 from speccascade_jax.pairs.pair import Pair, load_pair
@@ -107,6 +108,17 @@ class Session:
                 f"first_example={first} or the {count} examples, or let the Session's own evaluation load more"
             )
         return np.arange(first, end)
+
+    def check(self, chosen: Iterable[tuple[Method, Sampling]]) -> None:
+        """Refuse methods with a drafter that the pair does not hold, and as `Heads.check`; nothing is compiled.
+
+        Raises:
+            ValueError: no such model; as there.
+        """
+        chosen = list(chosen)
+        for name in {name for method, _ in chosen for name in models_of(method.drafters)}:
+            self.pair.model(name)
+        self.heads.check(chosen)
 
     def key(self, point: Point) -> str:
         """The key of the point's record: hash of its configuration, the weights, the examples and the device."""

@@ -11,7 +11,7 @@ from speccascade_jax.drafters.none import NoDrafter
 from speccascade_jax.engine.generate import Generator
 from speccascade_jax.engine.loop import Engine
 from speccascade_jax.methods.recipe import Built, Recipe
-from speccascade_jax.methods.settings import Settings
+from speccascade_jax.methods.settings import DRAFT_MODEL, Settings
 from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules.acceptance import Speculative
@@ -40,7 +40,10 @@ class Alone(Recipe):
         return self.model != "target"
 
     def resolved(self, settings: Settings) -> Settings:
-        """Without what means nothing."""
+        """Without rule, block size and bonus, which a sweep may name for all; what else is drafted by is refused."""
+        for name in ("accept", "stop", "stop_threshold", "drafters"):
+            if (given := getattr(settings, name)) is not None and given != (DRAFT_MODEL,):
+                raise ValueError(f"method {self.name!r} has no {name}, got {given!r}: one model writes; leave it out")
         return Settings(
             method=settings.method,
             temperature=settings.temperature,
@@ -61,5 +64,6 @@ class Alone(Recipe):
 
     def build(self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None) -> Built:
         """An engine without a drafter."""
+        self.resolved(settings)
         bound = pair.model(self.model)
         return Built(Generator(engine_of(bound.model, stop_ids)), {"target": bound.params, "drafter": {}})

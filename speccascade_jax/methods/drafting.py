@@ -9,6 +9,8 @@ from __future__ import annotations
 from types import FunctionType
 from typing import Any
 
+import numpy as np
+
 from speccascade_jax.core import names
 from speccascade_jax.core.checks import per_row, whole
 from speccascade_jax.core.controls import make_controls
@@ -24,18 +26,27 @@ from speccascade_jax.rules import deferral
 from speccascade_jax.rules.acceptance import VERIFIERS
 from speccascade_jax.rules.rule import Rule, checked_alpha
 from speccascade_jax.rules.verification import Verifier
-from speccascade_jax.stopping.policies import STOPS, AcceptanceHead
+from speccascade_jax.stopping.policies import STOPS, AcceptanceHead, Oracle
 
 
-def policy_of(stop: Any, block_size: int) -> StopPolicy:
+def policy_of(stop: Any, block_size: int, *, told: bool = False) -> StopPolicy:
     """The stop policy that is named, or that a class makes, for blocks of at most `block_size`.
+
+    Args:
+        told: whether the method tells the oracle where to stop.
 
     Raises:
         ValueError: no such policy, or a block size below 1.
     """
     made = names.look_up("stop policy", stop, STOPS, object) if isinstance(stop, str) else stop
-    policy: StopPolicy = made(whole("block_size", block_size, 1))
-    return policy
+    size = whole("block_size", block_size, 1)
+    policy: Any = made(size) if callable(made) and not isinstance(made, Rule) else None
+    if not all(hasattr(policy, name) for name in ("block", "adaptive", "threshold", "init")):
+        raise ValueError(f"stop policy {stop!r} is none: it must be a class like those of stopping.policies")
+    if isinstance(policy, Oracle) and not told:
+        raise ValueError(f"stop={stop!r} must be told beforehand where to stop: method 'stop_oracle' does that")
+    checked: StopPolicy = policy
+    return checked
 
 
 def verifier_of(accept: str, rule: Rule) -> Verifier:
@@ -68,7 +79,7 @@ def checked_threshold(policy: StopPolicy, whose: str, given: Any) -> Any:
 
 
 def _count(given: Any) -> int:
-    return len(given) if hasattr(given, "__len__") else 1
+    return len(given) if np.ndim(given) else 1
 
 
 def the_one(drafters: tuple[str | Level, ...], whose: str) -> str | Level:
@@ -80,6 +91,48 @@ def the_one(drafters: tuple[str | Level, ...], whose: str) -> str | Level:
     if len(drafters) != 1:
         raise ValueError(f"{whose} takes one drafter, got {len(drafters)} ({', '.join(map(str, drafters)) or 'none'})")
     return drafters[0]
+
+
+def by_model(drafters: tuple[str | Level, ...]) -> bool:
+    """Whether one of the pair's models drafts, which alone a stop policy can ask."""
+    return all(isinstance(each, str) and "." not in each for each in drafters)
+
+
+def check(drafters: tuple[str | Level, ...], whose: str) -> None:
+    """Refuse drafters that cannot be, all the way down, before anything is loaded.
+
+    Raises:
+        ValueError: as `drafter_of`, but for models, which only a pair knows; a choice that nothing would read.
+    """
+    which = the_one(drafters, whose)
+    if isinstance(which, Level):
+        _check_level(which)
+    elif not by_model(drafters):
+        names.look_up("drafter", which, {}, FunctionType)
+
+
+def _check_level(level: Level) -> None:
+    whose = f"level {level.model!r}"
+    whole("budget", level.budget, 1)
+    check_bonus(level.bonus)
+    verifier_of(level.accept, deferral.get(level.rule))
+    policy_of(level.stop, level.block_size)
+    check(level.drafters, whose)
+    below, unread = level.drafters[0], list[str]()
+    if not by_model(level.drafters):
+        unread += ["stop", "stop_threshold"]
+    if isinstance(below, Level):
+        unread += ["block_size"] + ["draft_temperature"] * (below.temperature is not None)
+    for name in unread:
+        if (given := getattr(level, name)) is not None and given != Level.__dataclass_fields__[name].default:
+            raise ValueError(f"{name}={given!r} of {whose} means nothing under what drafts for it: leave it out")
+
+
+def asks_head(drafters: tuple[str | Level, ...], policy: StopPolicy) -> bool:
+    """Whether a model among them drafts under an acceptance head."""
+    levels = [each for each in drafters if isinstance(each, Level)]
+    own = by_model(drafters) and isinstance(policy, AcceptanceHead)
+    return own or any(asks_head(each.drafters, policy_of(each.stop, each.block_size)) for each in levels)
 
 
 def drafter_of(
@@ -131,7 +184,7 @@ def level_engine(pair: Pair, level: Level, head: Head | None = None) -> tuple[En
 
 
 def draft_sampling(drafters: tuple[str | Level, ...], own: Any) -> Any:
-    """The temperature that a draft is sampled at: a level's own, if it has one."""
+    """The temperature that a draft is sampled at: a level's own, if it has one, in place of `own`."""
     first = drafters[0] if len(drafters) == 1 else None
     return first.temperature if isinstance(first, Level) and first.temperature is not None else own
 

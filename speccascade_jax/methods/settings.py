@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from speccascade_jax.core import names
+from speccascade_jax.core.checks import several
 from speccascade_jax.rules.rule import Rule
 
 DRAFT_MODEL = "draft"
@@ -42,6 +43,7 @@ class Level:
     drafters: tuple[str | Level, ...] = (DRAFT_MODEL,)
 
     def __post_init__(self) -> None:
+        several("drafters", self.drafters)
         object.__setattr__(self, "drafters", tuple(self.drafters))
 
     def __str__(self) -> str:
@@ -104,6 +106,7 @@ class Settings:
     draft_temperature: Any = None
 
     def __post_init__(self) -> None:
+        several("drafters", self.drafters)
         object.__setattr__(self, "drafters", tuple(self.drafters))
 
     @classmethod

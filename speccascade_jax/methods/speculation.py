@@ -20,7 +20,7 @@ from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules import deferral
 from speccascade_jax.rules.rule import Alpha, Rule, checked_alpha
-from speccascade_jax.stopping.policies import AcceptanceHead, Fixed
+from speccascade_jax.stopping.policies import Fixed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +75,15 @@ class Speculation(Recipe):
     def details(self, settings: Settings) -> tuple[str, ...]:
         """The method's own detail, the rule's variant, a stop policy and drafters that were chosen."""
         rule, stop = self.rule(settings), ""
+        kind = rule.variant
+        if self.title and not kind and rule.name != deferral.get(self.decides).name:
+            kind = rule.title or rule.name
+        accept = "" if settings.accept in (None, self.accept) else settings.accept
         if settings.stop is not None:
             stop = settings.stop if isinstance(settings.stop, str) else getattr(settings.stop, "__name__", "own stop")
         drafters = settings.drafters
         drawn = "" if drafters == (DRAFT_MODEL,) else drafters_text(drafters, None)
-        return tuple(each for each in (self.detail, rule.variant, stop.rpartition(".")[2], drawn) if each)
+        return tuple(each for each in (self.detail, kind, accept, stop.rpartition(".")[2], drawn) if each)
 
     def policy(self, settings: Settings) -> StopPolicy:
         """When drafts end.
@@ -90,7 +94,8 @@ class Speculation(Recipe):
         size = self.block_size if settings.block_size is None else whole("block_size", settings.block_size, 1)
         if self.fixed_block and size != self.block_size:
             raise ValueError(f"{self.called} has blocks of {self.block_size}: leave block_size={size} out")
-        return drafting.policy_of(self.stop if settings.stop is None else settings.stop, size)
+        stop = self.stop if settings.stop is None else settings.stop
+        return drafting.policy_of(stop, size, told=self.stop == "oracle")
 
     def sweeps_block(self, settings: Settings) -> bool:
         """Whether a model drafts blocks that end at γ, whatever γ is."""
@@ -106,14 +111,19 @@ class Speculation(Recipe):
         return self.policy(settings).on_rejection
 
     def needs_head(self, settings: Settings) -> bool:
-        """Whether the stop policy asks one."""
-        return isinstance(self.policy(settings), AcceptanceHead)
+        """Whether a stop policy asks one, its own or a level's."""
+        return drafting.asks_head(settings.drafters, self.policy(settings))
 
     def resolved(self, settings: Settings) -> Settings:
         """With the method's own block size and bonus; where a level drafts, blocks have no size of their own."""
-        self.rule(settings)
+        drafting.verifier_of(settings.accept or self.accept, self.rule(settings))
+        drafting.check(settings.drafters, self.called)
         size: int | None = self.policy(settings).block
-        if any(isinstance(each, Level) for each in settings.drafters):
+        if not drafting.by_model(settings.drafters) and (stop := settings.stop or self.stop) != "fixed":
+            raise ValueError(
+                f"{self.called} ends blocks by {stop!r}, which asks a model: name one of the pair's to draft"
+            )
+        if isinstance(settings.drafters[0], Level):
             if settings.block_size is not None:
                 raise ValueError(
                     f"block_size={settings.block_size} means nothing where a level drafts: set Level.block_size, of "
@@ -129,9 +139,14 @@ class Speculation(Recipe):
         rule, heat = self.rule(settings), settings.draft_temperature
         if self.greedy_draft and heat is None:
             heat = 0.0
-        rule.check_temperatures(settings.temperature, heat)
-        alpha = checked_alpha(rule.alpha, f"rule {rule.name!r}", settings.alpha, rows)
         drawn = drafting.draft_sampling(settings.drafters, heat)
+        if settings.draft_temperature is not None and drawn is not heat:
+            raise ValueError(
+                f"draft_temperature={heat} and the temperature={drawn} of the level that drafts are one number: leave "
+                f"the former out"
+            )
+        rule.check_temperatures(settings.temperature, drawn)
+        alpha = checked_alpha(rule.alpha, f"rule {rule.name!r}", settings.alpha, rows)
         return make_controls(
             rows,
             alpha=alpha,

@@ -1,6 +1,7 @@
 """Hierarchies and choices of drafters as values: decoded, streamed, swept and tabulated without a line of code."""
 
 import json
+from dataclasses import replace
 
 import gin
 import numpy as np
@@ -8,8 +9,10 @@ import pytest
 
 import speccascade_jax as sc
 from speccascade_jax.evaluation import experiment
-from speccascade_jax.evaluation.points import Evaluation, Level, Method, ModelPair
+from speccascade_jax.evaluation.points import Evaluation, Level, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.validation import validate
 from speccascade_jax.results import panels, store
+from speccascade_jax.results.labels import label as labelled
 from speccascade_jax.results.tables import table2
 from speccascade_jax.runtime import gin_flags
 from speccascade_jax.runtime.paths import repository_root
@@ -32,7 +35,7 @@ def pair():
 
 MIDDLE = Level(model="middle", budget=3, block_size=2)
 LOSSY = Level(model="middle", budget=3, block_size=2, rule="opt", alpha=0.2, temperature=0.7)
-DEEP = Level(model="middle", budget=4, block_size=2, drafters=(Level(model="draft", budget=2, drafters=("middle",)),))
+DEEP = Level(model="middle", budget=4, drafters=(Level(model="draft", budget=2, drafters=("middle",)),))
 
 
 HEAVY = [pytest.param(drafters, marks=pytest.mark.laws) for drafters in ((MIDDLE,), (LOSSY,), ("middle",))]
@@ -72,6 +75,86 @@ def test_a_stack_is_streamed_as_it_is_decoded(pair):
     given = {"rule": "opt", "alpha": 0.2, "drafters": (LOSSY,), "temperature": 1.0, "max_new_tokens": 12, "seed": 4}
     streamed = [token.id for token in sc.stream(pair, [0], **given)]
     assert streamed == np.asarray(sc.decode(pair, [[0]], **given).tokens)[0].tolist()
+
+
+LEVELS = Level(model="middle", budget=3, drafters=(Level(model="draft", budget=2),))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ({"drafters": MIDDLE}, "drafters=.* is one value where a tuple is meant"),
+        ({"drafters": "draft"}, "drafters='draft' is one value where a tuple is meant"),
+        ({"drafters": (MIDDLE,), "block_size": 3}, "block_size=3 means nothing where a level drafts"),
+        ({"drafters": (MIDDLE,), "stop": "confidence", "stop_threshold": 0.3}, "ends blocks by 'confidence'"),
+        ({"drafters": (MIDDLE,), "method": "bild", "stop_threshold": 0.3}, "ends blocks by 'confidence'"),
+        (
+            {"drafters": (LOSSY,), "draft_temperature": 0.2},
+            "draft_temperature=0.2 and the temperature=0.7 of the level",
+        ),
+        ({"drafters": (LOSSY,), "method": "lossy_greedy", "alpha": 0.1}, "defined at temperature 0 only"),
+        (
+            {"drafters": (replace(LEVELS, stop="entropy", stop_threshold=1.0),)},
+            "stop='entropy' of level 'middle'",
+        ),
+        ({"drafters": (replace(LEVELS, block_size=9),)}, "block_size=9 of level 'middle' means nothing"),
+        ({"drafters": ("middle",), "method": "seq_cascade", "alpha": -3.0}, "'seq_cascade' has no drafters"),
+        ({"drafters": ("middle",), "method": "autoregressive"}, "'autoregressive' has no drafters"),
+        ({"stop": "oracle"}, "stop='oracle' must be told beforehand where to stop: method 'stop_oracle'"),
+        ({"drafters": (MIDDLE,), "method": "stop_oracle"}, "ends blocks by 'oracle'"),
+        ({"accept": "some"}, "unknown acceptance 'some'"),
+        ({"accept": "deferral", "rule": "lossy", "alpha": 0.1}, "lossy"),
+        ({"stop": 5}, "stop policy 5 is none"),
+        ({"rule": 0.5}, "rule 0.5 is no name"),
+        ({"method": ".a.b"}, "unknown method '.a.b'"),
+    ],
+)
+def test_what_nothing_would_read_and_what_is_no_name_is_refused_before_anything_is_loaded(pair, chosen, said):
+    """By `decode`, and by a point, which knows no pair yet."""
+    with pytest.raises(ValueError, match=said):
+        sc.decode(pair, [[0]], **chosen, max_new_tokens=3)
+    if chosen.get("stop") == 5 or "rule" in chosen and chosen["rule"] == 0.5:
+        return  # a record could not name them
+    kept = {name: value for name, value in chosen.items() if name not in ("method", "draft_temperature")}
+    with pytest.raises(ValueError, match=said):
+        point = Point(
+            pair=ModelPair(name="pair"), evaluation=Evaluation(task="tiny_translation").resolved(),
+            method=Method(name=chosen.get("method", "speculative"), **kept),
+            sampling=Sampling(draft_temperature=chosen.get("draft_temperature")),
+        )  # fmt: skip
+        validate(point)
+
+
+def test_a_head_that_a_level_asks_is_asked_and_one_that_nothing_asks_is_not():
+    headed = replace(MIDDLE, stop="acceptance_head", stop_threshold=0.3)
+    assert Method(name="spec_decode", drafters=(headed,)).needs_head
+    assert Method(name="spec_decode", drafters=(replace(LEVELS, drafters=(headed,)),)).needs_head
+    assert Method(name="specdecpp", stop_threshold=0.3).needs_head
+    assert not Method(name="spec_decode", drafters=(MIDDLE,)).needs_head
+
+
+def test_equal_levels_are_one_point_and_a_record_names_all_parts():
+    given = {"model": "middle", "budget": 3, "rule": "opt"}
+    same = [Method(name="spec_decode", drafters=(Level(**given, alpha=a),)) for a in (1, 1.0, np.float64(1))]
+    assert len(set(same)) == 1 and repr(same[0].drafters[0].alpha) == "1.0"
+    with pytest.raises(ValueError, match="level 'middle' has a number that is none"):
+        Method(name="spec_decode", drafters=(Level(**given, alpha=[0.1, 0.2]),))
+    with pytest.raises(ValueError, match="has no name in a record: write 'module.NAME'"):
+        Method(name="spec_decode", drafters=(replace(MIDDLE, rule=sc.RULES["opt"]),))
+
+
+def test_curves_that_differ_read_differently_and_lossy_ones_are_no_rivals_of_other_drafts():
+    chosen = [
+        Method(name="chow", alpha=0.1), Method(name="chow", alpha=0.1, accept="deferral"),
+        Method(name="chow", alpha=0.1, drafters=("middle",)), Method(name="fuzzy", alpha=0.1),
+        Method(name="fuzzy", alpha=0.1, rule="bild_star"), Method(name="fuzzy", alpha=0.1, rule="random_accept"),
+    ]  # fmt: skip
+    labels = [labelled({"point": {"head": None, "stop_threshold": None, **each.facts()}}) for each in chosen]
+    assert len(set(labels)) == len(labels), labels
+    laws = [each.facts()["law"] for each in chosen]
+    assert laws[0] == laws[1] == "chow" != laws[2] and laws[3] != "fuzzy_js"
+    lossless = [Method(name="spec_decode", drafters=drafters).facts()["law"] for drafters in (("draft",), ("middle",))]
+    assert lossless == ["spec_decode"] * 2
 
 
 @pytest.mark.parametrize(

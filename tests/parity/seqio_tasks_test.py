@@ -166,7 +166,7 @@ def test_what_is_not_registered_is_named(changes, message):
 
 def test_a_run_of_somebodys_own_task_and_its_record_again(source, tmp_path):
     """The files of a run, with gin/tasks/seqio.gin; then the recipe in the record, which finds its own result."""
-    files = ["gin/run.gin", "gin/models/directory.gin", "gin/tasks/seqio.gin", "gin/methods/chow.gin"]
+    files = ["gin/run.gin", "gin/models/directory.gin", "gin/tasks/seqio.gin", "gin/methods/token_v3.gin"]
     output = f"run.output='{tmp_path / 'runs.jsonl'}'"
     task = "name='their_texts' module='tests.parity.their_seqio_tasks' max_input_length=32 max_output_length=4"
     bindings = [f"PAIR={source.name!r}", "Method.alpha=0.5", "Evaluation.quality_examples=2", output]

@@ -30,6 +30,9 @@ class FakeSession:
     def __init__(self, law: Law, noise: float = 2.0):
         self.law, self.noise, self.asked, self.heads = law, noise, list[Point](), Heads(None)
 
+    def check(self, chosen) -> None:
+        self.heads.check(chosen)
+
     def key(self, point: Point) -> str:
         return point_key(configuration=point.configuration())
 

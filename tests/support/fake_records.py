@@ -48,7 +48,7 @@ def facts(point: dict[str, Any]) -> dict[str, Any]:
     """What a sweep would say of the point's method; of one that does not exist, what it says of a rule."""
     name = point["method"]
     made = Method(name=name if name in METHODS else "token_v3", rule=point.get("rule"), stop=point.get("stop"))
-    chosen = {"rule": None, "stop": None, "stop_threshold": None, "head": None} | made.facts()
+    chosen = {"rule": None, "stop": None, "stop_threshold": None, "head": None, "drafters": ["draft"]} | made.facts()
     known = {"curve": made.curve(), "family": made.family()}
     if name not in METHODS:
         chosen |= {"title": name, "law": name, "rank": len(METHODS)}

@@ -158,7 +158,6 @@ def candidates(*, seeds: Sequence[int], **given: Any) -> list[Point]:
 
 
 def _session(pair: ModelPair, evaluation: Evaluation, split: Split) -> Session:
-
     loaded = replace(split.search, judged=split.held_out.end - split.search.first)
     return Session(pair, loaded.of(evaluation))
 
@@ -166,7 +165,7 @@ def _session(pair: ModelPair, evaluation: Evaluation, split: Split) -> Session:
 def _halve(points: Sequence[Point], tolerance: Tolerance, split: Split, runners_up: int, bench: Bench) -> Found:
     """Search, then measure what was found on the held-out examples; on those of the test, if nothing will do."""
     target, *others = points
-    bench.session.heads.check((point.method, point.sampling) for point in points)
+    bench.session.check((point.method, point.sampling) for point in points)
     found = halving.search(bench, others, target, tolerance, halving.rungs(split.search), split.test, 1 + runners_up)
     best = [found.chosen, *found.others] if found.chosen else _safest_first(found.others)
     names = ["chosen" if found.chosen else "safest", *(f"runner-up {n}" for n in range(1, runners_up + 1))]

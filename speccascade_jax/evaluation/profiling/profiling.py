@@ -65,10 +65,9 @@ def profile(
     evaluation = replace(evaluation, quality_examples=batch * generations, latency_examples=0).resolved()
     point = Point(pair=pair, evaluation=evaluation, method=method, sampling=sampling, seed=seed)
     validate(point)
-
     with nullcontext(keep) if keep else tempfile.TemporaryDirectory() as folder:
         session = Session(pair, evaluation)
-        session.heads.check([(method, sampling)])
+        session.check([(method, sampling)])
         measured = measure(session, point, batch, generations, trials, Path(str(folder)))
     report.show(measured, top)
     if output:

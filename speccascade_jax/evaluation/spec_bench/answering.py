@@ -160,8 +160,6 @@ def run(
     whole("max_prompt_length", max_prompt_length, 1)
     form, asked = spec_bench.get_conversation(conversation), spec_bench.read(questions)
     chosen = choose(asked, categories, per_category)
-    pass
-
     loaded = replace(load_source(pair), max_prompt_length=max_prompt_length)
     speakers = [
         Speaker(loaded, each, sampling, form, instruction=instruction, max_new_tokens=max_new_tokens, seed=seed)

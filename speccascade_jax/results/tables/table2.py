@@ -22,14 +22,14 @@ from speccascade_jax.results.tables.grid import NONE, Grid
 
 
 def grids(panels: Sequence[Panel], points: bool = False, tolerance: float = 0.0, margin: float = 0.0) -> list[Grid]:
-    """Table 2, or with `points` the list of all points, for every setting; arguments as `summary.table2`."""
+    """Table 2, or with `points` the list of all points, for every setting; arguments as `panels.table2`."""
     return [points_grid(panel) for panel in panels] if points else table2_grids(panels, tolerance, margin)
 
 
 def table2_grids(panels: Iterable[Panel], tolerance: float = 0.0, margin: float = 0.0) -> list[Grid]:
     """Paper 1's Table 2, one grid per sampling, block size and bonus, two columns per task and pair.
 
-    Arguments and errors as `summary.table2`; panels without any method beside the two ends are left out.
+    Arguments and errors as `panels.table2`; panels without any method beside the two ends are left out.
     """
     tables: dict[tuple, list[Panel]] = defaultdict(list)
     for panel in panels:
