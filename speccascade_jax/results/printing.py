@@ -60,7 +60,7 @@ def one_line(record: Record) -> str:
     """A record's point and its main numbers."""
     point, quality = record["point"], record["quality"]
     alpha = "" if point["alpha"] is None else f" α={point['alpha']:g}"
-    parts = [f"{point['method'] + alpha:<24}", f"{quality['metric']} {quality['value']:6.2f}"]
+    parts = [f"{point['curve'] + alpha:<24}", f"{quality['metric']} {quality['value']:6.2f}"]
     if relative := record.get("relative_latency"):
         parts.append(f"latency {relative['value']:5.2f}×")
     rejection = record["measures"].get("rejection_rate")
