@@ -44,7 +44,7 @@ def long_texts():
 
 def their_task(name: str, **changes) -> SeqioTask:
     lengths = {"max_input_length": 32, "max_output_length": 8}
-    return SeqioTask(name=name, module="tests.parity.their_seqio_tasks", **lengths | changes)
+    return SeqioTask(name=name, module="tests.support.their_seqio_tasks", **lengths | changes)
 
 
 def small(task) -> Evaluation:
@@ -168,7 +168,7 @@ def test_a_run_of_somebodys_own_task_and_its_record_again(source, tmp_path):
     """The files of a run, with gin/tasks/seqio.gin; then the recipe in the record, which finds its own result."""
     files = ["gin/run.gin", "gin/models/directory.gin", "gin/tasks/seqio.gin", "gin/methods/token_v3.gin"]
     output = f"run.output='{tmp_path / 'runs.jsonl'}'"
-    task = "name='their_texts' module='tests.parity.their_seqio_tasks' max_input_length=32 max_output_length=4"
+    task = "name='their_texts' module='tests.support.their_seqio_tasks' max_input_length=32 max_output_length=4"
     bindings = [f"PAIR={source.name!r}", "Method.alpha=0.5", "Evaluation.quality_examples=2", output]
     bindings += ["Evaluation.latency_examples=0", *(f"SeqioTask.{setting}" for setting in task.split())]
     record = _run(files, bindings)
