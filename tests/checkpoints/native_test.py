@@ -65,9 +65,10 @@ def test_orbax_reads_the_parameters(saved, arrays):
     assert all(np.array_equal(restored[name], arrays[name]) for name in arrays)
 
 
-def test_files_are_few_and_tell_nothing_of_the_writer(saved, tmp_path):
+def test_files_are_few_and_tell_nothing_of_the_writer(saved, arrays, tmp_path):
     files = [file for file in saved.rglob("*") if file.is_file()]
-    assert len(files) <= 16
+    # not one or two per array; how many hangs on how long the writer waits: 16 on a free machine, 26 on a busy one
+    assert len(files) < len(arrays)
     told = [str(tmp_path), os.fspath(Path.home()), socket.gethostname(), "timestamp", "nsecs", "sharding"]
     told += [getpass.getuser()] if len(getpass.getuser()) > 5 else []
     for file in files:
