@@ -82,6 +82,12 @@ def test_two_engines_by_turns_have_numbers_and_bits_of_their_own():
     np.testing.assert_array_equal(found.tokens, plain.tokens)
     kept = [int(each["counters"].kept.sum()) for each in found.inner]
     assert min(kept) > 0 and int(found.stats.kept.sum()) > 20
+    lossy = replace(inner, verifier=Speculative(RULES["chow"]))
+    engine = replace(engine, drafter=Turns((NestedDrafter(lossy, 3), NestedDrafter(lossy, 3, arm=1))))
+    low, high = (make_controls(3, alpha=alpha) for alpha in (0.02, 0.98))
+    mixed, same = (run(engine, (one, one), temperature=0.0, inner=(low, other)) for other in (high, low))
+    rejected = [int(each.inner[1]["counters"].rejected.sum()) for each in (mixed, same)]
+    assert rejected[0] != rejected[1], "the second engine reads the first one's numbers"
     with pytest.raises(AssertionError, match="needs its Controls.inner"):
         run(engine, (one, one), temperature=0.0, inner=numbers[:1])
 
