@@ -1,7 +1,5 @@
 """The front door: `decode` and `target_law`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

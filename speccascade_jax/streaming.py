@@ -4,8 +4,6 @@ The rounds are `Engine.step`, the same that `generate` loops over on the device.
 transfer of a few integers per round, while everything else stays on the device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -4,8 +4,6 @@ Orbax reads the same zarr arrays, but it stops at the first failure, can't leave
 and does not tell which arrays are lost; so reading goes to tensorstore directly, and writing to Orbax.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A flipped bit changes a weight and nothing else, so a loader without digests can
 directory: `{"format": 1, "algorithm": "blake2b-128", "files": {file: {tensor: {"shape", "dtype", "blake2b"}}}}`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

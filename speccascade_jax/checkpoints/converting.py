@@ -1,7 +1,5 @@
 """From any format that is read to ours, and what a conversion would do."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What a checkpoint that can't be loaded says: the path, the arrays, the remedy."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 

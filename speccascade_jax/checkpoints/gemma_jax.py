@@ -4,8 +4,6 @@ Sizes come from the shapes; what shapes can't tell is Gemma 2's. Source of names
 https://github.com/google-deepmind/gemma.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from pathlib import Path

@@ -4,8 +4,6 @@ Kernels are stored `[out, in]`, so all matrices but embeddings are transposed. W
 layer to the embedding, a stored `lm_head.weight` is ignored, as transformers does.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -4,8 +4,6 @@ Sources: the configuration classes of transformers (T5, Gemma 2, Llama, Qwen 2),
 leaves out have their class's value.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What T5X does not store beside its arrays, a `T5Config`, from names and shapes; and shapes from configurations."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The families of models: what `config.json` calls each, its configuration and its model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

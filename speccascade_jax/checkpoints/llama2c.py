@@ -3,8 +3,6 @@
 RoPE rotates adjacent pairs there. Sources: https://github.com/karpathy/llama2.c, `export.py` and `run.c`.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import struct

@@ -1,7 +1,5 @@
 """Our own format: `config.json` (what the model is, what its arrays must be) and `params/` (Orbax)."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The directory that Orbax's PyTree handler writes: where its arrays lie, and how we write one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ A plan is data, so one reader serves every format: it holds the parameters that 
 two copies of a model. `fused` turns a plan into one for the layout that decoding uses (`models.layers.fuse`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`load` and `describe`: what lies at a path is told by what is there, not by its name."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

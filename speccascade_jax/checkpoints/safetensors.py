@@ -7,8 +7,6 @@ read: shapes are known from the header, and each tensor is read alone, at its of
 Source: the format's description, https://github.com/huggingface/safetensors#format.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math

@@ -1,7 +1,5 @@
 """T5X checkpoints: native (msgpack and zarr arrays, or one msgpack file) and through Orbax."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any

@@ -1,7 +1,5 @@
 """Small operations on arrays of rows that many rooms need."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

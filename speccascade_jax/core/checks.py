@@ -1,7 +1,5 @@
 """Refusing what has no meaning, naming the value and the remedy, before anything is compiled."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Building `Controls` from Python numbers, and refusing what has no meaning, before anything is compiled."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

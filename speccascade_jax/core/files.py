@@ -1,7 +1,5 @@
 """Files that are whole or not there, and hashes of what determines a record."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Names: of what stands in a table, of what is one's own, and what an error says about one that is not known."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 from collections.abc import Iterable, Mapping

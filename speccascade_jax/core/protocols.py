@@ -1,7 +1,5 @@
 """What the rooms ask of each other: models, drafters, stop policies."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import flax.struct

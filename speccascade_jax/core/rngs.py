@@ -5,8 +5,6 @@ position instead is wrong: a position that is drafted again would reuse bits tha
 already seen.
 """
 
-from __future__ import annotations
-
 import flax.struct
 import jax
 import jax.numpy as jnp

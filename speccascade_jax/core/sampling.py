@@ -4,8 +4,6 @@ Sorting 8,192 entries costs more than a small draft's whole step on CPU; thresho
 the bit patterns of float32 (exact: non-negative floats order as integers), and only when a row asks for them.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax

@@ -1,7 +1,5 @@
 """Where the data sets lie: one setting for the whole project."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

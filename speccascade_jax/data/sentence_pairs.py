@@ -1,7 +1,5 @@
 """Sentence pairs: reading them, as texts or token ids, and joining neighbours."""
 
-from __future__ import annotations
-
 import gzip
 import math
 from collections.abc import Sequence, Sized

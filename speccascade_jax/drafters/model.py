@@ -1,7 +1,5 @@
 """A language model that drafts, token by token, until its stop policy or the block's end says stop."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 

@@ -1,7 +1,5 @@
 """An engine that drafts for another engine: hierarchies of any depth (paper 4, Algorithm 1)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """No draft at all: the target alone through the same loop, which makes latencies comparable."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

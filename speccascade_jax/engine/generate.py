@@ -1,7 +1,5 @@
 """`generate`: a whole generation as one jitted program, and its result."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -3,8 +3,6 @@
 What tells the methods apart is which drafter, stop policy and acceptance are plugged in, never the loop.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple

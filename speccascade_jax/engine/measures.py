@@ -1,7 +1,5 @@
 """From counters to the measures that every experiment reports (METHODS section 9)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ Adaptive methods draft short blocks under a large capacity `G`. A program per wi
 them the capacity's `G + 1` positions in the target's call and in everything over the vocabulary behind it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Which points a sweep has: methods × α × γ × temperature × top-p × seeds, in groups that share a compilation."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

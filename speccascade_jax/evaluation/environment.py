@@ -1,7 +1,5 @@
 """What a computation ran on and with: part of every record."""
 
-from __future__ import annotations
-
 import os
 import platform
 from importlib import metadata

@@ -1,7 +1,5 @@
 """What gin files bind and the scripts call: `run` (one point) and `sweep` (many), into a store that resumes."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """The acceptance heads that methods ask: read once, and checked before anything is measured."""
 
-from __future__ import annotations
-
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator

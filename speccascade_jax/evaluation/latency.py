@@ -4,8 +4,6 @@ On a shared machine two programs measured one after the other compare the machin
 every run of a method stands next to a run of the baseline on the same example, and who goes first alternates.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

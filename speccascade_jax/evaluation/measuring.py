@@ -1,7 +1,5 @@
 """Measuring points: quality and counts in batches, latency at batch 1 interleaved with the target alone."""
 
-from __future__ import annotations
-
 import datetime
 import time
 from collections.abc import Iterator, Sequence

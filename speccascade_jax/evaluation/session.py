@@ -3,8 +3,6 @@
 All α's of a rule share one program and, since controls are per row, the same batches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Refusing points that have no meaning, before weights are read or anything is compiled."""
 
-from __future__ import annotations
-
 from speccascade_jax.core import checks
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point

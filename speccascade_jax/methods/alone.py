@@ -1,7 +1,5 @@
 """One model writes alone: the two ends of every plot."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from speccascade_jax.core.controls import make_controls

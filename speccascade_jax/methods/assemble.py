@@ -1,7 +1,5 @@
 """From a pair and settings to what generates: what `decode`, `stream` and the experiments share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

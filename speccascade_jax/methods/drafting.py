@@ -4,8 +4,6 @@ A drafter of one's own is a function `(pair, block_size) -> (drafter, parameters
 named `module.NAME`; docs/extending.md shows one.
 """
 
-from __future__ import annotations
-
 from types import FunctionType
 from typing import Any
 

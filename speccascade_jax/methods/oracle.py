@@ -5,8 +5,6 @@ with blocks that end just there. `N_discarded = 0` and, as long as no block is c
 no stop policy does better. It is an upper bound, not a method: its time would count the output twice.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar

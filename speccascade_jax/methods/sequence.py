@@ -4,8 +4,6 @@ Nothing is drafted for a round here, so these methods are two generations of the
 runs only where some row needs it (METHODS section 4; paper 1, eq. 1).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Speculation: a draft, a rule, an acceptance, a stop policy, and what follows a kept block."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

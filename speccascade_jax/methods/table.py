@@ -4,8 +4,6 @@ A method fixes an acceptance, a stop policy, what follows a kept block, and whic
 them run in the same loop (`engine.loop`); a paper's method is the row, not code. Sources: METHODS sections 2, 4, 5, 6.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

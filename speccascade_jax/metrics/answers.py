@@ -3,8 +3,6 @@
 All but F1 are 0 or 100. Each compares with one reference; `metrics.quality` takes the best of several.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from collections import Counter

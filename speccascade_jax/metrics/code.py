@@ -1,7 +1,5 @@
 """pass@1: whether a generated program passes its tests, run in the sandbox."""
 
-from __future__ import annotations
-
 import json
 
 from speccascade_jax.metrics import sandbox

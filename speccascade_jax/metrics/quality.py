@@ -5,8 +5,6 @@ corpus score, a score per example and a bootstrap come from one pass over the te
 that two records can be compared example by example without their texts (`results.bootstrap`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Models along given tokens: whole outputs in one pass, and caches that have fallen behind."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Caches of keys and values: their layouts, writing into them, and what may be seen of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import flax.struct

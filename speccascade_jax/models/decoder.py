@@ -5,8 +5,6 @@ Matrix products run at the caller's precision: on accelerators wrap calls in `ja
 where float32 parity matters.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

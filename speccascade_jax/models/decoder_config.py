@@ -4,8 +4,6 @@ Sources of the sizes: the models' published `config.json` files and papers (Gemm
 Llama Team, 2024; Qwen Team, 2024).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ in `core/protocols.py`, plus `N` query heads, `n` key-value heads, `g = N / n`, 
 `[B * n, K, S]`, values `[B * n, S, K]`.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Slot `i` of the cache holds a hash of the tokens up to `i`, so a forgotten rollb
 twice gives unrelated laws instead of slightly wrong ones.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import flax.struct

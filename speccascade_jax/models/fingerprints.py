@@ -1,7 +1,5 @@
 """Hashes of everything that a model's outputs depend on: what stored results and heads belong to."""
 
-from __future__ import annotations
-
 import hashlib
 
 import jax

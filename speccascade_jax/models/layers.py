@@ -4,8 +4,6 @@ Shape letters as in `core/protocols.py`, plus `n` heads whose keys are cached, `
 values `[B * n, S, K]` everywhere: with these layouts a block costs little more than a step on CPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

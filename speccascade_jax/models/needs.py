@@ -3,8 +3,6 @@
 Everything comes from `jax.eval_shape` of the code that runs, so that a 70-billion model is described on a laptop.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

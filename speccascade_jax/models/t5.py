@@ -4,8 +4,6 @@ Parameter names and shapes are T5X's. Matrix products run at the caller's precis
 wrap calls in `jax.default_matmul_precision("highest")` where float32 parity matters.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass, replace
 from typing import Any

@@ -5,8 +5,6 @@ Sources: T5 (Raffel et al., 2020), T5 1.1's gated feed-forward (Shazeer, 2020). 
 `[B * H, S, K]` everywhere: with these layouts a block costs little more than a step on CPU.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

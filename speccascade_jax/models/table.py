@@ -1,7 +1,5 @@
 """A model whose next-token logits depend on the last token alone: laws can be computed by hand for it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

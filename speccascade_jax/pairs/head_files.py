@@ -1,7 +1,5 @@
 """The file that an acceptance head is kept in, and what it was trained on."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models from checkpoints, and the one vocabulary that they share."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Texts or token ids as a `Prompt`: right-padded to a bucket's width, checked before anything is compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 

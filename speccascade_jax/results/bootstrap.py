@@ -11,8 +11,6 @@ own: two records were timed at different times, and what the machine did meanwhi
 JAX.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

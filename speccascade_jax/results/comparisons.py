@@ -4,8 +4,6 @@ Every comparison is paired over examples (`results.bootstrap`). Where records do
 too few) there is no interval, and without one nothing is called better. Needs no JAX.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from speccascade_jax.results.bootstrap import LEAST_EXAMPLES, Bootstrap, Interval, has_latency, has_quality

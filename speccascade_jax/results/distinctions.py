@@ -1,7 +1,5 @@
 """What tells curves of one method apart: block size, bonus, draft temperature, acceptance head. Needs no JAX."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import Any

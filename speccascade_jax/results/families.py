@@ -1,7 +1,5 @@
 """A panel's points as families that differ in one number: γ of fixed blocks, or the stop threshold h. Needs no JAX."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

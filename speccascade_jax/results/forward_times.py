@@ -6,8 +6,6 @@ for what it costs to be called at all, so there is an intercept; the fit without
 JAX.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

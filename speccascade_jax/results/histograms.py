@@ -3,8 +3,6 @@
 A survey counts (`count`) and writes the counts into its JSON file; `read` takes them up again for a figure.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

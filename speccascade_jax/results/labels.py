@@ -1,7 +1,5 @@
 """What curves are called in tables and legends: put together from what records say of their methods. Needs no JAX."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from speccascade_jax.results.store import Record

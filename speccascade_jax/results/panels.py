@@ -1,7 +1,5 @@
 """From records to curves and to paper 1's Table 2; what tables and plots share. Needs no JAX."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import defaultdict

@@ -4,8 +4,6 @@ Paper 3, section 4.3 and Figure 4. Both rates are ratios of sums over the exampl
 Every comparison is paired: both sides are counted on the same resamples of the examples. Needs no JAX.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ were timed; the target alone has a fit of its own, as the paper's stand-alone se
 timed runs alone. Needs no JAX.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property

@@ -3,8 +3,6 @@
 All obey the one identity of METHODS section 2: `kept + (1 − Σ kept) · replacement` is the law.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ A deferral rule `r(pair, alpha)` says which drafted tokens are handed to the tar
 Formulas: METHODS section 3; paper 1, Tables 1 and 3.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from functools import partial

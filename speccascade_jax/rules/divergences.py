@@ -5,8 +5,6 @@ a new one is one function and one row in `DIVERGENCES`. `0 log 0 = 0` and `p log
 Formulas: METHODS section 5; paper 2, section 3.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

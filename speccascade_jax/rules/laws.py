@@ -3,8 +3,6 @@
 Each is a function `(pair, alpha) -> float32 [..., V]`, where `alpha` has shape `[..., 1]`.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

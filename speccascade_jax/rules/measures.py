@@ -1,7 +1,5 @@
 """Numbers that rules decide by, of laws `[..., V]`."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 
 from speccascade_jax.core.types import Array

@@ -1,7 +1,5 @@
 """What a rule is: the decision about a draft, and what the tools must know of it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Verifying a block: the longest accepted prefix, and one token after it (METHODS section 2)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 

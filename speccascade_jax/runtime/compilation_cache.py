@@ -6,8 +6,6 @@ and the device: a stale one can't be used by mistake, a damaged one is a warning
 removed: the folder may be deleted at any time.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from pathlib import Path

@@ -3,8 +3,6 @@
 A script calls `main(function, required)` with the function of its gin file; gin supplies that function's arguments.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence

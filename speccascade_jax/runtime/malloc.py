@@ -1,7 +1,5 @@
 """How the C library hands memory to XLA on Linux: freed blocks are kept instead of returned."""
 
-from __future__ import annotations
-
 import os
 import sys
 

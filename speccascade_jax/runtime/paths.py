@@ -1,7 +1,5 @@
 """Where the repository and what is shipped lie."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

@@ -1,7 +1,5 @@
 """Compiled programs cost address space: giving them back before the kernel refuses more."""
 
-from __future__ import annotations
-
 import gc
 from pathlib import Path
 

@@ -9,8 +9,6 @@ A head may read two numbers more than the paper's: `log max q` of the law that `
 the tokens up to `y_i`, need not know what was thought likely in `y_i`'s place.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

@@ -4,8 +4,6 @@ A policy is a stopping time. It is asked at each slot with that position's `q`, 
 own state, never the token about to be drawn, and it can't take a token back: the law holds by construction.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a run leaves on disk: its resumable state and its metrics, both safe against a kill at any moment."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -5,8 +5,6 @@ the pool is never evaluated, also beyond the exemplars in use, so that the examp
 them. An example's `source` is the whole prompt: what identifies the examples of a record covers template and exemplars.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence

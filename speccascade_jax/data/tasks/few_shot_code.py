@@ -4,8 +4,6 @@ What an output is judged against is a test harness (`metrics.code.harness`). Sco
 both tasks need `Evaluation.execute_code`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from speccascade_jax.data import directory

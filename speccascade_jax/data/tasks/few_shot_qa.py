@@ -3,8 +3,6 @@
 Outputs have the 5 tokens of METHODS section 9; an answer of several spellings is judged by its best.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from itertools import islice

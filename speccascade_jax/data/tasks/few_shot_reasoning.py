@@ -1,7 +1,5 @@
 """Few-shot reasoning and multiple choice: GSM8K, MMLU, CommonsenseQA."""
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Iterable, Iterator

@@ -3,8 +3,6 @@
 Articles are cut to their first words, in exemplars too, so that a prompt keeps all of its exemplars.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from importlib import resources

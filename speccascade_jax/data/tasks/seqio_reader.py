@@ -9,8 +9,6 @@ with the first one that is exhausted. seqio cannot hand its seed to a `FunctionD
 there, a preprocessor that draws random numbers gives other examples in every run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 from collections.abc import Iterator, Mapping

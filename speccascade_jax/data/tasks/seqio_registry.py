@@ -5,8 +5,6 @@ The texts are TensorFlow Datasets'. Prompts are T5's (Raffel et al. 2020, append
 examples; TensorFlow Datasets' catalogue gives the last two numbers for its XSum 1.1.0 and its CNN/DailyMail.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Tasks that somebody registered with seqio: one stands wherever a name of the table does."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable

@@ -6,8 +6,6 @@ data directory (`speccascade_jax.data.directory`) or come through seqio, and are
 import. A task that somebody registered with seqio needs no row: a `SeqioTask` stands wherever a name does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib import resources
 

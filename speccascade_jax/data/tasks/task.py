@@ -1,7 +1,5 @@
 """What a task is: examples of a data set, and how they become prompts and scores. The table: `data.tasks.table`."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import itertools

@@ -1,7 +1,5 @@
 """Hugging Face's `tokenizer.json` (byte-level BPE as Llama 3's and Qwen's, or sentencepiece-like as Gemma's)."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -3,8 +3,6 @@
 int32 length of the longest piece; then per piece float32 score, int32 length, bytes. Little endian; spaces are spaces.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import struct

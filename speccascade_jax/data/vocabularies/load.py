@@ -3,8 +3,6 @@
 `TextVocabulary` says what a vocabulary is; each kind has its file.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Sentencepiece files: any with an end of sequence (T5, Llama 2, Gemma), and those with T5's ids that we train."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import itertools

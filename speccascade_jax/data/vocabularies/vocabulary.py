@@ -1,7 +1,5 @@
 """What the package asks of a vocabulary, and what the kinds of it share."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """From a pair, a task and a tolerance to a setting: what gin/calibrate.gin binds and experiments/calibrate.py calls."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial

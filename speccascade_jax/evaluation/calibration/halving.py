@@ -9,8 +9,6 @@ The probability that any of those that passed breaks the tolerance is then at mo
 testing; Angelopoulos et al. 2021, "Learn then Test"), as far as resamples tell it. Needs no JAX.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What a calibration tells: settings on examples that the search never saw, as a table, as JSON and as gin to paste."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Needs no JAX.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Tracing costs about as much as a small instruction itself. What it adds to one e
 instructions (`tracing_cost`) and taken off; the sum is shown beside the time of the same program without the profiler.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import time

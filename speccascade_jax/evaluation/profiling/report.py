@@ -1,7 +1,5 @@
 """A profile as tables: the parts of a round, the parts of the models, the dearest instructions."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -8,8 +8,6 @@ none runs is the waiting time of the one that starts next.
 On an accelerator the device's own plane is read; that path has not been tried on one.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

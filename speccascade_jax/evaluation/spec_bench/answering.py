@@ -7,8 +7,6 @@ tokens that were generated, a final stop token included, on both sides. Lines ha
 that was stopped go on where it stood.
 """
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Sequence

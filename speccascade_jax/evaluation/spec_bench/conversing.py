@@ -1,7 +1,5 @@
 """Conversations with a pair at batch 1: each prompt contains the answers before it, each answer is timed."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

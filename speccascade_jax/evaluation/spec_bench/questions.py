@@ -4,8 +4,6 @@ No row of `data.tasks.table`: it compares speed, most of its questions have no r
 its second turns contain the model's own answers. `answering` runs it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

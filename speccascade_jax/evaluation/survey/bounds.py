@@ -12,8 +12,6 @@ section 5, and `tests/evaluation/survey/bounds_test.py` by enumerating all outpu
   the draft is greedy: a one-hot may lie anywhere from a target that its soft law resembles.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

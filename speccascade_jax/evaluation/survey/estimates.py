@@ -5,8 +5,6 @@ over a grid of α. From that follow a rule's rejection rate `E [1 − Σ min(π,
 between. They are *estimates*: a rule that runs writes other prefixes than those surveyed here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Taking a survey of a task, printing it, holding it against real runs: what `experiments/survey.py` calls."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -8,8 +8,6 @@ without, and becomes the program. A step that fails ends all three: nothing goes
 The job comes on standard input: a line of JSON, then the program. The verdict is the launcher's exit status, `CODES`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json

@@ -1,7 +1,5 @@
 """Starting a generated program inside `inside.py`'s protection, reading what it says, naming how it ended."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

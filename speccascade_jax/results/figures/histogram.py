@@ -1,7 +1,5 @@
 """Paper 2's Figure 3: histograms of divergences, one panel per survey."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

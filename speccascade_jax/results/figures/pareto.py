@@ -1,7 +1,5 @@
 """Paper 3's Figure 4: verification rate over discard rate, a curve per family, one file per panel."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from pathlib import Path

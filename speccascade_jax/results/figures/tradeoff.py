@@ -3,8 +3,6 @@
 One line per rule through its α's, spread as bars, the target's quality dotted; hollow markers are inconclusive points.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A table before it has a form, and its forms: terminal, Markdown, LaTeX, CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

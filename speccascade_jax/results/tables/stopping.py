@@ -4,8 +4,6 @@ What stands in the cells and what must be said below; the numbers come from `res
 `pareto`. Brackets hold 95% bootstrap intervals over examples. Needs no JAX.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 

@@ -4,8 +4,6 @@ Numbers in brackets are paired bootstrap intervals against the target alone; the
 (`comparisons`). Needs no JAX.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 from collections import defaultdict

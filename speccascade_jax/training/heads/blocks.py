@@ -4,8 +4,6 @@ In training data every proposal stands behind the target's own words. In a block
 longer the block the more of them; so heads are judged here, on fixed blocks of a real run over held-out prompts.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from functools import partial

@@ -5,8 +5,6 @@ Labels are soft: a position at which the target keeps the token with probability
 best that any prediction can reach in Brier score and log loss is not 0: it is what predicting `P` itself gives.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -6,8 +6,6 @@ draft's, and the rule's probability of keeping it, `P_i = min(1, π(Y_i)/q̃(Y_i
 how that is stored.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from functools import partial

@@ -5,8 +5,6 @@ loss counts at the `Y` tokens. Batches are pure functions of seed and epoch, and
 whatever their width, so that what reads their hidden states is compiled once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple

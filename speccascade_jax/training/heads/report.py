@@ -7,8 +7,6 @@ the heads stand what the draft says of itself: the largest probability and the e
 of the token it drew, raw and mapped by an isotonic regression fitted on the heads' training data.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping

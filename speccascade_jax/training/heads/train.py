@@ -6,8 +6,6 @@ and the loss counts at the `Y` tokens. That pass costs as much as several heads,
 share nothing else, and each ends as it would if it were trained alone.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -5,8 +5,6 @@ An *epoch* is a pure function of (seed, epoch number): pairs are shuffled, joine
 shuffled. A resumed run rebuilds its epoch and skips what it has seen.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Batched decoding by one model, for validation and for distillation: the engine with nothing that drafts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """From a run's resumable state to a checkpoint, and what a checkpoint scores."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import jax

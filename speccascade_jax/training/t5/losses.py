@@ -5,8 +5,6 @@ combined. Nothing of shape `[B, T, V]` is built besides the logits: comparisons 
 the reductions, where a one-hot target would be another array of the logits' size.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

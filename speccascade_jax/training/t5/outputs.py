@@ -4,8 +4,6 @@ A draft is accepted where it agrees with the target on the *target's* tokens. So
 an output that is decoded to text and encoded again may be cut into other tokens than the target chose.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import hashlib

@@ -1,7 +1,5 @@
 """The learning rate: warm-up by steps, decay by planned steps or by planned minutes."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """One training step and one evaluation step, jitted whole."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from functools import cache
