@@ -15,7 +15,8 @@ from speccascade_jax.core.types import Prompt
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.engine.generate import compiled_for
 from speccascade_jax.engine.loop import Engine
-from speccascade_jax.models.decoder import DecoderLM, abstract_params, tiny
+from speccascade_jax.models.decoder import DecoderLM, tiny
+from speccascade_jax.models.needs import abstract
 from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.stopping.policies import Fixed
@@ -37,7 +38,7 @@ def _row(vocab: int, rule: str, block: int, batch: int) -> dict[str, Any]:
     small = replace(tiny("gemma2_2b"), vocab_size=vocab, num_embeddings=vocab, d_model=8, num_layers=1)
     model = DecoderLM(small)
     engine = Engine(target=model, drafter=ModelDrafter(model, Fixed(block)), verifier=Speculative(RULES[rule]))
-    weights = abstract_params(model)
+    weights = abstract(model)
     shapes = jax.eval_shape(lambda: Prompt(jnp.ones((batch, 4), jnp.int32), jnp.ones((batch,), jnp.int32)))
     controls = jax.eval_shape(lambda: make_controls(batch, alpha=0.1, temperature=1.0))
     params = {"target": weights, "drafter": {"model": weights}}

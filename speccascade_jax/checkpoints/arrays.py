@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import tensorstore as ts
 
-from speccascade_jax.checkpoints.errors import UnreadableError, not_finite, unreadable
+from speccascade_jax.checkpoints.errors import UnreadableError, unreadable
 
 Shapes = dict[str, tuple[int, ...]]
 Arrays = dict[str, np.ndarray]
@@ -84,16 +84,11 @@ def read_bytes(file: Path, offset: int, shape: tuple[int, ...], dtype: Any) -> n
     return array
 
 
-def _reason(error: Exception) -> str:
-    """tensorstore's message without the specification it appends."""
-    return str(error).split(" [tensorstore_spec", 1)[0].splitlines()[0]
-
-
 def _result(future: Any) -> Any:
     try:
         return future.result()
     except (ValueError, OSError, NotImplementedError) as error:
-        reason = _reason(error)
+        reason = str(error).split(" [tensorstore_spec", 1)[0].splitlines()[0]  # the specification is appended
         raise UnreadableError(reason, missing=reason.startswith("NOT_FOUND")) from error
 
 
@@ -122,15 +117,13 @@ def open_arrays(path: Path, specs: Mapping[str, Spec]) -> Tensors:
 
 
 def _tensor(path: Path, array: ts.TensorStore) -> Tensor:
+    def read() -> np.ndarray:
+        out = empty(tuple(array.shape), array.dtype.numpy_dtype)
+        _result(ts.array(out).write(array))  # chunks are decoded into place, without a copy of the whole
+        return as_bfloat16(out)
+
     dtype = "bfloat16" if array.dtype.name == "uint16" else array.dtype.name
-    return Tensor(tuple(array.shape), dtype, path, lambda: as_bfloat16(_read(array)))
-
-
-def _read(array: ts.TensorStore) -> np.ndarray:
-    """The values of an opened array; chunks are decoded into place, without a copy of the whole."""
-    out = empty(tuple(array.shape), array.dtype.numpy_dtype)
-    _result(ts.array(out).write(array))
-    return out
+    return Tensor(tuple(array.shape), dtype, path, read)
 
 
 def as_bfloat16(array: np.ndarray) -> np.ndarray:
@@ -150,14 +143,3 @@ def describe_not_finite(array: np.ndarray) -> str | None:
     chunks = (flat[start : start + _CHUNK] for start in range(0, flat.size, _CHUNK))
     count = sum(chunk.size - int(np.count_nonzero(np.isfinite(chunk))) for chunk in chunks)
     return f"{count:,} of {array.size:,} values are NaN or infinite" if count else None
-
-
-def check_finite(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Refuse NaN and infinity.
-
-    Raises:
-        CheckpointError: naming the arrays and how many of their values are not finite.
-    """
-    reasons = {name: reason for name, array in arrays.items() if (reason := describe_not_finite(array))}
-    if reasons:
-        raise not_finite(path, reasons)

@@ -15,6 +15,7 @@ import numpy as np
 
 from speccascade_jax.checkpoints.arrays import Tensor, Tensors
 from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, UnreadableError, unreadable
+from speccascade_jax.core.files import write_atomically
 
 CHECKSUMS = "checksums.json"
 ALGORITHM = "blake2b-128"
@@ -45,20 +46,15 @@ def write(directory: Path, tensors: Tensors, advance: Callable[[int, int], None]
         except UnreadableError as error:
             failures[name] = error
             continue
-        files.setdefault(tensor.file.name, {})[name] = _row(tensor) | {"blake2b": digest(array)}
+        row = {"shape": list(tensor.shape), "dtype": tensor.dtype, "blake2b": digest(array)}
+        files.setdefault(tensor.file.name, {})[name] = row
         if advance:
             advance(array.nbytes, sum(other.nbytes for other in tensors.values()))
     if failures:
         raise unreadable(directory, failures, len(tensors))
     target = directory / CHECKSUMS
-    temporary = target.with_suffix(".json.tmp")
-    temporary.write_text(json.dumps({"format": _FORMAT, "algorithm": ALGORITHM, "files": files}, indent=1) + "\n")
-    temporary.replace(target)
+    write_atomically(target, json.dumps({"format": _FORMAT, "algorithm": ALGORITHM, "files": files}, indent=1) + "\n")
     return target
-
-
-def _row(tensor: Tensor) -> dict[str, Any]:
-    return {"shape": list(tensor.shape), "dtype": tensor.dtype}
 
 
 def verified(directory: Path, tensors: Tensors) -> Tensors:

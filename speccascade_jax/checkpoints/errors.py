@@ -34,9 +34,8 @@ def counted(names: Collection[str]) -> str:
     return f"{len(names)} array{'s' * (len(names) != 1)}"
 
 
-def incomplete(path: Path, missing: Iterable[str], total: int) -> CheckpointError:
+def incomplete(path: Path, missing: Collection[str], total: int) -> CheckpointError:
     """Arrays that the checkpoint should hold are not there."""
-    missing = list(missing)
     return CheckpointError(
         f"{path} is incomplete: {len(missing)} of {total} arrays are missing ({listing(missing)}); {COPY_AGAIN}"
     )

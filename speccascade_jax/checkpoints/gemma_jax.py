@@ -11,7 +11,7 @@ from typing import Any
 
 from speccascade_jax.checkpoints.arrays import Shapes, open_arrays
 from speccascade_jax.checkpoints.errors import incomplete
-from speccascade_jax.checkpoints.orbax_tree import tree_specs
+from speccascade_jax.checkpoints.orbax_tree import METADATA, tree_specs
 from speccascade_jax.checkpoints.plan import Piece, Plan, Stored, check_tensors
 from speccascade_jax.models.decoder_config import PRESETS, DecoderConfig, parameter_shapes
 
@@ -19,9 +19,9 @@ _EMBEDDING = "embedder/input_embedding"
 _ROOT = "transformer/"
 
 
-def names(directory: Path) -> bool:
-    """Whether an Orbax tree holds a Gemma."""
-    return not {_EMBEDDING, _ROOT + _EMBEDDING}.isdisjoint(tree_specs(directory))
+def is_gemma(path: Path) -> bool:
+    """Whether a directory is an Orbax tree that holds a Gemma."""
+    return (path / METADATA).is_file() and not {_EMBEDDING, _ROOT + _EMBEDDING}.isdisjoint(tree_specs(path))
 
 
 def open_tree(path: Path) -> Stored:

@@ -194,8 +194,7 @@ def _rope(record: Record) -> tuple[float, RopeScaling | None]:
     base = rope.number("rope_theta", 10_000.0)
     if rope.only(kind, ("default", "llama3"), "default") == "default":
         return base, None
-    names = ("factor", "low_freq_factor", "high_freq_factor")
-    factor, low, high = (rope.number(name) for name in names)
+    factor, low, high = (rope.number(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
     return base, RopeScaling(factor, low, high, rope.size("original_max_position_embeddings"))
 
 

@@ -1,19 +1,21 @@
-"""What T5X does not store beside its arrays, a `T5Config`, from names and shapes; and shapes from configurations."""
+"""What T5X does not store beside its arrays, a `T5Config`, from names and shapes; families and their shapes."""
 
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from speccascade_jax.checkpoints.arrays import Shapes, Tensor, Tensors
 from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, counted, incomplete, listing
 from speccascade_jax.checkpoints.plan import Config, Piece, Plan, Stored, as_it_is, shape_of
+from speccascade_jax.models.decoder import DecoderLM
 from speccascade_jax.models.decoder_config import DecoderConfig, parameter_shapes
-from speccascade_jax.models.t5 import T5Config
+from speccascade_jax.models.t5 import T5, T5Config
 
+Model = T5 | DecoderLM
 EMBEDDING = "token_embedder/embedding"
 # T5's vocabulary is padded for sharding: 32,000 pieces and 100 sentinels in 32,128 rows.
 PADDED_VOCABULARIES = {32128: 32100}
@@ -26,10 +28,7 @@ def stored_t5(path: Path, kind: str, tensors: Tensors) -> Stored:
     """What T5X wrote: configuration and plan are inferred from names and shapes.
 
     scalable_t5 scans over its layers: one stored array holds all of them, stacked at axis 1, under
-    `encoder/encoder/…` (or `encoder/layers/…`); each layer also carries the relative biases.
-
-    Raises:
-        CheckpointError: as `infer_config`.
+    `encoder/encoder/…` (or `encoder/layers/…`); each layer also carries the relative biases. Errors as `infer_config`.
     """
     plan: Plan = {}
     readers = dict(tensors)
@@ -118,7 +117,7 @@ def _layers(shapes: Shapes, stack: str) -> int:
 
 def expected_shapes(config: Config) -> Shapes:
     """Shapes of a model's parameters by name, for any family's configuration."""
-    return SHAPES[type(config)](config)
+    return FAMILIES[family(config)].shapes(config)
 
 
 def _t5_shapes(c: T5Config) -> Shapes:
@@ -172,4 +171,18 @@ def check_shapes(path: Path, shapes: Shapes, config: Config) -> None:
         )
 
 
-SHAPES: dict[type, Callable[[Any], Shapes]] = {T5Config: _t5_shapes, DecoderConfig: parameter_shapes}
+class Family(NamedTuple):
+    """The class of a family's configuration; what makes a model of one, and its parameters' shapes."""
+
+    config: type[T5Config] | type[DecoderConfig]
+    model: Callable[[Any], Model]
+    shapes: Callable[[Any], Shapes]
+
+
+def family(config: Config) -> str:
+    """The name of a configuration's family."""
+    return next(name for name, entry in FAMILIES.items() if isinstance(config, entry.config))
+
+
+FAMILIES = {"t5": Family(T5Config, T5, _t5_shapes), "decoder": Family(DecoderConfig, DecoderLM, parameter_shapes)}
+"""By what `config.json` calls them."""

@@ -6,7 +6,6 @@ RoPE rotates adjacent pairs there. Sources: https://github.com/karpathy/llama2.c
 import functools
 import math
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -36,9 +35,10 @@ def open_file(file: Path) -> Stored:
         CheckpointError: sizes of the header that don't fit together, or another file size than they need.
     """
     config = _config(file)
+    plan = _plan(config)
     tensors: Tensors = {}
     offset = _HEADER.size
-    for name, shape in _layout(config):
+    for name, shape in _layout(config, plan):
         read = functools.partial(read_bytes, file, offset, shape, np.dtype("<f4"))
         tensors[name] = Tensor(shape, "float32", file, read)
         offset += 4 * math.prod(shape)
@@ -48,7 +48,7 @@ def open_file(file: Path) -> Stored:
             f"vocabulary {config.vocab_size}) needs {offset:,}: it is truncated or no version-0 file of llama2.c; "
             f"{COPY_AGAIN}"
         )
-    return Stored(file, "llama2.c, version 0", tensors, config, _plan(config))
+    return Stored(file, "llama2.c, version 0", tensors, config, plan)
 
 
 def _config(file: Path) -> DecoderConfig:
@@ -75,26 +75,13 @@ def _config(file: Path) -> DecoderConfig:
         raise CheckpointError(f"{file} is no version-0 file of llama2.c: {error}; {COPY_AGAIN}") from error
 
 
-def _layout(c: DecoderConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Arrays in the file's order, one layer each: `wq.3` is layer 3's."""
-    width, kv_width, rope = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, (c.max_length, c.head_dim // 2)
-    kinds = {
-        "rms_att": (c.d_model,),
-        "wq": (width, c.d_model),
-        "wk": (kv_width, c.d_model),
-        "wv": (kv_width, c.d_model),
-        "wo": (c.d_model, width),
-        "rms_ffn": (c.d_model,),
-        "w1": (c.d_ff, c.d_model),
-        "w2": (c.d_model, c.d_ff),
-        "w3": (c.d_ff, c.d_model),
-    }
-    yield "token_embedding", (c.num_embeddings, c.d_model)
-    yield from ((f"{kind}.{i}", shape) for kind, shape in kinds.items() for i in range(c.num_layers))
-    yield "rms_final", (c.d_model,)
-    yield from (("rope_cosines", rope), ("rope_sines", rope))  # unused
-    if not c.tied:
-        yield "wcls", (c.num_embeddings, c.d_model)
+def _layout(c: DecoderConfig, plan: Plan) -> list[tuple[str, tuple[int, ...]]]:
+    """Arrays in the file's order with their stored shapes, one layer each: `wq.3` is layer 3's."""
+    layers = [f"{kind}.{i}" for kind in _LAYER.values() for i in range(c.num_layers)]
+    names = ["token_embedding", *layers, "rms_final", "rope_cosines", "rope_sines", *([] if c.tied else ["wcls"])]
+    shapes = {piece.source: piece.stored for (piece,) in plan.values()}
+    shapes |= dict.fromkeys(("rope_cosines", "rope_sines"), (c.max_length, c.head_dim // 2))  # unused
+    return [(name, shapes[name]) for name in names]
 
 
 def _plan(config: DecoderConfig) -> Plan:
@@ -113,7 +100,7 @@ _NAMES = {
     "decoder/decoder_norm/scale": "rms_final",
     "decoder/logits_dense/kernel": "wcls",
 }
-_LAYER = {
+_LAYER = {  # in the file's order
     "pre_self_attention_layer_norm/scale": "rms_att",
     "self_attention/query/kernel": "wq",
     "self_attention/key/kernel": "wk",

@@ -16,11 +16,10 @@ import numpy as np
 from flax.core import unfreeze
 from flax.traverse_util import flatten_dict
 
-from speccascade_jax.checkpoints.arrays import Arrays, check_finite, open_arrays
+from speccascade_jax.checkpoints.arrays import Arrays, describe_not_finite, open_arrays
 from speccascade_jax.checkpoints.checksums import checked, digest
-from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, incomplete, listing
-from speccascade_jax.checkpoints.infer import check_shapes
-from speccascade_jax.checkpoints.kinds import FAMILIES, Model, family
+from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, incomplete, listing, not_finite
+from speccascade_jax.checkpoints.infer import FAMILIES, Model, check_shapes, family
 from speccascade_jax.checkpoints.orbax_tree import tree_specs, write_tree
 from speccascade_jax.checkpoints.plan import Config, Stored, as_it_is
 from speccascade_jax.core.types import Params
@@ -56,14 +55,11 @@ def save(
 
 
 def write(path: str | os.PathLike[str], config: Config, arrays: Arrays, dtype: str) -> None:
-    """`save` of arrays by name, all of `dtype`, in place of what lies at `path`.
-
-    Raises:
-        CheckpointError: values that are not finite.
-    """
+    """`save` of arrays by name, all of `dtype`, in place of what lies at `path`; `CheckpointError` as there."""
     target = Path(path).expanduser().absolute()
     arrays = dict(sorted(arrays.items()))
-    check_finite(target, arrays)
+    if reasons := {name: reason for name, array in arrays.items() if (reason := describe_not_finite(array))}:
+        raise not_finite(target, reasons)
     with _replacing(target) as temporary:
         (temporary / PARAMS).mkdir()
         write_tree(temporary / PARAMS, arrays)
@@ -71,31 +67,23 @@ def write(path: str | os.PathLike[str], config: Config, arrays: Arrays, dtype: s
 
 
 def check_free(path: str | os.PathLike[str], overwrite: bool) -> None:
-    """Refuse a path that is taken, and to replace what `save` didn't write.
-
-    Raises:
-        FileExistsError: as `save`.
-    """
+    """Refuse a path that is taken, and to replace what `save` didn't write: `FileExistsError`, as `save`."""
     target = Path(path).expanduser().absolute()
     if not target.exists():
         return
     if not overwrite:
         raise FileExistsError(f"{target} exists: choose another path, or pass overwrite=True to replace it")
-    if not _is_written_by_save(target):
+    try:
+        ours = _record(target)["family"] in FAMILIES  # stricter than `is_ours`, since what is replaced is deleted
+    except (CheckpointError, OSError):
+        ours = False
+    if not ours:
         raise FileExistsError(f"{target} exists and is no checkpoint written by save: choose another path or delete it")
     if others := {entry.name for entry in target.iterdir()} - {CONFIG, PARAMS}:
         raise FileExistsError(
             f"{target} holds more than a checkpoint written by save ({listing(others)}): choose another path or move "
             "it out"
         )
-
-
-def _is_written_by_save(path: Path) -> bool:
-    """Stricter than `is_ours`, since what is replaced is deleted."""
-    try:
-        return _record(path)["family"] in FAMILIES
-    except (CheckpointError, OSError):
-        return False
 
 
 def is_ours(path: Path) -> bool:

@@ -38,16 +38,13 @@ def tree_specs(directory: Path, prefix: tuple[str, ...] = ()) -> dict[str, Spec]
     """
     metadata = _metadata(directory)
     try:
-        entries = list(metadata["tree_metadata"].values())
-        keys = [tuple(str(k["key"]) for k in e["key_metadata"]) for e in entries if _is_array(e)]
+        entries = metadata["tree_metadata"].values()
+        arrays = [e for e in entries if e["value_metadata"]["value_type"] in ("jax.Array", "np.ndarray")]
+        keys = [tuple(str(k["key"]) for k in e["key_metadata"]) for e in arrays]
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{directory / METADATA} is damaged (no {error}); {COPY_AGAIN}") from error
     wanted = [k for k in keys if k[: len(prefix)] == prefix]
     return {"/".join(k[len(prefix) :]): _spec(directory, metadata, ".".join(k)) for k in wanted}
-
-
-def _is_array(entry: dict[str, Any]) -> bool:
-    return entry["value_metadata"]["value_type"] in ("jax.Array", "np.ndarray")
 
 
 def _spec(directory: Path, metadata: dict[str, Any], name: str) -> Spec:

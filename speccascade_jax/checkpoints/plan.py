@@ -161,7 +161,9 @@ def stream(stored: Stored, plan: Plan, dtype: str | None) -> Iterator[tuple[str,
         CheckpointError: arrays that are missing, damaged, not finite, or too large for `dtype`.
     """
     reader = _Reader(stored, plan, dtype)
-    for name in reader.order():
+    place = {name: number for number, name in enumerate(stored.tensors)}
+    # as their first arrays lie, so that parameters sharing an array follow each other
+    for name in sorted(plan, key=lambda name: place[plan[name][0].source]):
         array = reader.parameter(name)
         if array is not None and not reader.failures and not reader.infinite:
             yield name, array
@@ -181,11 +183,6 @@ class _Reader:
         self._tensors, self._plan, self._dtype = stored.tensors, plan, dtype
         self._uses = Counter(piece.source for pieces in plan.values() for piece in pieces)
         self._held: dict[str, np.ndarray] = {}
-
-    def order(self) -> list[str]:
-        """The parameters as their first arrays lie, so that those sharing an array follow each other."""
-        place = {name: number for number, name in enumerate(self._tensors)}
-        return sorted(self._plan, key=lambda name: place[self._plan[name][0].source])
 
     def parameter(self, name: str) -> np.ndarray | None:
         """A parameter; `None` where one of its arrays can't be read."""
@@ -211,20 +208,15 @@ class _Reader:
         self._uses[source] -= 1
         if source in self.failures:
             return None
-        try:
-            array = self._held.pop(source) if source in self._held else self._read(source)
-        except UnreadableError as error:
-            self.failures[source] = error
-            return None
-        if self._uses[source]:
-            self._held[source] = array
-        return array
-
-    def _read(self, source: str) -> np.ndarray:
-        array = self._tensors[source].read()
-        if reason := describe_not_finite(array):
-            self.infinite[source] = reason
-        return array
+        if source not in self._held:
+            try:
+                self._held[source] = self._tensors[source].read()
+            except UnreadableError as error:
+                self.failures[source] = error
+                return None
+            if reason := describe_not_finite(self._held[source]):
+                self.infinite[source] = reason
+        return self._held[source] if self._uses[source] else self._held.pop(source)
 
 
 def _copy(view: np.ndarray, out: np.ndarray) -> None:

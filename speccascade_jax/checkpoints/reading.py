@@ -13,8 +13,7 @@ from flax.traverse_util import unflatten_dict
 
 from speccascade_jax.checkpoints import gemma_jax, huggingface, llama2c, native, orbax_tree, t5x
 from speccascade_jax.checkpoints.errors import CheckpointError, listing
-from speccascade_jax.checkpoints.infer import check_shapes
-from speccascade_jax.checkpoints.kinds import FAMILIES, Model, family
+from speccascade_jax.checkpoints.infer import FAMILIES, Model, check_shapes, family
 from speccascade_jax.checkpoints.plan import Config, Stored, fused, shape_of, stream
 from speccascade_jax.core.types import DTYPES
 
@@ -121,10 +120,8 @@ def find(path: str | os.PathLike[str]) -> Stored:
             f"{path} is being written (its name is a temporary one): wait until it is renamed, or choose "
             "another step if its writer died"
         )
-    return _find_file(path) if path.is_file() else _find_in_directory(path)
-
-
-def _find_file(path: Path) -> Stored:
+    if not path.is_file():
+        return _find_in_directory(path)
     if path.suffix == ".safetensors":
         raise CheckpointError(f"{path} holds no configuration: give its directory, where {huggingface.CONFIG} lies")
     return llama2c.open_file(path) if path.suffix == ".bin" else t5x.open_native(path)
@@ -138,13 +135,9 @@ def _find_in_directory(path: Path) -> Stored:
     if huggingface.model_type(path) is not None:
         return huggingface.open_directory(path)
     if (path / t5x.STATE).is_dir() or (path / orbax_tree.METADATA).is_file():
-        return gemma_jax.open_tree(path) if _is_gemma(path) else t5x.open_orbax(path)
+        return gemma_jax.open_tree(path) if gemma_jax.is_gemma(path) else t5x.open_orbax(path)
     models = [file for file in path.glob("*.bin") if llama2c.is_model(file)]
     return llama2c.open_file(models[0]) if len(models) == 1 else _newest(path)
-
-
-def _is_gemma(path: Path) -> bool:
-    return (path / orbax_tree.METADATA).is_file() and gemma_jax.names(path)
 
 
 def _newest(path: Path) -> Stored:

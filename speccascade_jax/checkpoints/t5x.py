@@ -88,19 +88,16 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield prefix + key, value
 
 
-def _folder(name: str, pointer: Mapping[str, Any]) -> str:
-    """The array's folder: the last component of a path that may be absolute where it was written."""
+def _zarr(directory: Path, name: str, pointer: Mapping[str, Any]) -> Spec:
+    """Only the place is taken from the pointer: the folder's own metadata says the rest."""
     pointer = pointer.get("base", pointer)
     store = pointer.get("kvstore", {})
     path = store if isinstance(store, str) else store.get("path") or pointer.get("path")
-    return PurePosixPath(path or "target." + name.replace("/", ".")).name
-
-
-def _zarr(directory: Path, name: str, pointer: Mapping[str, Any]) -> Spec:
-    """Only the place is taken from the pointer: the folder's own metadata says the rest."""
-    path = f"{(directory / _folder(name, pointer)).absolute()}/"
+    # the last component of a path that may be absolute where it was written
+    folder = PurePosixPath(path or "target." + name.replace("/", ".")).name
+    base = {"driver": "file", "path": f"{(directory / folder).absolute()}/"}
     # T5X writes every chunk, so an absent one is a loss and not a zero.
-    return {"driver": "zarr", "kvstore": {"driver": "file", "path": path}, "fill_missing_data_reads": False}
+    return {"driver": "zarr", "kvstore": base, "fill_missing_data_reads": False}
 
 
 def _check_pointers(path: Path, pointers: Mapping[str, Any], outside: Tensors) -> None:

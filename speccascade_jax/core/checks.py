@@ -29,16 +29,25 @@ def per_row(name: str, value: Any, batch: int) -> np.ndarray:
     return np.broadcast_to(array, (batch,))
 
 
-def several(name: str, values: Any, least: int = 0) -> None:
-    """Refuse one value where a tuple is meant, and a tuple of fewer than `least`.
-
-    Raises:
-        ValueError: as above.
-    """
+def several(name: str, values: Any, least: int = 0) -> tuple[Any, ...]:
+    """`values` as a tuple, or a ValueError for one value where a tuple is meant, and for fewer than `least`."""
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise ValueError(f"{name}={values!r} is one value where a tuple is meant; write ({values!r},)")
     if len(values) < least:
         raise ValueError(f"{name}={tuple(values)!r} is empty: give at least {least}")
+    return tuple(values)
+
+
+def check_sizes(config: Any, *more: str) -> None:
+    """Refuse a model's configuration if a size, of `more` too, is below 1, or its embedding has too few rows."""
+    for name in ("vocab_size", "d_model", "num_heads", "head_dim", "d_ff", *more):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} is {getattr(config, name)}: give a positive number")
+    if config.num_embeddings < config.vocab_size:
+        raise ValueError(
+            f"num_embeddings is {config.num_embeddings}, below vocab_size {config.vocab_size}: "
+            "the embedding needs a row for every real token"
+        )
 
 
 def whole(name: str, value: Any, low: int) -> int:

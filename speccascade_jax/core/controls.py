@@ -40,15 +40,14 @@ def make_controls(
 
     `draft_temperature=None` gives the draft the target's temperature. Errors as in `make_sampling`.
     """
-    if draft_temperature is None:
-        draft = make_sampling(batch, temperature, top_p, top_k)
-    else:
+    draft = target = make_sampling(batch, temperature, top_p, top_k)
+    if draft_temperature is not None:
         draft = make_sampling(batch, draft_temperature, top_p, top_k, name="draft_temperature")
     values: dict[str, Any] = {
         "alpha": per_row("alpha", alpha, batch),
         "stop_threshold": per_row("stop_threshold", stop_threshold, batch),
         "draft": draft,
-        "target": make_sampling(batch, temperature, top_p, top_k),
+        "target": target,
     }
     # one transfer; unlike jnp.asarray, device_put compiles nothing
     return jax.device_put(Controls(**values, inner=inner))

@@ -113,14 +113,9 @@ def make_law_pair(q: Array, q_tilde: Array, greedy: Array, p_logits: Array, samp
         p_logits: `[B, ..., V]`, the target's; sampling: its transform.
     """
     p, p_tilde, _ = raw_and_scaled(p_logits, sampling)
-    return LawPair(
-        q=q,
-        p=p,
-        q_tilde=q_tilde,
-        p_tilde=p_tilde,
-        # the full leading shape: positions are gathered from every field alike
-        greedy=jnp.broadcast_to(expand(greedy, q.ndim), (*q.shape[:-1], 1)),
-    )
+    # the full leading shape: positions are gathered from every field alike
+    greedy = jnp.broadcast_to(expand(greedy, q.ndim), (*q.shape[:-1], 1))
+    return LawPair(q=q, p=p, q_tilde=q_tilde, p_tilde=p_tilde, greedy=greedy)
 
 
 def _truncate(laws: Array, top_k: Array, top_p: Array) -> Array:

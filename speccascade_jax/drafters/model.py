@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from speccascade_jax.core import rngs
 from speccascade_jax.core.arrays import is_stop
 from speccascade_jax.core.protocols import DraftStep, LanguageModel, Outcome, Request, Start, StopPolicy
-from speccascade_jax.core.sampling import raw_and_scaled, sample
+from speccascade_jax.core.sampling import expand, raw_and_scaled, sample
 from speccascade_jax.core.types import Array, Cache, Draft, Params, PyTree
 from speccascade_jax.models.along import catch_up
 
@@ -54,16 +54,13 @@ class ModelDrafter:
 
     @property
     def block(self) -> int:
-        """`G`, the policy's longest block."""
         return self.stop.block
 
     @property
     def adaptive(self) -> bool:
-        """The policy's."""
         return self.stop.adaptive
 
     def init(self, params: Params, start: Start) -> ModelDrafterState:
-        """Prefill the draft's cache."""
         cache = self.model.prefill(params["model"], start.prompt, start.slots, start.max_rollback)
         return ModelDrafterState(cache=cache, policy=self.stop.init(start.prompt.tokens.shape[0]))
 
@@ -130,7 +127,9 @@ class ModelDrafter:
             q, q_tilde, max_q = raw_and_scaled(logits, request.controls.draft)
         seen = DraftStep(q, max_q, hidden, carry.slot, position=request.length + carry.slot, drawn=carry.drawn)
         decision, policy = self.stop(params.get("stop"), carry.state.policy, seen, request.controls)
-        policy = jax.tree.map(lambda new, old: _where_rows(carry.drawing, new, old), policy, carry.state.policy)
+        policy = jax.tree.map(
+            lambda new, old: jnp.where(expand(carry.drawing, new.ndim), new, old), policy, carry.state.policy
+        )
         draws = carry.drawing & decision.draw & (carry.slot < self.block)
         with jax.named_scope("sampling"):
             at = jnp.minimum(carry.slot, self.block - 1)
@@ -178,9 +177,4 @@ class ModelDrafter:
         return replace(state, cache=self.model.rollback(state.cache, jnp.minimum(consumed, outcome.length - 1)))
 
     def stats(self, state: ModelDrafterState) -> Any:
-        """None."""
         return None
-
-
-def _where_rows(rows: Array, new: Array, old: Array) -> Array:
-    return jnp.where(rows.reshape(rows.shape + (1,) * (new.ndim - 1)), new, old)

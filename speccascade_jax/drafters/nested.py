@@ -78,7 +78,7 @@ class NestedDrafter:
             state, held, unseen = self._peek(params, state, inner, held, length)
             bad |= unseen[:, None] & (jnp.arange(self.block + 1)[None] == length[:, None])
         draft = Draft(
-            tokens=_window(state.tokens, begin, self.block),
+            tokens=jnp.take_along_axis(state.tokens, begin[:, None] + jnp.arange(self.block)[None], axis=1),
             length=length,
             q=held.q,
             q_tilde=held.q_tilde,
@@ -163,8 +163,3 @@ def _put(held: Laws, new: Laws, at: Array, rows: Array) -> Laws:
         return jax.vmap(one)(buffer, update, at, rows)
 
     return jax.tree.map(put, held, new)
-
-
-def _window(tokens: Array, begin: Array, width: int) -> Array:
-    """int32 `[B, width]`: the tokens from `begin[b]` on."""
-    return jnp.take_along_axis(tokens, begin[:, None] + jnp.arange(width)[None], axis=1)

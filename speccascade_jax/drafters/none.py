@@ -18,7 +18,6 @@ class NoDrafter:
     reads_features: ClassVar[bool] = False
 
     def init(self, params: Params, start: Start) -> PyTree:
-        """No state."""
         return ()
 
     def propose(self, params: Params, state: PyTree, request: Request) -> tuple[Draft, PyTree, Cache]:
@@ -36,9 +35,7 @@ class NoDrafter:
         return draft, state, request.target.cache
 
     def commit(self, params: Params, state: PyTree, outcome: Outcome) -> PyTree:
-        """Nothing to do."""
         return state
 
     def stats(self, state: PyTree) -> Any:
-        """None."""
         return None

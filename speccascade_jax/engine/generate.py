@@ -13,7 +13,7 @@ import numpy as np
 from speccascade_jax.core import rngs
 from speccascade_jax.core.types import Array, Controls, Params, Prompt, PyTree, Round
 from speccascade_jax.engine.counters import Counters
-from speccascade_jax.engine.loop import DecodeState, Engine, run_rounds
+from speccascade_jax.engine.loop import Engine, run_rounds
 
 
 @flax.struct.dataclass
@@ -55,13 +55,8 @@ def generate(
     controls, seeds, prompts or ids.
 
     Args:
-        engine: what is plugged together.
-        params: `{"target", "drafter"}`.
-        prompt: right-padded `[B, P]`.
-        seed: an integer.
-        controls: numbers per row.
-        max_new_tokens: static.
-        record: a module-level function from a `Round` to a pytree of reductions.
+        params: `{"target", "drafter"}`; prompt: right-padded `[B, P]`; seed: an integer; controls: numbers per row.
+        max_new_tokens: static; record: a module-level function from a `Round` to a pytree of reductions.
         example_ids: `[B]`, default `0 … B − 1`.
         level: part of every row's key; two generations of one program that must not share bits have two.
 
@@ -80,7 +75,6 @@ class Generator:
     engine: Engine
 
     def generate(self, params: Params, prompt: Prompt, seed: int | Array = 0, **more: Any) -> Generation:
-        """`generate`."""
         return generate(self.engine, params, prompt, seed, **more)
 
 
@@ -108,7 +102,10 @@ def _generate(
     level: int,
 ) -> Generation:
     state = engine.init(params, prompt, rngs.root(seed), example_ids, max_new_tokens, level)
-    buffers = _record_buffers(engine, params, state, controls, max_new_tokens, record)
+    buffers = None
+    if record is not None:
+        shapes = jax.eval_shape(lambda: record(engine.step(params, state, controls)[1]))
+        buffers = jax.tree.map(lambda x: jnp.zeros((max_new_tokens, *x.shape), x.dtype), shapes)
 
     def on_round(carry: tuple[Array, PyTree], turn: Round) -> tuple[Array, PyTree]:
         index, buffers = carry
@@ -140,20 +137,6 @@ def compiled_for(
     seed, ids = jax.ShapeDtypeStruct((), jnp.uint32), jax.ShapeDtypeStruct((rows,), jnp.int32)
     static = {"max_new_tokens": max_new_tokens, "record": None, "level": 0}
     return _generate.lower(engine, params, prompt, seed, controls, ids, **static).compile()
-
-
-def _record_buffers(
-    engine: Engine,
-    params: Params,
-    state: DecodeState,
-    controls: Controls,
-    rounds: int,
-    record: Callable[[Round], PyTree] | None,
-) -> PyTree:
-    if record is None:
-        return None
-    shapes = jax.eval_shape(lambda: record(engine.step(params, state, controls)[1]))
-    return jax.tree.map(lambda x: jnp.zeros((rounds, *x.shape), x.dtype), shapes)
 
 
 def compilations() -> int:

@@ -24,11 +24,7 @@ BONUSES = ("rule", "target", "none")
 
 
 def check_bonus(bonus: str) -> None:
-    """Refuse a bonus that there is not.
-
-    Raises:
-        ValueError: names the value and the choices.
-    """
+    """Refuse a bonus that there is not, with a ValueError that names the choices."""
     if bonus not in BONUSES:
         raise ValueError(f"unknown bonus {bonus!r}: choose one of {', '.join(BONUSES)}")
 
@@ -134,9 +130,7 @@ class Engine:
         """The state before the first round; prefills both models.
 
         Args:
-            params: `{"target", "drafter"}`.
-            prompt: `[B, P]`.
-            rng: a key.
+            params: `{"target", "drafter"}`; prompt: `[B, P]`; rng: a key.
             example_ids: int32 `[B]`; a row's random bits depend on its id only.
             max_new_tokens: static; the buffers' room.
             level: this engine's depth when it drafts for another one; taken_back: how far that one may roll this one's
@@ -147,6 +141,7 @@ class Engine:
         back = taken_back + self.block + 1  # a cache that forgets must keep what a rejection may bring back
         cache = self.target.prefill(params["target"], prompt, width + room, back)
         features = prompt_features(self.target, cache) if self.drafter.reads_features else None
+        shape = (rows, self.block + 1, self.target.vocab_size if self.block else 1)
         return DecodeState(
             tokens=jnp.pad(prompt.tokens, [(0, 0), (0, room)]),
             length=prompt.length,
@@ -159,14 +154,10 @@ class Engine:
             drafter=self.drafter.init(
                 params["drafter"], Start(prompt, rng, example_ids, features, width + room, back, level)
             ),
-            laws=self._buffers(rows),
+            laws=Laws(q=jnp.zeros(shape, jnp.float32), q_tilde=jnp.zeros(shape, jnp.float32)),
             counters=Counters.zeros(rows, self.block),
             failed_at=jnp.full((rows, 2), -1, jnp.int32),
         )
-
-    def _buffers(self, rows: int) -> Laws:
-        shape = (rows, self.block + 1, self.target.vocab_size if self.block else 1)
-        return Laws(q=jnp.zeros(shape, jnp.float32), q_tilde=jnp.zeros(shape, jnp.float32))
 
     def draft(self, params: Params, state: DecodeState, controls: Controls, room: Array, complete: bool) -> Drafted:
         """A block of at most `room` `[B]` tokens."""
@@ -303,14 +294,12 @@ class Engine:
             active=turn.active,
             features=judged.features,
         )
-        return DecodeState(
+        return replace(
+            state,
             tokens=write_slots(state.tokens, turn.tokens, state.length, axis=1),
             length=length,
-            start=state.start,
-            limit=state.limit,
             done=state.done | stopped | (length >= state.limit) | (failed_at >= 0).any(-1),
             rounds=state.rounds + turn.active,
-            keys=state.keys,
             target_cache=self.target.rollback(judged.target_cache, length - 1),
             drafter=self.drafter.commit(params["drafter"], drafted.drafter, outcome),
             laws=draft.laws,

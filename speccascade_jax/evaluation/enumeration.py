@@ -44,39 +44,34 @@ def enumerate_points(
         ValueError: an unknown method, an α outside a rule's domain, any other value without a meaning, a point named
             twice, two heads whose files are called alike; `alphas` for a method that is not swept.
     """
-    _check_shapes(methods, alphas or {}, block_sizes, seeds)
-    templates = [Method(name=each) if isinstance(each, str) else each for each in methods]
     alphas = dict(alphas or {})
+    tuples: dict[str, Any] = {"methods": methods, **{f"alphas[{name!r}]": grid for name, grid in alphas.items()}}
+    for name, values in ({"block_sizes": block_sizes, "seeds": seeds} | tuples).items():
+        several(name, values, 0 if name in tuples else 1)
+    templates = [Method(name=each) if isinstance(each, str) else each for each in methods]
     templates = list(_in_heads(_in_thresholds(templates, dict(stop_thresholds or {})), heads))
     _check_heads(templates)
-    _check_names(templates, alphas)
+    known = dict.fromkeys(name for template in templates for name in _names(template))
+    if stray := [name for name in alphas if name not in known]:
+        raise ValueError(f"alphas names {', '.join(stray)}, which is not among the methods {', '.join(known)}")
     validate_evaluation(evaluation)
     evaluation = evaluation.resolved()
-    groups: list[list[Point]] = []
-    for sampling, seed in itertools.product(samplings, seeds):
-
-        def group(*methods: Method, sampling: Sampling = sampling, seed: int = seed) -> list[Point]:
-            shared: dict[str, Any] = {"pair": pair, "evaluation": evaluation, "sampling": sampling, "seed": seed}
-            return [Point(method=method, **shared) for method in methods]
-
-        groups += [group(Method(name=TARGET)), group(Method(name=DRAFT))]
-        for each in _in_blocks(templates, block_sizes, bonus):
-            grid = _alphas(each, next((alphas[name] for name in _names(each) if name in alphas), None))
-            groups.append(group(*(replace(each, alpha=alpha) for alpha in grid)))
-    points = [point for each in groups for point in each]
+    curves = [[Method(name=TARGET)], [Method(name=DRAFT)]]
+    for each in _in_blocks(templates, block_sizes, bonus):
+        given = next((alphas[name] for name in _names(each) if name in alphas), None)
+        curves.append([replace(each, alpha=alpha) for alpha in _alphas(each, given)])
+    groups = [
+        [Point(pair=pair, evaluation=evaluation, method=each, sampling=sampling, seed=seed) for each in curve]
+        for sampling, seed in itertools.product(samplings, seeds)
+        for curve in curves
+    ]
+    points = list(itertools.chain(*groups))
     for point in points:
         validate(point)
     if len(set(points)) < len(points):
         twice = next(point for n, point in enumerate(points) if point in points[:n])
         raise ValueError(f"the sweep names a point twice: {twice.label()}")
     return groups
-
-
-def _check_shapes(methods: Any, alphas: Mapping[str, Any], block_sizes: Sequence[int], seeds: Sequence[int]) -> None:
-    for name, values in {"block_sizes": block_sizes, "seeds": seeds}.items():
-        several(name, values, 1)
-    for name, values in {"methods": methods, **{f"alphas[{name!r}]": grid for name, grid in alphas.items()}}.items():
-        several(name, values)
 
 
 def _check_heads(templates: Iterable[Method]) -> None:
@@ -94,16 +89,13 @@ def _names(method: Method) -> tuple[str, str, str]:
     return method.curve(), method.family(), method.name
 
 
-def _check_names(templates: Sequence[Method], alphas: Mapping[str, Any]) -> None:
-    known = {name: None for template in templates for name in _names(template)}
-    if stray := [name for name in alphas if name not in known]:
-        raise ValueError(f"alphas names {', '.join(stray)}, which is not among the methods {', '.join(known)}")
-
-
 def _in_thresholds(templates: Sequence[Method], thresholds: Mapping[str, Sequence[float]]) -> Iterator[Method]:
     """Every template with every stop threshold that it is given, where it lacks one."""
-    lacks = [each.needs_threshold and each.stop_threshold is None for each in templates]
-    lacking = {each.name for each, lack in zip(templates, lacks, strict=True) if lack}
+
+    def lacks(method: Method) -> bool:
+        return method.stop_threshold is None and bool(method.recipe.threshold(method.settings()))
+
+    lacking = {each.name for each in templates if lacks(each)}
     if stray := [name for name in thresholds if name not in lacking]:
         raise ValueError(
             f"stop_thresholds names {', '.join(stray)}, which is not among the methods that lack one: "
@@ -111,8 +103,8 @@ def _in_thresholds(templates: Sequence[Method], thresholds: Mapping[str, Sequenc
         )
     for name, values in thresholds.items():
         several(f"stop_thresholds[{name!r}]", values, 1)
-    for each, lack in zip(templates, lacks, strict=True):
-        for threshold in thresholds.get(each.name, (None,)) if lack else (each.stop_threshold,):
+    for each in templates:
+        for threshold in thresholds.get(each.name, (None,)) if lacks(each) else (each.stop_threshold,):
             yield replace(each, stop_threshold=threshold)
 
 

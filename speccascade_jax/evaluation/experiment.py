@@ -34,8 +34,7 @@ def run(
     """Measure one point, print it and add it to a store; a point that the store holds is printed, not repeated.
 
     Args:
-        pair, evaluation, method, sampling, seed: the point.
-        output: the store.
+        pair, evaluation, method, sampling, seed: the point; output: the store.
 
     Raises:
         ValueError: a value without meaning, before anything is loaded; as `Heads.check`, before anything is compiled.
@@ -95,8 +94,7 @@ def sweep(
         together, share: what tables and plots put side by side (`panels.panels`), and the second plot's horizontal
             axis, a name in `labels.SHARES`.
         reuse: stores from which points that this sweep has too are copied instead of being measured again.
-        output: the store.
-        dry_run: only list the points.
+        output: the store; dry_run: only list the points.
 
     Returns:
         The store's path; `None` after a dry run.
@@ -108,61 +106,48 @@ def sweep(
     free: dict[str, Any] = {"together": together, "reuse": reuse}
     for name, values in (needed | free).items():
         several(name, values, 1 if name in needed else 0)
-    check_presentation(together, share)
+    for name, shown, known in (("together", together, panels.MIXABLE), ("share", (share,), SHARES)):
+        if unknown := [value for value in shown if value not in known]:
+            raise ValueError(f"{name}: {hint(unknown[0], known)}{unknown[0]!r} is not one of {', '.join(known)}")
     samplings = [
         Sampling(temperature=temperature, top_p=top_p, top_k=top_k, draft_temperature=draft_temperature)
         for temperature, top_p, draft_temperature in itertools.product(temperatures, top_ps, draft_temperatures)
     ]
-    enumerate_all = partial(
-        enumerate_points,
-        pair=pair,
-        evaluation=evaluation,
-        methods=methods,
-        stop_thresholds=stop_thresholds,
-        heads=heads,
-        block_sizes=block_sizes,
-        samplings=samplings,
-        seeds=seeds,
-        bonus=bonus,
-    )
-    groups = enumerate_all(alphas=alphas)
+    given: dict[str, Any] = {"pair": pair, "evaluation": evaluation, "samplings": samplings, "seeds": seeds}
+    given |= {"methods": methods, "stop_thresholds": stop_thresholds, "heads": heads}
+    given |= {"block_sizes": block_sizes, "bonus": bonus}
+    groups = enumerate_points(alphas=alphas, **given)
     if plan:
-        groups = enumerate_all(alphas=_planned(groups, methods, dict(alphas or {}), plan))
+        planned = _planned(list(itertools.chain(*groups)), methods, dict(alphas or {}), plan)
+        groups = enumerate_points(alphas=planned, **given)
+    points = list(itertools.chain(*groups))
     if dry_run:
-        printing.print_points([point.label() for group in groups for point in group])
+        printing.print_points([point.label() for point in points])
         return None
     with ResultStore(output) as store:
         check_format(store.records, output)
-        session = _of_all(groups)
-        store.take_over((session.key(point) for group in groups for point in group), reuse)
+        session = open_session(points)
+        store.take_over(map(session.key, points), reuse)
         measure(groups, store, session)
         present(store, together, share)
     return Path(output)
 
 
 def _planned(
-    groups: Sequence[Sequence[Point]],
-    methods: Sequence[str | Method],
-    alphas: dict[str, Sequence[float]],
-    count: int,
+    points: Sequence[Point], methods: Sequence[str | Method], alphas: dict[str, Sequence[float]], count: int
 ) -> dict[str, Sequence[float]]:
-    unnamed = [name for name in methods if isinstance(name, str) and name not in alphas]
-    free = [name for name in unnamed if name in RULES or _is_a_rule(name)]
-    return alphas | surveying.plan(_of_all(groups), groups[0][0], free, whole("plan", count, 2))
+    unnamed = {name: table.get(name) for name in methods if isinstance(name, str) and name not in alphas}
+    bare = [name for name, recipe in unnamed.items() if isinstance(recipe, Speculation) and recipe.bare]
+    free = [name for name in unnamed if name in RULES or name in bare]
+    return alphas | surveying.plan(open_session(points), points[0], free, whole("plan", count, 2))
 
 
-def _is_a_rule(name: str) -> bool:
-    recipe = table.get(name)
-    return isinstance(recipe, Speculation) and recipe.bare
-
-
-def measure(groups: Sequence[Sequence[Point]], store: ResultStore, session: Session) -> int:
-    """Fill the store with the groups' points, showing progress; returns how many were measured."""
-    total = sum(len(group) for group in groups)
+def measure(groups: Sequence[Sequence[Point]], store: ResultStore, session: Session) -> None:
+    """Fill the store with the groups' points, showing progress."""
+    keys = [session.key(point) for group in groups for point in group]
     done = store.done_keys()
-    present = sum(session.key(point) in done for group in groups for point in group)
-    with printing.Progress(total, present, str(store.path)) as progress:
-        return fill(store, groups, session.key, partial(evaluate, session), lambda record: progress.advance(record))
+    with printing.Progress(len(keys), sum(key in done for key in keys), str(store.path)) as progress:
+        fill(store, groups, session.key, partial(evaluate, session), progress.advance)
 
 
 def present(store: ResultStore, together: Sequence[str] = (), share: str = "rejection_rate") -> None:
@@ -177,23 +162,8 @@ def present(store: ResultStore, together: Sequence[str] = (), share: str = "reje
             print(f"plot: {path}")
 
 
-def check_presentation(together: Sequence[str], share: str) -> None:
-    """Refuse what no table and no axis is called, before hours of measuring.
-
-    Raises:
-        ValueError: names the value and the choices.
-    """
-    for name, values, known in (("together", together, panels.MIXABLE), ("share", (share,), SHARES)):
-        if unknown := [value for value in values if value not in known]:
-            raise ValueError(f"{name}: {hint(unknown[0], known)}{unknown[0]!r} is not one of {', '.join(known)}")
-
-
 def open_session(points: Sequence[Point]) -> Session:
     """A session of points that share pair and evaluation, checked (`Session.check`)."""
     session = Session(points[0].pair, points[0].evaluation)
     session.check((point.method, point.sampling) for point in points)
     return session
-
-
-def _of_all(groups: Sequence[Sequence[Point]]) -> Session:
-    return open_session([point for group in groups for point in group])

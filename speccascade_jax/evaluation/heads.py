@@ -21,12 +21,7 @@ class Heads:
         self._read: dict[str | None, tuple[Head, str]] = {}
 
     def of(self, method: Method) -> Head | None:
-        """The head that a method asks, its own choice or the pair's; `None` where it asks none.
-
-        Raises:
-            FileNotFoundError, CheckpointError: as `head_files.load`.
-            ValueError: the pair has none.
-        """
+        """The head that a method asks, its own choice or the pair's; `None` where it asks none; errors as `check`."""
         return self._found(method.head)[0] if method.needs_head else None
 
     def fingerprint(self, method: Method) -> dict[str, str]:
@@ -62,7 +57,10 @@ class Heads:
         for file, members in asked.items():
             head = self._found(file)[0]
             if file is not None and (belongs := (head.card.features, head.card.draft_fingerprint)) not in known:
-                _check(file, head, self._pair)
+                try:
+                    head.check(self._pair.draft, self._pair.name)
+                except ValueError as error:
+                    raise ValueError(f"{file}: {error}") from error
                 known.add(belongs)
             if others := list(_differences(head.card, members)):
                 name = f"the acceptance head of {self._pair.name!r}" if file is None else f"the acceptance head {file}"
@@ -71,13 +69,6 @@ class Heads:
                     "aptly than with a head trained for these settings (experiments/train_acceptance_head.py)",
                     stacklevel=2,
                 )
-
-
-def _check(file: str, head: Head, pair: Pair) -> None:
-    try:
-        head.check(pair.draft, pair.name)
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
 
 
 def _differences(card: Card, settings: Settings) -> Iterator[str]:
@@ -91,15 +82,11 @@ def _differences(card: Card, settings: Settings) -> Iterator[str]:
 
 def _told(rule: str, alpha: float | None, sampling: Card | Sampling) -> dict[str, str]:
     """Everything that kept probabilities depend on, beside the two models."""
-
-    def said(value: Any) -> str:
-        return f"{value:g}"
-
     draft = sampling.draft_temperature
     return {
-        "rule": rule if alpha is None else f"{rule} (alpha {said(alpha)})",
-        "temperature": said(sampling.temperature),
-        "draft_temperature": "the target's" if draft in (None, sampling.temperature) else said(draft),
-        "top_p": said(sampling.top_p),
-        "top_k": said(sampling.top_k),
+        "rule": rule if alpha is None else f"{rule} (alpha {alpha:g})",
+        "temperature": f"{sampling.temperature:g}",
+        "draft_temperature": "the target's" if draft is None or draft == sampling.temperature else f"{draft:g}",
+        "top_p": f"{sampling.top_p:g}",
+        "top_k": f"{sampling.top_k:g}",
     }

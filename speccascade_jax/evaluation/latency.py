@@ -40,8 +40,7 @@ def interleave(
 
     Args:
         baseline, methods: compiled and warmed-up calls; the result is waited for (`block_until_ready`).
-        examples, trials: how many of each.
-        clock: seconds; a fake one in tests.
+        examples, trials: how many of each; clock: seconds, a fake one in tests.
 
     Returns:
         The baseline's timings and each method's.
@@ -62,10 +61,8 @@ def interleave(
                 seconds[n, trial, example] = clock() - begin
                 made = (result.lengths, result.stats.draft_steps, result.stats.target_calls)
                 counts[n, :, trial, example] = [np.sum(np.asarray(count)) for count in made]
-    timings = [
-        Timings(seconds=timed, tokens=tokens, draft_steps=steps, target_calls=calls)
-        for timed, (tokens, steps, calls) in zip(seconds, counts, strict=True)
-    ]
+    names = ("tokens", "draft_steps", "target_calls")
+    timings = [Timings(seconds=s, **dict(zip(names, c, strict=True))) for s, c in zip(seconds, counts, strict=True)]
     return timings[1], [timings[0], *timings[2:]]
 
 
@@ -76,17 +73,15 @@ def latency(timings: Timings, *, draft_alone: bool = False) -> dict[str, Any]:
     a bootstrap of their ratio over examples and trials needs (`results.bootstrap`); the tokens and forward passes of
     the same runs are what times are regressed on (`results.forward_times`).
 
-    Args:
-        timings: of a method or of the baseline.
-        draft_alone: the draft wrote alone, in the target's place in the engine: its passes are draft steps.
+    With `draft_alone` the draft wrote alone, in the target's place in the engine: its passes are draft steps.
     """
     steps, calls = timings.draft_steps, timings.target_calls
     if draft_alone:
         steps, calls = calls, np.zeros_like(calls)
     total, tokens = timings.seconds.sum(1) * 1e3, np.maximum(timings.tokens.sum(1), 1)
     return {
-        "ms_per_example": _over_trials(total / timings.seconds.shape[1], np.median),
-        "ms_per_token": _over_trials(total / tokens, np.median),
+        "ms_per_example": _over_trials(total / timings.seconds.shape[1]),
+        "ms_per_token": _over_trials(total / tokens),
         "per_example_ms": np.round(timings.seconds * 1e3, 6).tolist(),  # clocks count nanoseconds
         "per_example_tokens": timings.tokens.tolist(),
         "per_example_draft_steps": steps.tolist(),
@@ -105,13 +100,9 @@ def relative_latency(method: Timings, baseline: Timings) -> dict[str, Any]:
     trials = method.seconds.sum(1) / baseline.seconds.sum(1)
     tokens = max(int(method.tokens.sum()), 1) / max(int(baseline.tokens.sum()), 1)
     ratio = float(method.seconds.sum() / baseline.seconds.sum())
-    return _over_trials(trials, lambda _: ratio) | {"per_token": ratio / tokens}
+    return _over_trials(trials) | {"value": ratio, "per_token": ratio / tokens}
 
 
-def _over_trials(values: np.ndarray, centre: Callable[[np.ndarray], Any]) -> dict[str, Any]:
-    return {
-        "value": float(centre(values)),
-        "low": float(values.min()),
-        "high": float(values.max()),
-        "trials": [float(value) for value in values],
-    }
+def _over_trials(values: np.ndarray) -> dict[str, Any]:
+    low, median, high = (float(of(values)) for of in (np.min, np.median, np.max))
+    return {"value": median, "low": low, "high": high, "trials": values.tolist()}

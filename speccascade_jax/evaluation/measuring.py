@@ -10,8 +10,7 @@ import jax
 import numpy as np
 
 from speccascade_jax.core.names import TARGET
-from speccascade_jax.core.types import Prompt
-from speccascade_jax.engine.generate import Generation, raise_on_failure
+from speccascade_jax.engine.generate import raise_on_failure
 from speccascade_jax.engine.measures import per_example, summarise
 from speccascade_jax.evaluation import latency
 from speccascade_jax.evaluation.environment import device, versions
@@ -57,30 +56,22 @@ def judge(session: Session, points: Sequence[Point]) -> list[Record]:
     """Quality, counts and measures of each point, all points in shared batches."""
     check_code(points[0].evaluation)
     examples = session.window(points[0].evaluation, points[0].evaluation.quality_examples)
+    encoded = session.prompts.encoder_tokens
+    lengths = np.asarray(session.prompts.length) if encoded is None else np.count_nonzero(encoded, axis=1)
     # Neighbours of similar length waste the least of a batch, which runs until its longest row is done.
-    lengths = _prompt_lengths(session.prompts)[examples]
-    rows = np.repeat(examples[np.argsort(lengths, kind="stable")], len(points))
+    rows = np.repeat(examples[np.argsort(lengths[examples], kind="stable")], len(points))
     which = np.tile(np.arange(len(points)), len(examples))
     generations = []
     for chosen, kept in in_batches(np.arange(len(rows)), session.evaluation.quality_batch):
         alphas = [points[n].method.alpha for n in which[chosen]]
         generation = session.prepare(points[0], rows[chosen], alphas)(points[0].seed)
         raise_on_failure(generation)
-        generations.append(jax.tree.map(lambda x, kept=kept: np.asarray(x)[:kept], _per_row(generation)))
+        per_row = generation.tokens, generation.lengths, generation.stats
+        generations.append(jax.tree.map(lambda x, kept=kept: np.asarray(x)[:kept], per_row))
     measured = jax.tree.map(lambda *parts: np.concatenate(parts), *generations)
     alone = points[0].method.recipe.draft_alone
     places = [np.flatnonzero(which == n) for n in range(len(points))]
     return [_score(session, jax.tree.map(lambda x, own=own: x[own], measured), rows[own], alone) for own in places]
-
-
-def _per_row(generation: Generation) -> tuple[Any, Any, Any]:
-    return generation.tokens, generation.lengths, generation.stats
-
-
-def _prompt_lengths(prompt: Prompt) -> np.ndarray:
-    if prompt.encoder_tokens is not None:
-        return np.count_nonzero(prompt.encoder_tokens, axis=1)
-    return np.asarray(prompt.length)
 
 
 def _score(
@@ -95,20 +86,14 @@ def _score(
     references = [session.examples[row].reference for row in rows]
     ids, samples = [session.examples[row].id for row in rows], session.evaluation.resamples
     scored = quality.measure(session.task.metrics, ids, predictions, references, samples=samples)
-    return split_measures(summarise(stats, lengths, draft_alone=draft_alone)) | {
+    summary = summarise(stats, lengths, draft_alone=draft_alone)  # METHODS section 9
+    apart = {name: summary.pop(name) for name in ("by_position", "inconclusive")}
+    return {
+        "counts": {name: value for name, value in summary.items() if type(value) is int},
+        "measures": {name: value for name, value in summary.items() if type(value) is not int},  # ratios
+        **apart,
         "quality": scored | {"tokens_per_example": float(np.mean(lengths))},
         "per_example": {"ids": ids, **per_example(stats, draft_alone=draft_alone)},
-    }
-
-
-def split_measures(summary: dict[str, Any]) -> Record:
-    """A summary of METHODS section 9 as the record's `counts`, `measures` (ratios), `by_position`, `inconclusive`."""
-    whole = {name: value for name, value in summary.items() if type(value) is int}
-    apart = {name: summary[name] for name in ("by_position", "inconclusive")}
-    return {
-        "counts": whole,
-        "measures": {name: value for name, value in summary.items() if name not in {*whole, *apart}},
-        **apart,
     }
 
 
@@ -140,8 +125,4 @@ def _runner(session: Session, point: Point) -> latency.Run:
     trials = point.evaluation.latency_trials
     rows = session.window(point.evaluation, point.evaluation.latency_examples)
     prepared = [session.prepare(point, np.asarray([row])) for row in rows]
-
-    def run(example: int, trial: int) -> Generation:
-        return prepared[example]((point.seed * trials + trial) % 2**32)
-
-    return run
+    return lambda example, trial: prepared[example]((point.seed * trials + trial) % 2**32)

@@ -48,9 +48,7 @@ class ModelPair:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        for path in ("target", "draft", "vocabulary"):
-            if getattr(self, path) is not None:
-                object.__setattr__(self, path, str(getattr(self, path)))  # gin files hold strings, no paths
+        _convert(self, str, "target", "draft", "vocabulary")  # gin files hold strings, no paths
         object.__setattr__(self, "others", {name: str(path) for name, path in dict(self.others).items()})
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPES)}")
@@ -126,19 +124,14 @@ class Method:
     drafters: tuple[str | Level, ...] = (DRAFT_MODEL,)
 
     def __post_init__(self) -> None:
-        put = object.__setattr__
         several("drafters", self.drafters)
-        put(self, "drafters", tuple(map(_recorded, self.drafters)))
+        object.__setattr__(self, "drafters", tuple(map(_recorded, self.drafters)))
         _by_name(self)
-        if self.head is not None:
-            put(self, "head", str(self.head))
-        for name in ("alpha", "stop_threshold"):
-            if getattr(self, name) is not None:
-                put(self, name, float(getattr(self, name)))
+        _convert(self, str, "head")
+        _convert(self, float, "alpha", "stop_threshold")
         own = self.recipe.resolved(self.settings())
-        put(self, "rule", own.rule)
-        put(self, "block_size", own.block_size)
-        put(self, "bonus", own.bonus)
+        for name in ("rule", "block_size", "bonus"):
+            object.__setattr__(self, name, getattr(own, name))
 
     @property
     def recipe(self) -> Recipe:
@@ -170,11 +163,6 @@ class Method:
     def swept_block(self) -> bool:
         """Whether γ is a choice of the sweep's; where it is not, the method stands beside those of any γ."""
         return self.recipe.sweeps_block(self.settings())
-
-    @property
-    def needs_threshold(self) -> bool:
-        """Whether it stops by a threshold that is not α."""
-        return bool(self.recipe.threshold(self.settings()))
 
     @property
     def needs_head(self) -> bool:
@@ -223,9 +211,7 @@ class Sampling:
     draft_temperature: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "draft_temperature"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, float(getattr(self, name)))
+        _convert(self, float, "temperature", "top_p", "draft_temperature")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,32 +236,31 @@ class Point:
 
     def configuration(self) -> str:
         """The point as a complete gin file for `experiments/run.py`."""
-        imports = {f"from {_PACKAGE}.evaluation import {name}" for name in ("experiment", "points")}
-        blocks, parts = list[str](), {part: getattr(self, part) for part in _PARTS}
-        for part in parts.values():
-            blocks += _blocks(part, "", imports)
+        seqio = ["data.tasks import seqio_task"] * isinstance(self.evaluation.task, SeqioTask)
+        used = [*seqio, "evaluation import experiment", "evaluation import points"]
+        head = ["from __gin__ import dynamic_registration", "", *(f"from speccascade_jax.{each}" for each in used), ""]
+        parts = {name: getattr(self, name) for name in ("pair", "evaluation", "method", "sampling")}
+        blocks = [line for part in parts.values() for line in gin_blocks(part)]
         run = [f"  {name} = @points.{type(part).__name__}()" for name, part in parts.items()]
-        head = ["from __gin__ import dynamic_registration", "", *sorted(imports), ""]
         return "\n".join([*head, *blocks, "experiment.run:", *run, f"  seed = {self.seed}"]) + "\n"
 
     def label(self) -> str:
         """The point in a few words, for progress lines."""
-        parts = [self.method.curve()]
-        if self.method.alpha is not None:
-            parts.append(f"alpha={self.method.alpha:g}")
-        if self.method.block_size is not None:
-            parts.append(f"block={self.method.block_size}")
-        parts.append(f"T={self.sampling.temperature:g}")
-        if self.sampling.top_p < 1:
-            parts.append(f"top_p={self.sampling.top_p:g}")
-        return " ".join([*parts, f"seed={self.seed}"])
-
-
-_PACKAGE = "speccascade_jax"
-_PARTS = ("pair", "evaluation", "method", "sampling")
+        method, top_p = self.method, self.sampling.top_p
+        parts: dict[str, float | None] = {"alpha": method.alpha, "block": method.block_size}
+        parts |= {"T": self.sampling.temperature, "top_p": top_p if top_p < 1 else None}
+        told = [f"{name}={value:g}" for name, value in parts.items() if value is not None]
+        return " ".join([method.curve(), *told, f"seed={self.seed}"])
 
 
 _NUMBERS = ("alpha", "stop_threshold", "temperature", "top_p", "draft_temperature")
+
+
+def _convert(part: Any, kind: type, *names: str) -> None:
+    """Give those of a frozen dataclass's fields that are not `None` one type, so that equal points are equal."""
+    for name in names:
+        if getattr(part, name) is not None:
+            object.__setattr__(part, name, kind(getattr(part, name)))
 
 
 def _recorded(drafter: str | Level) -> str | Level:
@@ -303,7 +288,7 @@ def _fields(part: Any) -> dict[str, Any]:
     return {one.name: getattr(part, one.name) for one in dataclasses.fields(part) if one.init}
 
 
-def _blocks(part: Any, scope: str, imports: set[str]) -> Iterator[str]:
+def gin_blocks(part: Any, scope: str = "") -> Iterator[str]:
     """The lines of a dataclass's gin block and, behind it, of those that it holds, each in a scope of its own."""
     inside = list[tuple[Any, str]]()
 
@@ -319,9 +304,7 @@ def _blocks(part: Any, scope: str, imports: set[str]) -> Iterator[str]:
     yield f"{scope}/{_selector(part)}:" if scope else f"{_selector(part)}:"
     yield from lines
     for value, within in inside:
-        if isinstance(value, SeqioTask):
-            imports.add(f"from {_PACKAGE}.data.tasks import seqio_task")
-        yield from _blocks(value, within, imports)
+        yield from gin_blocks(value, within)
 
 
 def _selector(part: Any) -> str:

@@ -50,11 +50,12 @@ class Session:
         self.examples = self._load_examples()  # before the weights, which take longer
         longest = max(Pair.max_prompt_length, self.task.max_input_length)  # the former is for prompts that nobody cuts
         self.pair = replace(load_source(source), max_prompt_length=longest) if pair is None else pair
+        self.vocabulary  # noqa: B018 (raises where there is none)
+        limits = self.task.max_input_length, self.task.cut  # prompts are cut as the paper does
+        prompts = [text_ids(self.pair, self.task.build_prompt(example), *limits) for example in self.examples]
         # One bucket for all examples, or every length would be a compilation of its own.
-        prompts = [self._prompt_ids(example) for example in self.examples]
-        self.prompts: Prompt = jax.device_get(
-            make_prompt(self.pair, prompts, max_new_tokens=self.evaluation.max_new_tokens or 0)
-        )
+        made = make_prompt(self.pair, prompts, max_new_tokens=self.evaluation.max_new_tokens or 0)
+        self.prompts: Prompt = jax.device_get(made)
         self.heads = Heads(self.pair)
         self._ids = np.asarray([example.id for example in self.examples], np.int32)
         self._built: dict[Method, Built] = {}
@@ -77,28 +78,15 @@ class Session:
             )
         return examples
 
-    def _prompt_ids(self, example: Example) -> list[int]:
-        """The prompt's ids, cut to the task's longest input as the paper does."""
-        self.vocabulary  # noqa: B018 (raises where there is none)
-        return text_ids(self.pair, self.task.build_prompt(example), self.task.max_input_length, self.task.cut)
-
     @property
     def vocabulary(self) -> TextVocabulary:
-        """The pair's.
-
-        Raises:
-            ValueError: it has none.
-        """
+        """The pair's; ValueError if it has none."""
         if self.pair.vocabulary is None:
             raise ValueError(f"pair {self.source.name!r} has no vocabulary, but task {self.task.name} is text")
         return self.pair.vocabulary
 
     def window(self, evaluation: Evaluation, count: int) -> np.ndarray:
-        """Rows of `count` examples from the evaluation's `first_example` on, int `[count]`.
-
-        Raises:
-            ValueError: some of them are not loaded.
-        """
+        """Rows of `count` examples from `evaluation.first_example` on, int `[count]`; ValueError beyond the loaded."""
         first, end = evaluation.first_example, evaluation.first_example + count
         if end > len(self.examples):
             raise ValueError(
@@ -108,11 +96,7 @@ class Session:
         return np.arange(first, end)
 
     def check(self, chosen: Iterable[tuple[Method, Sampling]]) -> None:
-        """Refuse methods with a drafter that the pair does not hold, and as `Heads.check`; nothing is compiled.
-
-        Raises:
-            ValueError: no such model; as there.
-        """
+        """ValueError for methods with a drafter that the pair does not hold, and as `Heads.check`; compiles nothing."""
         chosen = list(chosen)
         for name in {name for method, _ in chosen for name in models_of(method.drafters)}:
             self.pair.model(name)
@@ -158,19 +142,14 @@ class Session:
         """
         program = self.built(point.method).program
         given = self.arguments(point, rows, alphas or [point.method.alpha] * len(rows))
-
-        def run(seed: int, **more: Any) -> Generation:
-            return program.generate(**given, seed=seed, **more)
-
-        return run
+        return lambda seed, **more: program.generate(**given, seed=seed, **more)
 
     def batches(self, evaluation: Evaluation) -> list[tuple[np.ndarray, int]]:
         """The evaluation's examples for quality in batches of one size: rows, and how many of them count.
 
         The last batch is filled up with its own rows: another shape would be another compilation.
         """
-        examples = self.window(evaluation, evaluation.quality_examples)
-        return in_batches(examples, evaluation.quality_batch)
+        return in_batches(self.window(evaluation, evaluation.quality_examples), evaluation.quality_batch)
 
 
 def in_batches(rows: np.ndarray, batch: int) -> list[tuple[np.ndarray, int]]:

@@ -9,11 +9,7 @@ from speccascade_jax.metrics.quality import METRICS
 
 
 def validate(point: Point) -> None:
-    """Refuse what has no meaning, naming value and remedy, before weights are read or anything is compiled.
-
-    Raises:
-        ValueError: as above.
-    """
+    """ValueError for what has no meaning, naming value and remedy."""
     validate_evaluation(point.evaluation)
     checks.check_seed(point.seed)
     method = point.method
@@ -37,7 +33,7 @@ def _check_models(pair: ModelPair, method: Method) -> None:
 
 
 def validate_evaluation(evaluation: Evaluation) -> None:
-    """Refuse an evaluation that has no meaning; errors as of `validate`."""
+    """ValueError for an evaluation that has no meaning, naming value and remedy."""
     task = get_task(evaluation.task)
     if evaluation.split not in (None, *task.splits):
         raise ValueError(f"task {task.name} has no split {evaluation.split!r}; its splits: {', '.join(task.splits)}")
@@ -51,11 +47,7 @@ def validate_evaluation(evaluation: Evaluation) -> None:
 
 
 def check_code(evaluation: Evaluation) -> None:
-    """Refuse to run what models write unless that was asked for and can be done where it harms nobody.
-
-    Raises:
-        ValueError: the task's metrics execute code, and `execute_code` is not set, or this system has no sandbox.
-    """
+    """ValueError if the task's metrics run what models write, and nobody set `execute_code`, or there is no sandbox."""
     task = get_task(evaluation.task)
     running = ", ".join(name for name in task.metrics if name in METRICS and METRICS[name].executes)
     if not running:

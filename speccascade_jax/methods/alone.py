@@ -1,6 +1,6 @@
 """One model writes alone: the two ends of every plot."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.protocols import LanguageModel
@@ -34,7 +34,6 @@ class Alone(Recipe):
 
     @property
     def draft_alone(self) -> bool:
-        """Whether that is the draft."""
         return self.model != "target"
 
     def resolved(self, settings: Settings) -> Settings:
@@ -42,26 +41,15 @@ class Alone(Recipe):
         for name in ("accept", "stop", "stop_threshold", "drafters"):
             if (given := getattr(settings, name)) is not None and given != (DRAFT_MODEL,):
                 raise ValueError(f"method {self.name!r} has no {name}, got {given!r}: one model writes; leave it out")
-        return Settings(
-            method=settings.method,
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            top_k=settings.top_k,
-            draft_temperature=settings.draft_temperature,
-        )
+        return replace(settings, rule=None, block_size=None, bonus=None, alpha=None)
 
     def controls(self, settings: Settings, rows: int) -> Controls:
         """The sampling of the model's last word: the draft's own where it writes alone, else the target's."""
-        own = settings.temperature
-        if self.model != "target" and settings.draft_temperature is not None:
-            own = settings.draft_temperature
-        return make_controls(
-            rows, temperature=own, draft_temperature=settings.draft_temperature, top_p=settings.top_p,
-            top_k=settings.top_k,
-        )  # fmt: skip
+        heat = settings.draft_temperature
+        own = heat if self.draft_alone and heat is not None else settings.temperature
+        return make_controls(rows, temperature=own, draft_temperature=heat, top_p=settings.top_p, top_k=settings.top_k)
 
     def build(self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None) -> Built:
-        """An engine without a drafter."""
         self.resolved(settings)
         bound = pair.model(self.model)
         return Built(Generator(engine_of(bound.model, stop_ids)), {"target": bound.params, "drafter": {}})

@@ -70,14 +70,11 @@ def checked_threshold(policy: StopPolicy, whose: str, given: Any) -> Any:
         return 0.0
     if not policy.threshold:
         raise ValueError(f"{whose} has no stop_threshold ({given}): nothing compares with one; leave it out")
-    (low, high), values = policy.between, per_row("stop_threshold", given, _count(given))
+    (low, high), rows = policy.between, len(given) if np.ndim(given) else 1
+    values = per_row("stop_threshold", given, rows)
     if (bad := values[(values < low) | (values > high)]).size:
         raise ValueError(f"stop_threshold={bad[0]:.8g} is outside {low:g} … {high:g}; {whose}: {policy.threshold}")
     return given
-
-
-def _count(given: Any) -> int:
-    return len(given) if np.ndim(given) else 1
 
 
 def the_one(drafters: tuple[str | Level, ...], whose: str) -> str | Level:

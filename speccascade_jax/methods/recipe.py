@@ -1,10 +1,9 @@
 """What a named method is, and what it builds."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from speccascade_jax.core.types import Array, Controls, Params, Prompt, PyTree, Round
+from speccascade_jax.core.types import Array, Controls, Params, Prompt
 from speccascade_jax.engine.generate import Generation
 from speccascade_jax.methods.settings import Settings
 from speccascade_jax.pairs.head_files import Head
@@ -16,18 +15,8 @@ from speccascade_jax.rules.rule import Alpha, Rule
 class Program(Protocol):
     """What generates: the one loop (`engine.generate.Generator`), or a few of its generations in one program."""
 
-    def generate(
-        self,
-        params: Params,
-        prompt: Prompt,
-        seed: int | Array = 0,
-        *,
-        controls: Controls,
-        max_new_tokens: int,
-        example_ids: Any = None,
-        record: Callable[[Round], PyTree] | None = None,
-    ) -> Generation:
-        """Arguments and result as of `engine.generate.generate`."""
+    def generate(self, params: Params, prompt: Prompt, seed: int | Array = 0, **more: Any) -> Generation:
+        """Arguments and result as of `engine.generate.generate`, but for the engine and the level."""
 
 
 class Built(NamedTuple):

@@ -15,6 +15,7 @@ import numpy as np
 
 from speccascade_jax.core import rngs
 from speccascade_jax.core.controls import make_controls
+from speccascade_jax.core.sampling import expand
 from speccascade_jax.core.types import Array, Controls, Params, Prompt, Round
 from speccascade_jax.engine.counters import Counters
 from speccascade_jax.engine.generate import Generation, generate, on_device, row_ids
@@ -66,7 +67,6 @@ class SequenceMethod(Recipe):
     trade_off: Alpha
 
     def alpha(self, settings: Settings) -> Alpha | None:
-        """The threshold of the score."""
         return self.trade_off
 
     def resolved(self, settings: Settings) -> Settings:
@@ -117,11 +117,7 @@ class SequenceCascade:
     def generate(
         self, params: Params, prompt: Prompt, seed: int | Array = 0, *, example_ids: Any = None, **more: Any
     ) -> Generation:
-        """Two generations as one; a `record` would be of rounds of either and is refused.
-
-        Raises:
-            ValueError: as above.
-        """
+        """Two generations as one; a `record` would be of rounds of either: a ValueError."""
         if more.pop("record", None) is not None:
             raise ValueError("a sequence cascade has no rounds of its own to record: record one of its models alone")
         return _cascade(
@@ -178,7 +174,7 @@ def _only(rows: Array, write: Callable[[], Generation]) -> Generation:
     written = jax.lax.cond(rows.any(), write, lambda: nothing)
     aside = {"record": written.record, "num_rounds": written.num_rounds}  # all else lies row by row
     both = (replace(each, record=None, num_rounds=None) for each in (written, nothing))
-    kept = jax.tree.map(lambda new, none: jnp.where(rows.reshape(-1, *(1,) * (new.ndim - 1)), new, none), *both)
+    kept = jax.tree.map(lambda new, none: jnp.where(expand(rows, new.ndim), new, none), *both)
     return replace(kept, **aside)
 
 
@@ -192,7 +188,7 @@ def _chosen(anew: Array, target: Generation, draft: Generation) -> Generation:
     """Row by row the target's output or the draft's, and what both cost."""
 
     def pick(ours: Array, theirs: Array) -> Array:
-        return jnp.where(anew.reshape(-1, *(1,) * (ours.ndim - 1)), ours, theirs)
+        return jnp.where(expand(anew, ours.ndim), ours, theirs)
 
     stats, written = jax.tree.map(pick, target.stats, draft.stats), draft.stats.committed
     none = jnp.zeros_like(written)

@@ -43,8 +43,7 @@ class Level:
     drafters: tuple[str | Level, ...] = (DRAFT_MODEL,)
 
     def __post_init__(self) -> None:
-        several("drafters", self.drafters)
-        object.__setattr__(self, "drafters", tuple(self.drafters))
+        object.__setattr__(self, "drafters", several("drafters", self.drafters))
 
     def __str__(self) -> str:
         """For readers: model and budget, and all that is out of the ordinary: levels that differ read differently."""
@@ -106,8 +105,7 @@ class Settings:
     draft_temperature: Any = None
 
     def __post_init__(self) -> None:
-        several("drafters", self.drafters)
-        object.__setattr__(self, "drafters", tuple(self.drafters))
+        object.__setattr__(self, "drafters", several("drafters", self.drafters))
 
     @classmethod
     def of(cls, caller: str, given: dict[str, Any]) -> Settings:

@@ -55,14 +55,12 @@ class Speculation(Recipe):
         return f"method {self.name!r}"
 
     def rule(self, settings: Settings) -> Rule:
-        """The caller's rule, or the method's own."""
         chosen = deferral.get(self.decides if settings.rule is None else settings.rule)
         if self.rules and chosen.name not in self.rules:
             raise ValueError(f"{self.called} takes rule {' or '.join(self.rules)}, not {chosen.name!r}")
         return chosen
 
     def alpha(self, settings: Settings) -> Alpha | None:
-        """The rule's."""
         return self.rule(settings).alpha
 
     def heading(self, settings: Settings) -> str:
@@ -105,7 +103,6 @@ class Speculation(Recipe):
         return "" if self.alpha_stops else self.policy(settings).threshold
 
     def on_rejection(self, settings: Settings) -> bool:
-        """The stop policy's."""
         return self.policy(settings).on_rejection
 
     def needs_head(self, settings: Settings) -> bool:
@@ -182,6 +179,5 @@ class Speculation(Recipe):
         return engine, {"target": pair.target.params, "drafter": params}
 
     def build(self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None) -> Built:
-        """One engine, one generation."""
         engine, params = self.engine(pair, settings, stop_ids, head)
         return Built(Generator(engine), params)

@@ -1,8 +1,8 @@
 """Text quality: BLEU (sacrebleu), ROUGE (rouge-score), short answers, tests of code; all from 0 to 100.
 
 Each metric is kept as statistics per example (counts for BLEU and pass@1, the score itself for the others), so that a
-corpus score, a score per example and a bootstrap come from one pass over the texts. A record keeps them (`measure`), so
-that two records can be compared example by example without their texts (`results.bootstrap`).
+corpus score and a bootstrap come from one pass over the texts. A record keeps them (`measure`), so that two records can
+be compared example by example without their texts (`results.bootstrap`).
 """
 
 import dataclasses
@@ -28,15 +28,13 @@ class Metric:
     Attributes:
         statistics: (prediction, reference) -> K numbers.
         from_sums: statistics added up over the N examples of each of R corpora, `[R, K]`, and N -> the scores `[R]`.
-        sentence: statistics `[K]` -> the score of one example.
-        signature: () -> what identifies the computation in a record.
+        signature: () -> what identifies the computation in a record: tokeniser, smoothing, stemming, library version.
         several: whether an example may have several references, of which the best counts.
         executes: whether it runs what a model wrote; only where `Evaluation.execute_code` allows it.
     """
 
     statistics: Callable[[str, str], list[float]]
     from_sums: Callable[[np.ndarray, int], np.ndarray]
-    sentence: Callable[[np.ndarray], float]
     signature: Callable[[], str]
     several: bool = False
     executes: bool = False
@@ -57,31 +55,6 @@ def score(metric_names: Sequence[str], predictions: Sequence[str], references: R
     if isinstance(metric_names, str):
         raise ValueError(f"metric_names={metric_names!r} is one string; give a list or tuple of names")
     return {name: _corpus_score(name, _statistics(name, predictions, references)) for name in metric_names}
-
-
-def sentence_scores(name: str, predictions: Sequence[str], references: References) -> list[float]:
-    """The metric of every example alone, 0 to 100; errors as in `score`.
-
-    For BLEU this is sacrebleu's sentence BLEU (effective order), whose mean is *not* the corpus BLEU.
-    """
-    metric = get_metric(name)
-    return [metric.sentence(row) for row in _statistics(name, predictions, references)]
-
-
-def bootstrap_interval(
-    name: str,
-    predictions: Sequence[str],
-    references: References,
-    *,
-    seed: int,
-    samples: int = 200,
-    confidence: float = 0.95,
-) -> tuple[float, float]:
-    """The percentile bootstrap interval of the corpus score over examples, (low, high); errors as in `score`.
-
-    sacrebleu offers this for its own metrics only, with a seed from the environment.
-    """
-    return _interval(name, _statistics(name, predictions, references), seed, samples, confidence)
 
 
 def measure(
@@ -112,7 +85,7 @@ def measure(
         raise ValueError(f"{len(set(ids))} different ids for {len(predictions)} predictions; one each is needed")
     statistics = {name: _statistics(name, predictions, references) for name in metric_names}
     scores, main = {name: _corpus_score(name, rows) for name, rows in statistics.items()}, metric_names[0]
-    low, high = _interval(main, statistics[main], seed=0, samples=samples)
+    low, high = _interval(main, statistics[main], samples)
     return {
         "metric": main,
         "value": scores[main],
@@ -121,17 +94,12 @@ def measure(
         "interval": f"95% bootstrap over examples, {samples} resamples",
         "examples": len(predictions),
         "all": scores,
-        "signature": signature(main),
+        "signature": get_metric(main).signature(),
         "per_example": {
             "ids": [int(one) for one in ids],
             "statistics": {name: _compact(rows) for name, rows in statistics.items()},
         },
     }
-
-
-def signature(name: str) -> str:
-    """What identifies a metric's computation: tokeniser, smoothing, stemming, library version."""
-    return get_metric(name).signature()
 
 
 def get_metric(name: str) -> Metric:
@@ -146,7 +114,7 @@ def get_metric(name: str) -> Metric:
 
 
 def _statistics(name: str, predictions: Sequence[str], references: References) -> np.ndarray:
-    """float64 `[N, K]`."""
+    """float64 `[N, K]`, those of the best reference where the metric allows several."""
     for what, texts in (("predictions", predictions), ("references", references)):
         if isinstance(texts, str):
             raise ValueError(f"{what} is one string; give a list with one text per example")
@@ -154,32 +122,28 @@ def _statistics(name: str, predictions: Sequence[str], references: References) -
         raise ValueError(f"{len(predictions)} predictions for {len(references)} references; one each is needed")
     if not predictions:
         raise ValueError(f"no predictions to score with {name}; give at least one example")
-    pairs = zip(predictions, references, strict=True)
-    return np.asarray([_statistics_of(name, *pair) for pair in pairs], np.float64)
-
-
-def _statistics_of(name: str, prediction: str, reference: str | Sequence[str]) -> list[float]:
-    """Those of the best reference, where a metric allows several."""
-    metric, texts = get_metric(name), (reference,) if isinstance(reference, str) else tuple(reference)
-    if not texts or (len(texts) > 1 and not metric.several):
-        allowed = ", ".join(known for known, one in METRICS.items() if one.several)
-        raise ValueError(
-            f"{name} compares with one reference per example, not with {len(texts)}; give one, or choose a metric that "
-            f"takes the best of several: {allowed}"
-        )
-    return max(metric.statistics(prediction, text) for text in texts)
+    metric, rows = get_metric(name), []
+    for prediction, reference in zip(predictions, references, strict=True):
+        choices = (reference,) if isinstance(reference, str) else tuple(reference)
+        if not choices or (len(choices) > 1 and not metric.several):
+            allowed = ", ".join(known for known, one in METRICS.items() if one.several)
+            raise ValueError(
+                f"{name} compares with one reference per example, not with {len(choices)}; give one, or choose a "
+                f"metric that takes the best of several: {allowed}"
+            )
+        rows.append(max(metric.statistics(prediction, choice) for choice in choices))
+    return np.asarray(rows, np.float64)
 
 
 def _corpus_score(name: str, statistics: np.ndarray) -> float:
     return float(get_metric(name).from_sums(statistics.sum(axis=0, keepdims=True), len(statistics))[0])
 
 
-def _interval(
-    name: str, statistics: np.ndarray, seed: int, samples: int, confidence: float = 0.95
-) -> tuple[float, float]:
-    drawn = np.random.default_rng(seed).integers(len(statistics), size=(samples, len(statistics)))
+def _interval(name: str, statistics: np.ndarray, samples: int) -> tuple[float, float]:
+    """The 95% percentile bootstrap over examples; sacrebleu's is for its own metrics, seeded by the environment."""
+    drawn = np.random.default_rng(0).integers(len(statistics), size=(samples, len(statistics)))
     scores = get_metric(name).from_sums(np.stack([statistics[rows].sum(axis=0) for rows in drawn]), len(statistics))
-    low, high = np.quantile(scores, [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(scores, [(1 - 0.95) / 2, (1 + 0.95) / 2])
     return float(low), float(high)
 
 
@@ -192,7 +156,7 @@ def _compact(statistics: np.ndarray) -> list:
 
 @functools.cache
 def _bleu() -> BLEU:
-    # Effective order matters for one sentence only; it does not touch the counts that a corpus score adds up.
+    # Without effective order it warns about single sentences; the counts that a corpus score adds up are the same.
     return BLEU(effective_order=True)
 
 
@@ -202,14 +166,10 @@ def _bleu_statistics(prediction: str, reference: str) -> list[float]:
     return [*found.counts, *found.totals, found.sys_len, found.ref_len]
 
 
-def _bleu_from(summed: np.ndarray, effective_order: bool) -> float:
-    """BLEU (Papineni et al. 2002) with sacrebleu's default smoothing, from summed statistics `[10]`."""
-    counts = [int(number) for number in summed]
-    return float(
-        BLEU.compute_bleu(
-            counts[:4], counts[4:8], counts[8], counts[9], smooth_method="exp", effective_order=effective_order
-        ).score
-    )
+def _bleu_from(sums: np.ndarray, examples: int) -> np.ndarray:
+    """BLEU (Papineni et al. 2002) with sacrebleu's default smoothing."""
+    corpora = sums.astype(np.int64).tolist()
+    return np.asarray([BLEU.compute_bleu(c[:4], c[4:8], c[8], c[9], smooth_method="exp").score for c in corpora])
 
 
 def _bleu_signature() -> str:
@@ -225,12 +185,8 @@ def _rouge(kind: str) -> Any:
     return rouge_scorer.RougeScorer([kind], use_stemmer=True)
 
 
-def _rouge_f1(prediction: str, reference: str, *, kind: str) -> list[float]:
+def _rouge_f1(kind: str, prediction: str, reference: str) -> list[float]:
     return [100.0 * _rouge(kind).score(reference, prediction)[kind].fmeasure]
-
-
-def _rouge_signature(kind: str) -> str:
-    return f"{kind}|f1|stemmer:porter|version:{metadata.version('rouge-score')}"
 
 
 def _exact_match(prediction: str, reference: str) -> list[float]:
@@ -239,26 +195,17 @@ def _exact_match(prediction: str, reference: str) -> list[float]:
 
 def _mean_of(statistics: Callable[[str, str], list[float]], described: str) -> Metric:
     """A metric whose corpus score is the mean over examples, and an example's that of its best reference."""
-    return Metric(
-        statistics=statistics,
-        from_sums=lambda sums, examples: sums[:, 0] / examples,
-        sentence=lambda row: float(row[0]),
-        signature=lambda: described,
-        several=True,
-    )
+    return Metric(statistics, lambda sums, examples: sums[:, 0] / examples, lambda: described, several=True)
 
 
 _SQUAD = "SQuAD: lower case, no punctuation, no articles|best reference"
 
 METRICS = {
-    "bleu": Metric(
-        statistics=_bleu_statistics,
-        from_sums=lambda sums, _: np.asarray([_bleu_from(row, effective_order=False) for row in sums]),
-        sentence=lambda row: _bleu_from(row, effective_order=True),
-        signature=_bleu_signature,
-    ),
+    "bleu": Metric(_bleu_statistics, _bleu_from, _bleu_signature),
     **{
-        kind: _mean_of(functools.partial(_rouge_f1, kind=kind), _rouge_signature(kind))
+        kind: _mean_of(
+            functools.partial(_rouge_f1, kind), f"{kind}|f1|stemmer:porter|version:{metadata.version('rouge-score')}"
+        )
         for kind in ("rouge1", "rouge2", "rougeL")
     },
     "exact_match": _mean_of(_exact_match, "exact_match|surrounding spaces ignored"),
@@ -269,7 +216,6 @@ METRICS = {
     "pass_at_1": Metric(
         statistics=code.pass_at_1,
         from_sums=lambda sums, examples: 100.0 * sums[:, 0] / examples,
-        sentence=lambda row: 100.0 * float(row[0]),
         signature=lambda: f"pass@1|one program per example, {code.SECONDS:g} s|counts:{','.join(code.KINDS)}",
         executes=True,
     ),

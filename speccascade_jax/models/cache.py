@@ -1,5 +1,6 @@
 """Caches of keys and values: their layouts, writing into them, and what may be seen of them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import flax.struct
@@ -26,6 +27,14 @@ class KVCache:
     values: tuple[Array, ...]
     length: Array
     static: Any = None
+
+
+def empty_slots(
+    heads: int, head_dim: int, sizes: Sequence[int], dtype: str
+) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """Zeros, per layer with `S` of `sizes`: keys `[heads, head_dim, S]` and values `[heads, S, head_dim]`."""
+    keys = tuple(jnp.zeros((heads, head_dim, size), dtype) for size in sizes)
+    return keys, tuple(jnp.zeros((heads, size, head_dim), dtype) for size in sizes)
 
 
 def write_ring(buffer: Array, update: Array, start: Array, axis: int) -> Array:

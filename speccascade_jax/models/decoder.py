@@ -6,17 +6,17 @@ where float32 parity matters.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import ClassVar
 
 import flax.linen as nn
 import flax.struct
-import jax
 import jax.numpy as jnp
 
 from speccascade_jax.core.types import Array, LMOutput, Params, Prompt
+from speccascade_jax.models.cache import empty_slots
 from speccascade_jax.models.decoder_config import PRESETS, DecoderConfig, RopeScaling, parameter_shapes, tiny
 from speccascade_jax.models.decoder_layers import Stack, soft_cap, turns
-from speccascade_jax.models.layers import KeysValues, Slots, fuse
+from speccascade_jax.models.layers import CachedModel, KeysValues, Slots
 
 __all__ = ["PRESETS", "DecoderCache", "DecoderConfig", "DecoderLM", "DecoderModule", "RopeScaling", "parameter_shapes"]
 __all__ += ["teacher_forced_logits", "tiny"]
@@ -127,35 +127,18 @@ class DecoderModule(nn.Module):
 
 
 @dataclass(frozen=True)
-class DecoderLM:
-    """A decoder-only model as the engine's `LanguageModel`. Parameters are `DecoderModule`'s, in any float dtype.
+class DecoderLM(CachedModel[DecoderCache]):
+    """A decoder-only model as the engine's `LanguageModel`. Parameters are `DecoderModule`'s.
 
-    Parameters whose dtype differs from `config.dtype` are cast at every call: cast them once before a decoding loop.
+    `extend` raises a ValueError for a block longer than a ring allows.
     """
 
     config: DecoderConfig
+    is_encoder_decoder: ClassVar[bool] = False  # prompts are the beginning of what is decoded
 
     @property
     def module(self) -> DecoderModule:
-        """The linen module that holds the layers."""
         return DecoderModule(self.config)
-
-    @property
-    def vocab_size(self) -> int:
-        """Real vocabulary entries, padding excluded."""
-        return self.config.vocab_size
-
-    @property
-    def is_encoder_decoder(self) -> bool:
-        """Prompts are the beginning of what is decoded."""
-        return False
-
-    def prepare(self, params: Params) -> Params:
-        """The parameters laid out for decoding (`layers.fuse`); done once, on loading. Both forms are understood."""
-        return fuse(params)
-
-    def _apply(self, params: Params, *args: Any, method: str) -> Any:
-        return self.module.apply({"params": params}, *args, method=method)
 
     def prefill(self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None = None) -> DecoderCache:
         """Consume all but the last token of each row.
@@ -169,17 +152,16 @@ class DecoderLM:
         Raises:
             ValueError: `max_len` slots can't hold the prompt, or the prompt has encoder tokens.
         """
-        rows, width = prompt.tokens.shape
+        c, (rows, width) = self.config, prompt.tokens.shape
         if prompt.encoder_tokens is not None:
             raise ValueError("the prompt has encoder_tokens, but a decoder-only model has no encoder: give tokens")
         if max_len < width:
             raise ValueError(f"max_len is {max_len}, but the prompt has {width} tokens: raise max_len")
         sizes = self.slots(max_len, max_rollback)
         consumed = prompt.length - 1
-        shapes = cache_shapes(self.config, rows, sizes)
         if width == 1:
-            keys, values = (tuple(jnp.zeros(shape, self.config.dtype) for shape in kind) for kind in shapes)
-            summary = jnp.zeros((rows, self.config.d_model), self.config.dtype)
+            keys, values = empty_slots(rows * c.num_kv_heads, c.head_dim, sizes, c.dtype)
+            summary = jnp.zeros((rows, c.d_model), c.dtype)
         else:
             hidden, own = self._apply(params, prompt.tokens[:, :-1], method="states")
             last = jnp.maximum(consumed - 1, 0)[:, None, None]
@@ -193,35 +175,9 @@ class DecoderLM:
         spare = max_len if max_rollback is None else max_rollback + 1
         return tuple(max_len if window is None else min(max_len, window + spare) for window in self.config.windows)
 
-    def extend(self, params: Params, cache: DecoderCache, tokens: Array) -> tuple[LMOutput, DecoderCache]:
-        """Feed `tokens` int32 `[B, T]` at each row's length; the caller guarantees `T` free slots a row.
-
-        Returns `LMOutput(logits float32 [B, T, num_embeddings], hidden [B, T, E] after the final norm)`.
-
-        Raises:
-            ValueError: a block longer than a ring allows.
-        """
-        return self._apply(params, cache, tokens, method="extend")
-
-    def rollback(self, cache: DecoderCache, length: Array) -> DecoderCache:
-        """The cache as if row `b` had consumed `length[b]` tokens; at most `max_rollback` fewer than were fed."""
-        return replace(cache, length=jnp.asarray(length, jnp.int32))
-
-    def consumed(self, cache: DecoderCache) -> Array:
-        """int32 `[B]`: tokens consumed by each row."""
-        return cache.length
-
     def prompt_features(self, cache: DecoderCache) -> Array:
         """`[B, E]`: the hidden state of the last token that prefill consumed, which is the prompt's last but one."""
         return cache.summary
-
-
-def cache_shapes(
-    c: DecoderConfig, rows: int, sizes: tuple[int, ...]
-) -> tuple[tuple[tuple[int, int, int], ...], tuple[tuple[int, int, int], ...]]:
-    """Shapes of the keys and of the values of a cache of `rows` whose layers have `sizes` slots."""
-    heads = rows * c.num_kv_heads
-    return tuple((heads, c.head_dim, size) for size in sizes), tuple((heads, size, c.head_dim) for size in sizes)
 
 
 def _placed(states: Array, slots: int, consumed: Array, axis: int) -> Array:
@@ -238,9 +194,3 @@ def _placed(states: Array, slots: int, consumed: Array, axis: int) -> Array:
 def teacher_forced_logits(model: DecoderLM, params: Params, tokens: Array) -> Array:
     """Logits of every position of `tokens` `[B, T]` in one pass, float32 `[B, T, num_embeddings]`."""
     return model._apply(params, tokens, method="__call__")
-
-
-def abstract_params(model: DecoderLM) -> Params:
-    """The parameters' shapes and dtypes, nothing allocated."""
-    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    return jax.eval_shape(model.module.init, jax.random.key(0), tokens)["params"]

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from speccascade_jax.core.checks import check_sizes
+
 ACTIVATIONS = ("gelu", "silu")
 PAIRINGS = ("halves", "adjacent")
 KINDS = ("local", "global")
@@ -92,14 +94,7 @@ class DecoderConfig:
         object.__setattr__(self, "pattern", tuple(self.pattern))
         if isinstance(self.rope_scaling, dict):  # as JSON gives it
             object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
-        for name in ("vocab_size", "d_model", "num_layers", "num_heads", "num_kv_heads", "head_dim", "d_ff"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: give a positive number")
-        if self.num_embeddings < self.vocab_size:
-            raise ValueError(
-                f"num_embeddings is {self.num_embeddings}, below vocab_size {self.vocab_size}: "
-                "the embedding needs a row for every real token"
-            )
+        check_sizes(self, "num_layers", "num_kv_heads")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}")
         if self.head_dim % 2:

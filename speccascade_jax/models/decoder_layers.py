@@ -6,7 +6,6 @@ in `core/protocols.py`, plus `N` query heads, `n` key-value heads, `g = N / n`, 
 `[B * n, K, S]`, values `[B * n, S, K]`.
 """
 
-import functools
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -15,12 +14,10 @@ import jax.numpy as jnp
 
 from speccascade_jax.core.types import Array
 from speccascade_jax.models.decoder_config import DecoderConfig
-from speccascade_jax.models.layers import MASKED, KeysValues, RMSNorm, Slots
+from speccascade_jax.models.layers import MASKED, KeysValues, RMSNorm, Slots, logits_dense
 
 CHUNK = 256
 """Tokens that attend at once."""
-
-_float32_product = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
 
 
 class Turns(NamedTuple):
@@ -190,7 +187,7 @@ class Stack(nn.Module):
         self.layers = [DecoderLayer(c) for _ in range(c.num_layers)]
         self.decoder_norm = norm(c)
         if not c.tied:
-            self.logits_dense = nn.Dense(c.num_embeddings, use_bias=False, dtype=c.dtype, dot_general=_float32_product)
+            self.logits_dense = logits_dense(c.num_embeddings, c.dtype)
 
     def __call__(
         self, x: Array, by: Turns, masks: tuple[Array, ...], slots: tuple[Slots | None, ...]

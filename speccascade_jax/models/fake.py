@@ -64,11 +64,9 @@ class Fake:
         return self.sharpness * (shared + self.noise * private)
 
     def rollback(self, cache: FakeCache, length: Array) -> FakeCache:
-        """Set the length."""
         return replace(cache, length=length)
 
     def consumed(self, cache: FakeCache) -> Array:
-        """The length."""
         return cache.length
 
 

@@ -1,11 +1,13 @@
-"""What the families of models share: the norm, the slots of a cache, kernels side by side.
+"""What the families of models share: norm, output layer, a cache's slots, kernels side by side, the cached model.
 
 Shape letters as in `core/protocols.py`, plus `n` heads whose keys are cached, `K` head_dim. Keys are `[B * n, K, S]`,
 values `[B * n, S, K]` everywhere: with these layouts a block costs little more than a step on CPU.
 """
 
+import functools
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import flax.linen as nn
 import jax
@@ -13,10 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax.core.arrays import write_slots
-from speccascade_jax.core.types import Array, Params
+from speccascade_jax.core.types import Array, LMOutput, Params
 from speccascade_jax.models.cache import write_ring
 
 KeysValues = tuple[Array, Array]
+Held = TypeVar("Held", bound=Any)
+"""A family's cache: a dataclass with a `length`."""
 
 # Finite, so that a query that sees nothing attends uniformly instead of giving NaN.
 MASKED = -1e10
@@ -55,6 +59,12 @@ class RMSNorm(nn.Module):
         return (x32 * inverse * (self.offset + scale if self.offset else scale)).astype(self.dtype)
 
 
+def logits_dense(features: int, dtype: str) -> nn.Dense:
+    """The output layer of models that are not tied, whose product has float32 sums."""
+    product = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
+    return nn.Dense(features, use_bias=False, dtype=dtype, dot_general=product)
+
+
 FUSED = {"qkv": ("query", "key", "value"), "wi_01": ("wi_0", "wi_1")}
 """Fused name -> the parameters that stand side by side in it, in order."""
 
@@ -82,3 +92,46 @@ def fuse(params: Params) -> Params:
 
 def _beside(arrays: list[Array]) -> Array:
     return jnp.asarray(np.concatenate([np.asarray(array) for array in arrays], axis=-1))
+
+
+class CachedModel(Generic[Held]):
+    """The base of cached `LanguageModel`s, frozen dataclasses over a linen module; a family adds `prefill`.
+
+    Parameters are the module's, in any float dtype. Those whose dtype differs from `config.dtype` are cast at every
+    call: cast them once before a decoding loop.
+    """
+
+    config: Any
+
+    @property
+    def module(self) -> nn.Module:
+        """The linen module that holds the layers; it has a method `extend(cache, tokens)`."""
+        raise NotImplementedError
+
+    @property
+    def vocab_size(self) -> int:
+        """Real vocabulary entries, padding excluded."""
+        size: int = self.config.vocab_size
+        return size
+
+    def prepare(self, params: Params) -> Params:
+        """The parameters laid out for decoding (`fuse`); done once, on loading. Both forms are understood."""
+        return fuse(params)
+
+    def _apply(self, params: Params, *args: Any, method: str) -> Any:
+        return self.module.apply({"params": params}, *args, method=method)
+
+    def extend(self, params: Params, cache: Held, tokens: Array) -> tuple[LMOutput, Held]:
+        """Feed `tokens` int32 `[B, T]` at each row's length; the caller guarantees `T` free slots a row.
+
+        Returns `LMOutput(logits float32 [B, T, num_embeddings], hidden [B, T, E] after the final norm)`.
+        """
+        return self._apply(params, cache, tokens, method="extend")
+
+    def rollback(self, cache: Held, length: Array) -> Held:
+        """The cache as if row `b` had consumed `length[b]` tokens; at most `max_rollback` fewer than were fed."""
+        return replace(cache, length=jnp.asarray(length, jnp.int32))
+
+    def consumed(self, cache: Held) -> Array:
+        """int32 `[B]`: tokens consumed by each row."""
+        return cache.length

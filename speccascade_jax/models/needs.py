@@ -14,7 +14,7 @@ from flax.traverse_util import flatten_dict
 
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.models.cache import KVCache
-from speccascade_jax.models.decoder import DecoderLM, abstract_params
+from speccascade_jax.models.decoder import DecoderLM
 from speccascade_jax.models.t5 import T5
 
 # Parameters that `extend` never touches: what they make of the prompt lies in the cache.
@@ -79,12 +79,9 @@ def _read(model: DecoderLM | T5, params: Any, cache: Any) -> Any:
 
 
 def abstract(model: DecoderLM | T5) -> Any:
-    """The parameters' shapes, in the dtype that the model computes in."""
-    if isinstance(model, DecoderLM):
-        params = abstract_params(model)
-    else:
-        token = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-        params = jax.eval_shape(model.module.init, jax.random.key(0), token, token)["params"]
+    """The parameters' shapes, in the dtype that the model computes in; nothing is allocated."""
+    inputs = [jax.ShapeDtypeStruct((1, 1), jnp.int32)] * (2 if model.is_encoder_decoder else 1)
+    params = jax.eval_shape(model.module.init, jax.random.key(0), *inputs)["params"]
     dtype = jnp.dtype(model.config.dtype)
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), params)
 

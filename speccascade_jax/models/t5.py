@@ -4,9 +4,8 @@ Parameter names and shapes are T5X's. Matrix products run at the caller's precis
 wrap calls in `jax.default_matmul_precision("highest")` where float32 parity matters.
 """
 
-import functools
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import ClassVar
 
 import flax.linen as nn
 import flax.struct
@@ -15,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax.core.types import Array, LMOutput, Params, Prompt
-from speccascade_jax.models.cache import KVCache, causal_slots_mask
-from speccascade_jax.models.layers import MASKED, KeysValues, Slots, fuse
+from speccascade_jax.models.cache import KVCache, causal_slots_mask, empty_slots
+from speccascade_jax.models.layers import MASKED, CachedModel, KeysValues, Slots, logits_dense
 from speccascade_jax.models.t5_layers import DecoderLayer, EncoderLayer, RelativeBias, T5Config, dropout, norm
 
 __all__ = ["T5", "T5Config", "T5Module", "teacher_forced_logits"]
@@ -97,11 +96,7 @@ class Decoder(nn.Module):
         self.decoder_norm = norm(c)
         self.drop = dropout(c)
         if not c.tied:
-            product = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
-            init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
-            self.logits_dense = nn.Dense(
-                c.num_embeddings, use_bias=False, dtype=c.dtype, kernel_init=init, dot_general=product
-            )
+            self.logits_dense = logits_dense(c.num_embeddings, c.dtype)
 
     def cross(self, encoded: Array) -> tuple[KeysValues, ...]:
         """Per layer, the cross-attention's keys and values of `encoded` `[B, N, E]`."""
@@ -210,36 +205,15 @@ class T5Module(nn.Module):
 
 
 @dataclass(frozen=True)
-class T5:
-    """A T5 as the engine's `LanguageModel`. Parameters are `T5Module`'s, in any float dtype.
-
-    Parameters whose dtype differs from `config.dtype` are cast at every call: cast them once before a
-    decoding loop.
-    """
+class T5(CachedModel[KVCache]):
+    """A T5 as the engine's `LanguageModel`. Parameters are `T5Module`'s."""
 
     config: T5Config
+    is_encoder_decoder: ClassVar[bool] = True  # prompts go to the encoder; decoding starts from id 0
 
     @property
     def module(self) -> T5Module:
-        """The linen module that holds the layers."""
         return T5Module(self.config)
-
-    @property
-    def vocab_size(self) -> int:
-        """Real vocabulary entries, padding excluded."""
-        return self.config.vocab_size
-
-    @property
-    def is_encoder_decoder(self) -> bool:
-        """Prompts go to the encoder; decoding starts from id 0."""
-        return True
-
-    def prepare(self, params: Params) -> Params:
-        """The parameters laid out for decoding (`layers.fuse`); done once, on loading. Both forms are understood."""
-        return fuse(params)
-
-    def _apply(self, params: Params, *args: Any, method: str) -> Any:
-        return self.module.apply({"params": params}, *args, method=method)
 
     def prefill(self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None = None) -> KVCache:
         """Encode `prompt.encoder_tokens` and consume all but the last decoder context token of each row.
@@ -252,36 +226,13 @@ class T5:
         rows, width = prompt.tokens.shape
         if max_len < width:
             raise ValueError(f"max_len is {max_len}, but the decoder context has {width} tokens: raise max_len")
-        cache = self._empty(params, prompt.encoder_tokens, rows, max_len)
+        c = self.config
+        static = self._apply(params, prompt.encoder_tokens, max_len, method="start")
+        keys, values = empty_slots(rows * c.num_heads, c.head_dim, (max_len,) * c.num_decoder_layers, c.dtype)
+        cache = KVCache(keys, values, jnp.zeros((rows,), jnp.int32), static)
         if width > 1:
             _, cache = self.extend(params, cache, prompt.tokens[:, :-1])
         return self.rollback(cache, prompt.length - 1)
-
-    def _empty(self, params: Params, encoder_tokens: Array, rows: int, slots: int) -> KVCache:
-        c = self.config
-        static = self._apply(params, encoder_tokens, slots, method="start")
-        layers = range(c.num_decoder_layers)
-        return KVCache(
-            keys=tuple(jnp.zeros((rows * c.num_heads, c.head_dim, slots), c.dtype) for _ in layers),
-            values=tuple(jnp.zeros((rows * c.num_heads, slots, c.head_dim), c.dtype) for _ in layers),
-            length=jnp.zeros((rows,), jnp.int32),
-            static=static,
-        )
-
-    def extend(self, params: Params, cache: KVCache, tokens: Array) -> tuple[LMOutput, KVCache]:
-        """Feed `tokens` int32 `[B, T]` at each row's length; the caller guarantees `T` free slots a row.
-
-        Returns `LMOutput(logits float32 [B, T, num_embeddings], hidden [B, T, E] after the final norm)`.
-        """
-        return self._apply(params, cache, tokens, method="extend")
-
-    def rollback(self, cache: KVCache, length: Array) -> KVCache:
-        """The cache as if row `b` had consumed `length[b]` tokens."""
-        return replace(cache, length=jnp.asarray(length, jnp.int32))
-
-    def consumed(self, cache: KVCache) -> Array:
-        """int32 `[B]`: tokens consumed by each row."""
-        return cache.length
 
     def prompt_features(self, cache: KVCache) -> Array:
         """`[B, E]`: mean of the encoder's output over real tokens (METHODS section 8)."""

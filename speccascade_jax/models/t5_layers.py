@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from speccascade_jax.core.checks import check_sizes
 from speccascade_jax.core.types import Array
 from speccascade_jax.models.layers import KeysValues, RMSNorm, Slots
 
@@ -50,15 +51,7 @@ class T5Config:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        sizes = ("vocab_size", "d_model", "num_heads", "head_dim", "d_ff", "num_encoder_layers", "num_decoder_layers")
-        for name in sizes:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: give a positive number")
-        if self.num_embeddings < self.vocab_size:
-            raise ValueError(
-                f"num_embeddings is {self.num_embeddings}, below vocab_size {self.vocab_size}: "
-                "the embedding needs a row for every real token"
-            )
+        check_sizes(self, "num_encoder_layers", "num_decoder_layers")
 
 
 def relative_buckets(distance: np.ndarray, bidirectional: bool, buckets: int, max_distance: int) -> np.ndarray:

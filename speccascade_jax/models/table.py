@@ -15,7 +15,6 @@ class Table:
     vocab_size: int
 
     def prefill(self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None = None) -> Array:
-        """Nothing to remember but how much was consumed."""
         return prompt.length - 1
 
     def extend(self, params: Params, cache: Array, tokens: Array) -> tuple[LMOutput, Array]:
@@ -23,11 +22,9 @@ class Table:
         return LMOutput(logits=params[tokens], hidden=params[tokens]), cache + tokens.shape[1]
 
     def rollback(self, cache: Array, length: Array) -> Array:
-        """Set the length."""
         return length
 
     def consumed(self, cache: Array) -> Array:
-        """The length."""
         return cache
 
 

@@ -20,11 +20,7 @@ from speccascade_jax.models.along import features
 
 FILE = "acceptance_head.msgpack"
 """How a pair's own head is called in its folder."""
-
-
 FORMAT = 1
-
-
 _TRAIN = "train one for this pair (experiments/train_acceptance_head.py), or choose the pair that it was trained for"
 
 
@@ -71,8 +67,7 @@ class Head:
     @property
     def fingerprint(self) -> str:
         """Hash of parameters and card: what a record that used the head belongs to."""
-        arrays = flatten_dict(self.params, sep="/")
-        parts = {name: digest(np.asarray(leaf)) for name, leaf in arrays.items()}
+        parts = {name: digest(np.asarray(leaf)) for name, leaf in flatten_dict(self.params, sep="/").items()}
         return _text_digest(json.dumps({"card": asdict(self.card), **parts}, sort_keys=True))
 
     def check(self, draft: BoundModel, pair: str) -> None:
@@ -125,13 +120,11 @@ def load(path: str | Path) -> Head:
         raise damaged(path, {"the file": f"it is no acceptance head ({error!r})"}) from error
     if number != FORMAT:
         raise CheckpointError(f"{path} has format {number!r}, this version reads {FORMAT}: train the head again")
-    wrong = {
-        name: "its bytes are not those written" for name, array in arrays.items() if digest(array) != digests.get(name)
-    }
+    changed = [name for name, array in arrays.items() if digest(array) != digests.get(name)]
+    wrong = dict.fromkeys(changed, "its bytes are not those written")
     if _text_digest(text) != digests.get("card"):
         wrong["card"] = "its text is not that written"
-    if missing := digests.keys() - arrays.keys() - {"card"}:
-        wrong |= dict.fromkeys(missing, "it is not there")
+    wrong |= dict.fromkeys(digests.keys() - arrays.keys() - {"card"}, "it is not there")
     if wrong:
         raise damaged(path, wrong)
     return Head(jax.tree.map(jnp.asarray, unflatten_dict(arrays, sep="/")), _card(path, text))

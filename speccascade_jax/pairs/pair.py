@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from speccascade_jax import checkpoints
 from speccascade_jax.core import names
 from speccascade_jax.core.types import BoundModel
 from speccascade_jax.data import directory as data_directory
-from speccascade_jax.data.vocabularies.load import candidates
+from speccascade_jax.data.vocabularies.load import FileVocabulary, candidates, first_difference, load_vocabulary
 from speccascade_jax.data.vocabularies.vocabulary import TextVocabulary
 from speccascade_jax.models import fingerprints
 from speccascade_jax.pairs import head_files
-from speccascade_jax.pairs.loading import load_models
 from speccascade_jax.runtime.paths import shipped
 
 PAIRS_DIRECTORY = shipped("pairs")
@@ -167,7 +168,9 @@ class Pair:
             ValueError: vocabularies that differ (says where first), or models that do not fit each other.
             ImportError: a `tokenizer.json`, and `tokenizers` is not installed.
         """
-        models, text = load_models({"target": target, "draft": draft, **(others or {})}, vocabulary, dtype)
+        paths = {"target": target, "draft": draft, **(others or {})}
+        text = _shared_vocabulary([Path(path).expanduser() for path in paths.values()], vocabulary)
+        models = {name: _bound(path, dtype, text) for name, path in paths.items()}
         large, small = models.pop("target"), models.pop("draft")
         return cls(large, small, vocabulary=text, max_prompt_length=max_prompt_length, name=name, others=models)
 
@@ -175,6 +178,47 @@ class Pair:
 def is_encoder_decoder(bound: BoundModel) -> bool:
     """Whether a model reads prompts with an encoder."""
     return bool(getattr(bound.model, "is_encoder_decoder", False))
+
+
+def _shared_vocabulary(models: Sequence[Path], given: str | Path | None) -> FileVocabulary | None:
+    """The given vocabulary, or the one beside a model, once all of them are known to be the same."""
+    loaded = [load_vocabulary(file) for file in dict.fromkeys(_vocabulary_files(models, given))]
+    for other in loaded[1:]:
+        if difference := first_difference(loaded[0], other):
+            raise ValueError(
+                f"the vocabularies differ: {difference}; speculation compares the two laws token by token, so choose "
+                f"models (and a vocabulary) trained with one"
+            )
+    return loaded[0] if loaded else None
+
+
+def _vocabulary_files(models: Sequence[Path], given: str | Path | None) -> list[Path]:
+    """The given one and those beside the models; a folder with several counts only where nothing else is there."""
+    beside = [found for path in models if path.exists() and (found := candidates(path))]
+    clear = [found[0] for found in beside if len(found) == 1]
+    if given is not None:
+        return [Path(given), *clear]
+    return clear or [found[0].parent for found in beside[:1]]
+
+
+def _bound(path: str | Path, dtype: str, vocabulary: FileVocabulary | None) -> BoundModel:
+    model: Any
+    model, params = checkpoints.load(path, dtype=dtype, prepared=True)
+    config = model.config
+    if vocabulary is not None and vocabulary.vocab_size < config.vocab_size == config.num_embeddings:
+        _check_padding(path, config.num_embeddings, vocabulary)
+        model = dataclasses.replace(model, config=dataclasses.replace(config, vocab_size=vocabulary.vocab_size))
+    return BoundModel(params=params, model=model)
+
+
+def _check_padding(path: str | Path, rows: int, vocabulary: FileVocabulary) -> None:
+    """Models are padded to a multiple of a power of two: a vocabulary that leaves much more unused is another one."""
+    padding, allowed = rows - vocabulary.vocab_size, max(128, rows // 100)
+    if padding > allowed:
+        raise ValueError(
+            f"{path} has {rows} entries and the text vocabulary only {vocabulary.vocab_size} pieces: {padding} rows "
+            f"are more than padding ({allowed} at most); give the vocabulary the models were trained with"
+        )
 
 
 _STORIES = ("models", "stories260K")

@@ -111,12 +111,8 @@ def _is_whole(token: Any) -> bool:
         return False
 
 
-def _beginning(ids: list[int], room: int) -> list[int]:
-    return ids[:room]
-
-
 def text_ids(
-    pair: Pair, text: str, longest: int | None = None, cut: Callable[[list[int], int], list[int]] = _beginning
+    pair: Pair, text: str, longest: int | None = None, cut: Callable[[list[int], int], list[int]] | None = None
 ) -> list[int]:
     """The ids that a pair's models are given for a text.
 
@@ -127,8 +123,8 @@ def text_ids(
 
     Args:
         longest: ids at most, special ones included; these are never cut.
-        cut: what is kept of a text's ids where there is room for fewer: `Task.cut`, which for few-shot prompts is the
-            end, since the question stands there.
+        cut: what is kept of a text's ids where there is room for fewer, by default their beginning: `Task.cut`, which
+            for few-shot prompts is the end, since the question stands there.
 
     Raises:
         ValueError: the pair has no vocabulary.
@@ -139,7 +135,8 @@ def text_ids(
     ids, bos, eos = vocabulary.encode(text), vocabulary.bos_id, vocabulary.eos_id
     begin, end = ([], [eos]) if pair.encoder_decoder else ([] if bos is None else [bos], [])
     if longest is not None:
-        ids = cut(ids, longest - len(begin) - len(end))
+        room = longest - len(begin) - len(end)
+        ids = cut(ids, room) if cut else ids[:room]
     return [*begin, *ids, *end] or [eos]
 
 

@@ -28,7 +28,6 @@ class Speculative(TokenWise):
         return Acceptance(kept=jnp.minimum(pair.q_tilde, law), replacement=replacement)
 
     def kept_at(self, pair: LawPair, alpha: Array, tokens: Array) -> Array:
-        """`min(q̃, π)` at `tokens`."""
         return self.rule.kept_at(pair, alpha, tokens)
 
 
@@ -49,7 +48,6 @@ class Deferral(TokenWise):
         return Acceptance(kept=kept, replacement=pair.p_tilde)
 
     def kept_at(self, pair: LawPair, alpha: Array, tokens: Array) -> Array:
-        """`(1 − r) q̃` at `tokens`."""
         assert self.rule.deferral is not None
         deferred = laws.at_tokens(self.rule.deferral(pair, alpha), tokens)
         return laws.undeferred(deferred, laws.at_tokens(pair, tokens))[..., 0]
@@ -70,7 +68,6 @@ class SoftRatio(TokenWise):
         return Acceptance(kept=laws.kept_by_soft_ratio(pair), replacement=laws.soft_residual(pair))
 
     def kept_at(self, pair: LawPair, alpha: Array, tokens: Array) -> Array:
-        """`q̃ min(1, p̃/q)` at `tokens`."""
         return laws.kept_by_soft_ratio(laws.at_tokens(pair, tokens))[..., 0]
 
 
@@ -80,9 +77,3 @@ VERIFIERS: dict[str, Callable[[Rule], Verifier]] = {
     "soft_ratio": SoftRatio,
 }
 """Name -> what a method's `accept` is called by."""
-
-
-def implied_law(acceptance: Acceptance) -> Array:
-    """`kept + (1 − Σ kept) · replacement`: the law that an acceptance gives, without sampling."""
-    rejected = 1.0 - acceptance.kept.sum(-1, keepdims=True)
-    return acceptance.kept + rejected * acceptance.replacement

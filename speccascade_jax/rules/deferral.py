@@ -130,7 +130,7 @@ def fuzzy(divergence: str = "js", top_k: int = 0, scaled: bool = False) -> Rule:
 @functools.cache  # one rule per choice: a new one each time would be a new program each time
 def _fuzzy(divergence: str, top_k: int, scaled: bool) -> Rule:
     name = f"fuzzy_{divergence}" + (f"_top{top_k}" if top_k else "") + ("_scaled" if scaled else "")
-    deferral = divergences.deferral(divergence, top_k, scaled)
+    deferral = divergences.Threshold(divergence, top_k, scaled)
     alpha = Alpha(grid=(0.0, _LARGEST.get(divergence, 1.0)), typical=0.3)
     return _cascade(name=name, deferral=deferral, alpha=alpha, variant=name.removeprefix("fuzzy_"))
 

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 
 from speccascade_jax.core.sampling import keep_largest
 from speccascade_jax.core.types import Array, LawPair
-from speccascade_jax.rules.laws import DeferralRule
 
 
 class Divergence(NamedTuple):
@@ -99,8 +98,3 @@ class Threshold:
     def __call__(self, pair: LawPair, alpha: Array) -> Array:
         p, q = (pair.p_tilde, pair.q_tilde) if self.scaled else (pair.p, pair.q)
         return divergence(self.name, p, q, self.top_k) >= alpha
-
-
-def deferral(name: str, top_k: int = 0, scaled: bool = False) -> DeferralRule:
-    """Fuzzy decoding's decision: a `Threshold`, which says of itself what it compares."""
-    return Threshold(name, top_k, scaled)

@@ -15,14 +15,9 @@ TargetLaw = Callable[[LawPair, Array], Array]
 DeferralRule = Callable[[LawPair, Array], Array]
 
 
-def from_deferral(rule: DeferralRule) -> TargetLaw:
+def after_deferral(deferred: Array, pair: LawPair) -> Array:
     """`π = (1 − r) q̃ + p̃ Σ r q̃`: drafted tokens that `r` defers are handed to the target (METHODS section 3)."""
-
-    def law(pair: LawPair, alpha: Array) -> Array:
-        deferred = rule(pair, alpha)
-        return undeferred(deferred, pair) + pair.p_tilde * deferral_mass(deferred, pair)
-
-    return law
+    return undeferred(deferred, pair) + pair.p_tilde * deferral_mass(deferred, pair)
 
 
 def undeferred(deferred: Array, pair: LawPair) -> Array:
@@ -63,13 +58,11 @@ def normalise(mass: Array, fallback: Array) -> Array:
 
 def spec_decode(pair: LawPair, alpha: Array) -> Array:
     """`π = p̃`: lossless speculative decoding."""
-    del alpha
     return pair.p_tilde
 
 
 def kept_lossless(pair: LawPair, alpha: Array) -> Array:
     """`min(q̃, p̃)`."""
-    del alpha
     return jnp.minimum(pair.q_tilde, pair.p_tilde)
 
 
@@ -79,7 +72,6 @@ def sd_reference(pair: LawPair, alpha: Array) -> Array:
     It keeps a token drawn from `q̃` with probability `min(1, p̃/q)`, dividing by the raw `q` although the token may have
     been chosen greedily, and replaces from `norm(max(0, p̃ − q))`.
     """
-    del alpha
     kept = kept_by_soft_ratio(pair)
     rejected = jnp.maximum(pair.q_tilde - kept, 0.0).sum(-1, keepdims=True)
     return kept + rejected * soft_residual(pair)

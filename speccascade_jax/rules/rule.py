@@ -127,7 +127,7 @@ class Rule:
         if self.law is not None:
             return self.law(pair, alpha)
         assert self.deferral is not None
-        return laws.from_deferral(self.deferral)(pair, alpha)
+        return laws.after_deferral(self.deferral(pair, alpha), pair)
 
     def kept_at(self, pair: LawPair, alpha: Array, tokens: Array) -> Array:
         """`min(q̃, π)` at `tokens` `[...]`, float32: only what its entries need is computed over the vocabulary."""

@@ -71,22 +71,18 @@ class TokenWise:
 
     @property
     def name(self) -> str:
-        """The rule's."""
         return self.rule.name
 
     @property
     def reads_q(self) -> bool:
-        """The rule's."""
         return self.rule.reads_q
 
     @property
     def lossless(self) -> bool:
-        """The rule's."""
         return self.rule.lossless
 
     @property
     def defers(self) -> bool:
-        """Whether the rule is a deferral."""
         return self.rule.deferral is not None
 
     def __call__(self, pair: LawPair, alpha: Array) -> Acceptance:
@@ -98,17 +94,14 @@ class TokenWise:
         raise NotImplementedError
 
     def law(self, pair: LawPair, alpha: Array) -> Array:
-        """`π` of the rule."""
         return self.rule.target_law(pair, alpha)
 
     def verify(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array, bonus: str) -> Verdict:
         """Keep the longest accepted prefix of each row's block and draw one token after it (METHODS section 2).
 
         Args:
-            pair: laws over `[B, G + 1, V]`.
+            pair: laws over `[B, G + 1, V]`; keys: this round's bits; alpha: `[B]`.
             draft: the block; `draft.q_tilde` is what its tokens were drawn from.
-            keys: this round's bits.
-            alpha: `[B]`.
             bonus: "rule": after a fully kept block draw from `π`, or from `p̃` where the draft has no law there;
                 "target": from `p̃`; "none" is "rule" here, the engine drops the token.
 

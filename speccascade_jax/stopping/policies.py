@@ -34,7 +34,6 @@ class Capped:
         whole("block_size", self.block, 1)
 
     def init(self, batch_size: int) -> PyTree:
-        """No state."""
         return ()
 
     def below_cap(self, step: DraftStep) -> Array:
@@ -63,7 +62,6 @@ class Confidence(Capped):
     threshold: ClassVar[str] = "it drafts while max q >= 1 - stop_threshold"
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
-        """Draw only where the draft is sure."""
         sure = step.max_q >= 1.0 - controls.stop_threshold
         return Decision(draw=sure, proceed=sure & self.below_cap(step)), state
 
@@ -76,7 +74,6 @@ class Entropy(Capped):
     between: ClassVar[tuple[float, float]] = (0.0, math.inf)
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
-        """Draw only where the draft is sure."""
         sure = entropy(step.q)[..., 0] <= controls.stop_threshold
         return Decision(draw=sure, proceed=sure & self.below_cap(step)), state
 
@@ -93,7 +90,6 @@ class CumulativeConfidence(Capped):
         return jnp.ones((batch_size,), jnp.float32)
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
-        """Draw only while the draft has been sure of all of it."""
         product = jnp.where(step.slot == 0, 1.0, state) * step.max_q
         sure = product >= 1.0 - controls.stop_threshold
         return Decision(draw=sure, proceed=sure & self.below_cap(step)), product

@@ -1,17 +1,29 @@
 """What a run leaves on disk: its resumable state and its metrics, both safe against a kill at any moment."""
 
+import contextlib
 import json
-import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import flax.serialization
+import flax.struct
 import jax
 
 from speccascade_jax.core.files import write_atomically
+from speccascade_jax.core.types import Array, Params
 
 STATE_FILE = "state.msgpack"
 METRICS_FILE = "metrics.jsonl"
+
+
+@flax.struct.dataclass
+class TrainState:
+    """What a step changes: parameters (of heads by name), optimiser state, int32 step count."""
+
+    params: Params
+    opt_state: Any
+    step: Array
 
 
 def save_state(run_dir: Path, state: Any, position: dict[str, Any]) -> None:
@@ -32,7 +44,7 @@ def load_state(run_dir: Path, like: Any) -> tuple[Any, dict[str, Any]] | None:
     payload = flax.serialization.msgpack_restore(path.read_bytes())
     try:
         state = flax.serialization.from_state_dict(like, payload["state"])
-        _check_shapes(like, state)
+        jax.tree_util.tree_map_with_path(_check_shape, like, state)
     except (ValueError, KeyError) as error:
         raise ValueError(
             f"{path} does not fit this configuration ({error}); resume with the configuration that wrote it, "
@@ -41,12 +53,9 @@ def load_state(run_dir: Path, like: Any) -> tuple[Any, dict[str, Any]] | None:
     return state, payload["position"]
 
 
-def _check_shapes(like: Any, state: Any) -> None:
-    def check(path: Any, wanted: Any, found: Any) -> None:
-        if getattr(wanted, "shape", ()) != getattr(found, "shape", ()):
-            raise ValueError(f"{jax.tree_util.keystr(path)}: shape {found.shape}, not {wanted.shape}")
-
-    jax.tree_util.tree_map_with_path(check, like, state)
+def _check_shape(path: Any, wanted: Any, found: Any) -> None:
+    if getattr(wanted, "shape", ()) != getattr(found, "shape", ()):
+        raise ValueError(f"{jax.tree_util.keystr(path)}: shape {found.shape}, not {wanted.shape}")
 
 
 class MetricsLog:
@@ -58,27 +67,16 @@ class MetricsLog:
 
     def __init__(self, path: Path, resume_step: int):
         self.path = path
-        kept = [line for line in _readable_lines(path) if json.loads(line).get("step", 0) <= resume_step]
-        write_atomically(path, "".join(line + "\n" for line in kept).encode())
+        kept = [record for record in _records(path) if record.get("step", 0) <= resume_step]
+        write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept))
 
     def append(self, record: dict[str, Any]) -> None:
         """Add one record at the end."""
-        line = (json.dumps(record) + "\n").encode()
-        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(file, line)
-        finally:
-            os.close(file)
+        with open(self.path, "ab", buffering=0) as file:
+            file.write((json.dumps(record) + "\n").encode())
 
 
-def _readable_lines(path: Path) -> list[str]:
-    if not path.is_file():
-        return []
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            json.loads(line)
-        except ValueError:
-            continue
-        lines.append(line)
-    return lines
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        with contextlib.suppress(ValueError):
+            yield json.loads(line)

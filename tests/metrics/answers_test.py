@@ -109,10 +109,8 @@ def test_the_best_of_several_references_counts():
     references = [("green", "red", "a red car"), "blue"]
     scores = quality.score(["answer_exact_match", "answer_f1", "rougeL"], ["Red car", "blue"], references)
     assert scores == pytest.approx({"answer_exact_match": 100.0, "answer_f1": 100.0, "rougeL": 90.0})
-    assert quality.sentence_scores("answer_exact_match", ["green", "red"], [("red", "green"), ("blue", "green")]) == [
-        100,
-        0,
-    ]
+    measured = quality.measure(["answer_exact_match"], [0, 1], ["green", "red"], [("red", "green"), ("blue", "green")])
+    assert measured["per_example"]["statistics"]["answer_exact_match"] == [100, 0]
 
 
 def test_a_tuple_of_one_is_that_reference():
@@ -134,4 +132,4 @@ def test_records_of_several_references_hold_one_number_per_example():
 
 @pytest.mark.parametrize("name", ["final_number", "answer_exact_match", "answer_f1", "choice"])
 def test_every_metric_says_what_it_is(name):
-    assert quality.signature(name).startswith(name)
+    assert quality.METRICS[name].signature().startswith(name)

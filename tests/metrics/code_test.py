@@ -49,12 +49,12 @@ def test_the_share_of_passed_programs_and_how_the_others_ended(programs):
     assert made["value"] == 40.0 and len(programs) == 5
     kinds = [tuple(code.KINDS)[row.index(1)] for row in made["per_example"]["statistics"]["pass_at_1"]]
     assert kinds == ["passed", "timeout", "failed", "passed", "memory"]
-    assert quality.sentence_scores("pass_at_1", said[:2], [HARNESS] * 2) == [100.0, 0.0]
 
 
 def test_passed_is_the_kind_that_counts():
     assert tuple(code.KINDS)[0] == "passed" and sandbox.Outcome(tuple(code.KINDS)[0], "", 0.0).passed
-    assert "counts:passed,failed" in quality.signature("pass_at_1") and "10 s" in quality.signature("pass_at_1")
+    signature = quality.METRICS["pass_at_1"].signature()
+    assert "counts:passed,failed" in signature and "10 s" in signature
 
 
 def test_only_pass_at_1_executes():

@@ -80,19 +80,21 @@ def noisy_corpus() -> tuple[list[str], list[str]]:
     return predictions, references
 
 
+def one_by_one(name: str, predictions: list[str], references: list[str]) -> list[float]:
+    return [quality.score([name], [p], [r])[name] for p, r in zip(predictions, references, strict=True)]
+
+
 def test_bleu_equals_sacrebleu():
     predictions, references = noisy_corpus()
     expected = sacrebleu.corpus_bleu(predictions, [references]).score
     assert quality.score(["bleu"], predictions, references)["bleu"] == pytest.approx(expected, abs=1e-9)
-    one_by_one = [sacrebleu.sentence_bleu(p, [r]).score for p, r in zip(predictions, references, strict=True)]
-    assert quality.sentence_scores("bleu", predictions, references) == pytest.approx(one_by_one, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", [*ROUGE, "exact_match"])
 def test_other_metrics_are_means_over_examples(name):
     predictions, references = noisy_corpus()
     found = quality.score([name], predictions, references)[name]
-    assert found == pytest.approx(np.mean(quality.sentence_scores(name, predictions, references)))
+    assert found == pytest.approx(np.mean(one_by_one(name, predictions, references)))
 
 
 @pytest.mark.parametrize("name", ["bleu", *ROUGE, "exact_match", "answer_exact_match", "answer_f1"])
@@ -111,12 +113,12 @@ def test_rouge_stems():
 
 
 @pytest.mark.parametrize("name", ["bleu", "rougeL"])
-def test_bootstrap_interval_surrounds_the_score_and_repeats(name):
-    predictions, references = noisy_corpus()
-    low, high = quality.bootstrap_interval(name, predictions, references, seed=1)
-    assert low < quality.score([name], predictions, references)[name] < high
-    assert (low, high) == quality.bootstrap_interval(name, predictions, references, seed=1)
-    assert (low, high) != quality.bootstrap_interval(name, predictions, references, seed=2)
+def test_the_interval_surrounds_the_score_and_repeats(name):
+    measured = quality.measure([name], range(40), *noisy_corpus())
+    assert measured["low"] < measured["value"] < measured["high"]
+    assert measured == quality.measure([name], range(40), *noisy_corpus())
+    more = quality.measure([name], range(40), *noisy_corpus(), samples=300)
+    assert (measured["low"], measured["high"]) != (more["low"], more["high"])
 
 
 def test_a_record_keeps_the_statistics_of_every_example():
@@ -125,16 +127,13 @@ def test_a_record_keeps_the_statistics_of_every_example():
     given = json.loads(json.dumps(quality.measure(["bleu", *ROUGE], ids, predictions, references, samples=50)))
     scores = quality.score(["bleu", *ROUGE], predictions, references)
     assert given["metric"] == "bleu" and given["value"] == scores["bleu"] and given["all"] == scores
-    interval = quality.bootstrap_interval("bleu", predictions, references, seed=0, samples=50)
-    assert (given["low"], given["high"]) == interval and given[
-        "interval"
-    ] == "95% bootstrap over examples, 50 resamples"
-    assert given["examples"] == 40 and given["signature"] == quality.signature("bleu")
+    assert given["interval"] == "95% bootstrap over examples, 50 resamples"
+    assert given["examples"] == 40 and given["signature"] == quality.METRICS["bleu"].signature()
     held = given["per_example"]
     assert held["ids"] == ids and set(held["statistics"]) == {"bleu", *ROUGE}
     assert all(type(number) is int for row in held["statistics"]["bleu"] for number in row)
     for name in ROUGE:
-        assert held["statistics"][name] == quality.sentence_scores(name, predictions, references)
+        assert held["statistics"][name] == one_by_one(name, predictions, references)
 
 
 @pytest.mark.parametrize("ids", [[1], [1, 1], [1, 2, 3]])
@@ -144,8 +143,8 @@ def test_every_example_has_an_id_of_its_own(ids):
 
 
 def test_signatures_name_what_matters():
-    assert quality.signature("bleu").startswith("BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
-    assert quality.signature("rougeL").startswith("rougeL|f1|stemmer:porter|version:")
+    assert quality.METRICS["bleu"].signature().startswith("BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+    assert quality.METRICS["rougeL"].signature().startswith("rougeL|f1|stemmer:porter|version:")
 
 
 @pytest.mark.parametrize(

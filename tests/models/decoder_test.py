@@ -21,12 +21,12 @@ from speccascade_jax.models.decoder import (
     PRESETS,
     DecoderLM,
     RopeScaling,
-    abstract_params,
     parameter_shapes,
     teacher_forced_logits,
     tiny,
 )
 from speccascade_jax.models.decoder_layers import rotate, turns
+from speccascade_jax.models.needs import abstract
 from tests.support import tiny_decoders
 from tests.support.tiny_decoders import KINDS, flat_parameters
 
@@ -43,7 +43,7 @@ CONFIGS = {name: tiny(name) for name in KINDS} | {
 @pytest.mark.parametrize("name", [*KINDS, "gemma2_27b"])
 def test_parameters_have_the_names_and_shapes_that_are_written_down(name):
     config = tiny(name)
-    leaves = jax.tree_util.tree_leaves_with_path(abstract_params(DecoderLM(config)))
+    leaves = jax.tree_util.tree_leaves_with_path(abstract(DecoderLM(config)))
     assert {"/".join(k.key for k in path): leaf.shape for path, leaf in leaves} == parameter_shapes(config)
 
 
@@ -71,7 +71,7 @@ def test_presets_have_the_published_number_of_parameters(name):
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_the_modules_of_presets_have_them_too(name):
     """Asked of the module itself, abstractly."""
-    leaves = jax.tree.leaves(abstract_params(DecoderLM(PRESETS[name])))
+    leaves = jax.tree.leaves(abstract(DecoderLM(PRESETS[name])))
     assert sum(math.prod(leaf.shape) for leaf in leaves) == PARAMETERS[name]
 
 

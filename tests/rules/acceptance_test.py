@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from speccascade_jax.rules.acceptance import Deferral, Speculative, implied_law
+from speccascade_jax.rules.acceptance import Deferral, Speculative
 from speccascade_jax.rules.deferral import RULES, lossy
 from tests.support import conformance
 
@@ -88,4 +88,4 @@ def test_deferral_refuses_a_law_that_is_none():
 
 def test_implied_law_by_hand():
     acceptance = type("A", (), {"kept": jnp.array([0.2, 0.1]), "replacement": jnp.array([0.5, 0.5])})
-    np.testing.assert_allclose(implied_law(acceptance), [0.2 + 0.35, 0.1 + 0.35], rtol=1e-6)
+    np.testing.assert_allclose(conformance.implied_law(acceptance), [0.2 + 0.35, 0.1 + 0.35], rtol=1e-6)

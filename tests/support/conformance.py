@@ -17,7 +17,7 @@ from speccascade_jax.engine.generate import compilations, generate
 from speccascade_jax.methods import table
 from speccascade_jax.methods.assemble import assemble
 from speccascade_jax.methods.settings import Settings
-from speccascade_jax.rules.acceptance import Deferral, Speculative, implied_law
+from speccascade_jax.rules.acceptance import Deferral, Speculative
 from tests.support import reference
 
 # The twenty rules of fuzzy decoding are one function over five divergences, which have tests of their own: of them one
@@ -90,6 +90,12 @@ def law_pair(q_logits, p_logits, temperature, top_p=1.0, draft_temperature=None)
     """A `LawPair` over rows."""
     controls = make_controls(len(q_logits), temperature=temperature, top_p=top_p, draft_temperature=draft_temperature)
     return _law_pair(jnp.asarray(q_logits), jnp.asarray(p_logits), controls)
+
+
+def implied_law(acceptance):
+    """`kept + (1 − Σ kept) · replacement`: the law that an acceptance gives, without sampling."""
+    rejected = 1.0 - acceptance.kept.sum(-1, keepdims=True)
+    return acceptance.kept + rejected * acceptance.replacement
 
 
 @partial(jax.jit, static_argnames="accept")

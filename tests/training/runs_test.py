@@ -12,7 +12,7 @@ from speccascade_jax.training import runs
 from speccascade_jax.training.t5 import steps
 
 
-def _state(d_model: int = 4) -> steps.TrainState:
+def _state(d_model: int = 4) -> runs.TrainState:
     return steps.init_state(T5Config(10, 12, d_model, 1, 4, 4, 1, 1), steps.Optimizer(), jax.random.key(0))
 
 

@@ -9,6 +9,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from speccascade_jax.core.checks import several
 from speccascade_jax.data.tasks.task import Example, Task
 
 
@@ -89,8 +90,7 @@ class FewShotTask(Task):
     def __post_init__(self) -> None:
         if self.shots < 0:
             raise ValueError(f"task {self.name}: shots={self.shots}; give 0 or more exemplars")
-        if isinstance(self.stop_strings, str):
-            raise ValueError(f"stop_strings={self.stop_strings!r} is one string; write ({self.stop_strings!r},)")
+        several("stop_strings", self.stop_strings)
         object.__setattr__(self, "read", self._read)
 
     def cut(self, ids: list[int], room: int) -> list[int]:
@@ -102,10 +102,6 @@ class FewShotTask(Task):
         text = self.clean(text)
         ends = [at for stop in self.stop_strings if (at := text.find(stop)) >= 0]
         return text[: min(ends, default=len(text))].rstrip()
-
-    def exemplars(self, group: str = "") -> list[Record]:
-        """The records that a prompt of `group` shows."""
-        return self._chosen(self._pools(), group)
 
     def _read(self, split: str) -> Iterator[Example]:
         pools = self._pools()

@@ -6,9 +6,8 @@ both tasks need `Evaluation.execute_code`.
 
 from collections.abc import Iterator
 
-from speccascade_jax.data import directory
 from speccascade_jax.data.tasks.few_shot import FewShotTask, Record, Template
-from speccascade_jax.data.tasks.task import json_lines
+from speccascade_jax.data.tasks.task import records_of
 from speccascade_jax.metrics.code import harness
 
 _MBPP_FILES = {"test": "test_dev_half.jsonl", "validation": "valid_511-600.jsonl", "train": "train_601-974.jsonl"}
@@ -16,7 +15,7 @@ _PUBLISHED_EXEMPLARS = (2, 3, 4)  # task ids; Austin et al. show these three
 
 
 def _humaneval(split: str) -> Iterator[Record]:
-    for record in json_lines(directory.require("humaneval", "dev_half.jsonl")):
+    for _, record in records_of("humaneval", "dev_half.jsonl"):
         after = f"\n{record['test']}\ncheck({record['entry_point']})\n"
         yield Record(
             id=int(record["task_id"].rpartition("/")[2]),
@@ -27,7 +26,7 @@ def _humaneval(split: str) -> Iterator[Record]:
 
 
 def _mbpp(file: str) -> Iterator[Record]:
-    for record in json_lines(directory.require("mbpp", file)):
+    for _, record in records_of("mbpp", file):
         tests = "\n".join(record["test_list"])
         yield Record(
             id=record["task_id"],

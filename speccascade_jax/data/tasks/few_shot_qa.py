@@ -5,13 +5,14 @@ Outputs have the 5 tokens of METHODS section 9; an answer of several spellings i
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from speccascade_jax.data import directory
 from speccascade_jax.data.tasks.few_shot import FewShotTask, Record, Template
-from speccascade_jax.data.tasks.task import json_lines, shuffled
+from speccascade_jax.data.tasks.task import json_lines, records_of, shuffled
 from speccascade_jax.metrics.answers import UNANSWERABLE
 
 POOL = 16
@@ -20,8 +21,8 @@ POOL = 16
 _SQUAD_PARAGRAPHS = 8
 
 
-def _squad2() -> list[dict[str, Any]]:
-    return list(json_lines(directory.require("squad2", "dev_articles_even.jsonl.gz")))
+def _squad2() -> Iterator[tuple[int, dict[str, Any]]]:
+    return records_of("squad2", "dev_articles_even.jsonl.gz")
 
 
 def _squad_record(number: int, record: dict[str, Any]) -> Record:
@@ -33,7 +34,7 @@ def _squad_record(number: int, record: dict[str, Any]) -> Record:
 def _squad_exemplars() -> dict[str, Record]:
     """Paragraph -> its exemplar; questions with and without an answer take turns."""
     found: dict[str, Record] = {}
-    for number, record in enumerate(_squad2()):
+    for number, record in _squad2():
         wanted = record["is_impossible"] == bool(len(found) % 2)
         if wanted and record["context"] not in found:
             found[record["context"]] = _squad_record(number, record)
@@ -45,21 +46,18 @@ def _squad_exemplars() -> dict[str, Record]:
 def _read_squad2(split: str) -> list[Record]:
     """Without any question about an exemplar's paragraph; shuffled, since neighbours share paragraph and article."""
     shown = _squad_exemplars()
-    records = [_squad_record(*pair) for pair in enumerate(_squad2()) if pair[1]["context"] not in shown]
-    return shuffled(records)
+    return shuffled([_squad_record(*pair) for pair in _squad2() if pair[1]["context"] not in shown])
 
 
 _WEBQUESTIONS_FILES = {"test": "test_dev_half.jsonl", "validation": "val.jsonl", "devtest": "devtest.jsonl"}
 
 
 def _web_questions(file: str) -> Iterator[Record]:
-    for number, record in enumerate(json_lines(directory.require("webquestions", file))):
-        yield _open_question(number, record["qText"], record["answers"])
+    return (_open_question(n, record["qText"], record["answers"]) for n, record in records_of("webquestions", file))
 
 
 def _nq_open(file: str) -> Iterator[Record]:
-    for number, record in enumerate(json_lines(directory.require("nq_open", file))):
-        yield _open_question(number, record["question"], record["answer"])
+    return (_open_question(n, record["question"], record["answer"]) for n, record in records_of("nq_open", file))
 
 
 def _open_question(number: int, question: str, answers: list[str]) -> Record:
@@ -88,11 +86,13 @@ def _trivia_questions(split: str) -> Iterator[Record]:
         yield _open_question(number, entry["Question"], names)
 
 
-_OPEN = Template(question="Q: {question}\nA:", separator="\n")
-_QA: dict[str, Any] = {"metrics": ("answer_exact_match", "answer_f1"), "max_output_length": 5, "stop_strings": ("\n",)}
+_qa = partial(
+    FewShotTask, metrics=("answer_exact_match", "answer_f1"), max_output_length=5, stop_strings=("\n",), shots=5
+)
+_open = partial(_qa, template=Template(question="Q: {question}\nA:", separator="\n"), max_input_length=256)
 
 QUESTION_ANSWERING = (
-    FewShotTask(
+    _qa(
         name="squad2",
         splits=("validation",),
         records=_read_squad2,
@@ -103,36 +103,24 @@ QUESTION_ANSWERING = (
             question="Paragraph: {question}\nAnswer:",
         ),
         max_input_length=2048,
-        **_QA,
     ),
-    FewShotTask(
+    _open(
         name="webquestions",
         splits=tuple(_WEBQUESTIONS_FILES),
         records=lambda split: _web_questions(_WEBQUESTIONS_FILES[split]),
         pool=lambda: islice(_web_questions("trainmodel.jsonl"), POOL),
-        shots=5,
-        template=_OPEN,
-        max_input_length=256,
-        **_QA,
     ),
-    FewShotTask(
+    _open(
         name="nq_open",
         splits=("validation",),
         records=lambda split: _nq_open("dev_half.jsonl"),
         pool=lambda: islice(_nq_open("efficientqa_dev_1.1.jsonl"), POOL),
-        shots=5,
-        template=_OPEN,
-        max_input_length=256,
-        **_QA,
     ),
-    FewShotTask(
+    _open(
         name="triviaqa",
         splits=("validation", "test"),
         records=_trivia_questions,
         pool=lambda: islice(_trivia_questions("validation"), POOL),
-        shots=5,
-        template=_OPEN,
         max_input_length=512,
-        **_QA,
     ),
 )

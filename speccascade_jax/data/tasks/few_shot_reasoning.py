@@ -3,12 +3,11 @@
 import re
 import string
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import islice
-from typing import Any
 
-from speccascade_jax.data import directory
 from speccascade_jax.data.tasks.few_shot import FewShotTask, Record, Template
-from speccascade_jax.data.tasks.task import json_lines, shuffled
+from speccascade_jax.data.tasks.task import records_of, shuffled
 
 _RESULT = "####"  # GSM8K writes a solution's number behind it
 _CALCULATOR = re.compile(r"<<.*?>>")
@@ -17,7 +16,7 @@ _COMMONSENSE_POOL = 8
 
 def _gsm8k(file: str) -> Iterator[Record]:
     """Solutions without the marks for a calculator, which no plain model fills in."""
-    for number, record in enumerate(json_lines(directory.require("gsm8k", file))):
+    for number, record in records_of("gsm8k", file):
         solution = _CALCULATOR.sub("", record["answer"])
         result = solution.rpartition(_RESULT)[2].strip()
         yield Record(id=number, question=record["question"].strip(), answer=solution, reference=result)
@@ -27,7 +26,7 @@ _MMLU_FILES = {"test": "test_dev_half.jsonl.gz", "validation": "val.jsonl"}
 
 
 def _mmlu(file: str) -> Iterator[Record]:
-    for number, record in enumerate(json_lines(directory.require("mmlu", file))):
+    for number, record in records_of("mmlu", file):
         yield Record(
             id=number,
             question=_choices(record["question"], record["choices"]),
@@ -38,7 +37,7 @@ def _mmlu(file: str) -> Iterator[Record]:
 
 
 def _commonsense() -> Iterator[Record]:
-    for number, record in enumerate(json_lines(directory.require("commonsenseqa", "dev_half.jsonl"))):
+    for number, record in records_of("commonsenseqa", "dev_half.jsonl"):
         question = _choices(record["question"], record["choices"]["text"])
         yield Record(id=number, question=question, answer=record["answerKey"], reference=record["answerKey"])
 
@@ -49,7 +48,7 @@ def _choices(question: str, choices: Iterable[str]) -> str:
     return "\n".join([question.strip(), *(f"{letter}. {choice.strip()}" for letter, choice in lettered)])
 
 
-_CHOICE: dict[str, Any] = {"metrics": ("choice",), "max_output_length": 5, "stop_strings": ("\n",)}
+_choice = partial(FewShotTask, metrics=("choice",), max_output_length=5, stop_strings=("\n",))
 
 REASONING = (
     FewShotTask(
@@ -63,7 +62,7 @@ REASONING = (
         max_input_length=2048,
         max_output_length=320,
     ),
-    FewShotTask(
+    _choice(
         name="mmlu",
         splits=tuple(_MMLU_FILES),
         # one subject after the other in the files: a limit would sample two or three of 57
@@ -72,15 +71,13 @@ REASONING = (
         shots=5,
         template=Template(header="Multiple-choice questions about {group}, each with the letter of its answer."),
         max_input_length=3072,
-        **_CHOICE,
     ),
-    FewShotTask(
+    _choice(
         name="commonsenseqa",
         splits=("validation",),
         records=lambda split: _commonsense(),
         pool=lambda: islice(_commonsense(), _COMMONSENSE_POOL),
         shots=7,
         max_input_length=768,
-        **_CHOICE,
     ),
 )

@@ -3,15 +3,12 @@
 Articles are cut to their first words, in exemplars too, so that a prompt keeps all of its exemplars.
 """
 
-import json
 from collections.abc import Iterator
-from importlib import resources
+from functools import partial
 from itertools import islice
-from typing import Any
 
-from speccascade_jax.data import directory
 from speccascade_jax.data.tasks.few_shot import FewShotTask, Record, Template
-from speccascade_jax.data.tasks.task import Example, Task, json_lines, shuffled
+from speccascade_jax.data.tasks.task import Task, packaged, records_of, shuffled
 
 _WMT_POOL = 8
 _SUMMARY_POOL = 4
@@ -19,48 +16,28 @@ _SUMMARY_POOL = 4
 
 def _wmt22() -> list[Record]:
     """Against the first human reference; shuffled, since neighbours come from one document."""
-    records = json_lines(directory.require("wmt22_en_de", "dev_half.jsonl"))
+    records = (record for _, record in records_of("wmt22_en_de", "dev_half.jsonl"))
     return shuffled(
         [Record(id=r["id"], question=r["en"].strip(), answer=r["de_refA"], reference=r["de_refA"]) for r in records]
     )
 
 
 def _articles(folder: str, file: str, words: int) -> Iterator[Record]:
-    for number, record in enumerate(json_lines(directory.require(folder, file))):
-        yield _summarised(number, record["document"], record["summary"], words)
+    for number, record in records_of(folder, file):
+        question, summary = " ".join(record["document"].split()[:words]), record["summary"]
+        yield Record(id=number, question=question, answer=" ".join(summary.split()), reference=summary)
 
 
 def _dialogues(file: str) -> Iterator[Record]:
-    for number, record in enumerate(json_lines(directory.require("dialogsum", file))):
-        yield Record(
-            id=number,
-            question=record["dialogue"].strip(),
-            answer=record["summary"].strip(),
-            reference=record["summary"],
-        )
+    for number, record in records_of("dialogsum", file):
+        dialogue, summary = record["dialogue"].strip(), record["summary"]
+        yield Record(id=number, question=dialogue, answer=summary.strip(), reference=summary)
 
 
-def _summarised(number: int, document: str, summary: str, words: int) -> Record:
-    question = " ".join(document.split()[:words])
-    return Record(id=number, question=question, answer=" ".join(summary.split()), reference=summary)
-
-
-def _cnn_dailymail() -> Iterator[Record]:
-    return _articles("cnn_dailymail_100", "train_sample.jsonl", words=512)
-
-
-def _xsum() -> Iterator[Record]:
-    return _articles("xsum_1000", "dev_half.jsonl", words=384)
-
-
-def _stories(split: str) -> Iterator[Example]:
-    """Openings written for this project, each with one way to go on."""
-    packaged = resources.files("speccascade_jax") / "assets" / "stories.jsonl"
-    return (Example(**json.loads(line)) for line in packaged.read_text(encoding="utf-8").splitlines())
-
-
-_ARTICLE = Template(question="Article: {question}\nSummary:")
-_SUMMARY: dict[str, Any] = {"metrics": ("rouge2", "rouge1", "rougeL")}  # paper 1 shows ROUGE-2
+_cnn_dailymail = partial(_articles, "cnn_dailymail_100", "train_sample.jsonl", words=512)
+_xsum = partial(_articles, "xsum_1000", "dev_half.jsonl", words=384)
+_summary = partial(FewShotTask, metrics=("rouge2", "rouge1", "rougeL"))  # paper 1 shows ROUGE-2
+_article = partial(_summary, splits=("test",), shots=1, template=Template(question="Article: {question}\nSummary:"))
 
 TEXT = (
     FewShotTask(
@@ -74,31 +51,23 @@ TEXT = (
         max_input_length=768,
         max_output_length=80,
     ),
-    FewShotTask(
+    _article(
         name="cnn_dailymail_few_shot",
-        splits=("test",),
         records=lambda split: _cnn_dailymail(),
         pool=lambda: islice(_cnn_dailymail(), _SUMMARY_POOL),
-        shots=1,
-        template=_ARTICLE,
         stop_strings=("\n\n", "\nArticle:"),
         max_input_length=2048,
         max_output_length=128,
-        **_SUMMARY,
     ),
-    FewShotTask(
+    _article(
         name="xsum_few_shot",
-        splits=("test",),
         records=lambda split: _xsum(),
         pool=lambda: islice(_xsum(), _SUMMARY_POOL),
-        shots=1,
-        template=_ARTICLE,
         stop_strings=("\n",),
         max_input_length=1536,
         max_output_length=64,
-        **_SUMMARY,
     ),
-    FewShotTask(
+    _summary(
         name="dialogsum",
         splits=("validation",),
         records=lambda split: _dialogues("dev.jsonl"),
@@ -108,12 +77,12 @@ TEXT = (
         stop_strings=("\n",),
         max_input_length=2048,
         max_output_length=128,
-        **_SUMMARY,
     ),
     Task(
         name="stories",
         splits=("test",),
-        read=_stories,
+        # openings written for this project, each with one way to go on
+        read=lambda split: packaged("stories.jsonl"),
         metrics=("rougeL",),
         max_input_length=128,
         max_output_length=128,

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable
 
+from speccascade_jax.core.checks import several
 from speccascade_jax.data.tasks import seqio_reader
 from speccascade_jax.data.tasks.task import Example, Task
 
@@ -36,13 +37,6 @@ class SeqioTask(Task):
 
     def __post_init__(self) -> None:
         for field in ("splits", "metrics"):
-            if isinstance(getattr(self, field), str):
-                given = getattr(self, field)
-                raise ValueError(f"{field}={given!r} is one name where a tuple is meant; write ({given!r},)")
-            object.__setattr__(self, field, tuple(getattr(self, field)))
-        reader = functools.partial(_read_registered, self.registered or self.name, self.module, self.prefix)
+            object.__setattr__(self, field, several(field, getattr(self, field)))
+        reader = functools.partial(seqio_reader.read, self.registered or self.name, self.module, self.prefix)
         object.__setattr__(self, "read", reader)
-
-
-def _read_registered(name: str, module: str, prefix: str, split: str) -> Iterable[Example]:
-    return seqio_reader.read(name, module, prefix, split)

@@ -7,7 +7,6 @@ import. A task that somebody registered with seqio needs no row: a `SeqioTask` s
 """
 
 from collections.abc import Sequence
-from importlib import resources
 
 import numpy as np
 
@@ -20,25 +19,15 @@ from speccascade_jax.data.tasks.few_shot_qa import QUESTION_ANSWERING
 from speccascade_jax.data.tasks.few_shot_reasoning import REASONING
 from speccascade_jax.data.tasks.few_shot_text import TEXT
 from speccascade_jax.data.tasks.seqio_task import SeqioTask
-from speccascade_jax.data.tasks.task import ORDER_SEED, Example, Task, json_lines, shuffled
+from speccascade_jax.data.tasks.task import ORDER_SEED, Example, Task, packaged, records_of, shuffled
 
 
 def _numbered(pairs: Sequence[TextPair]) -> list[Example]:
     return [Example(number, source, reference) for number, (source, reference) in enumerate(pairs)]
 
 
-def _read_tiny_translation(split: str) -> list[Example]:
-    packaged = resources.files("speccascade_jax") / "assets" / "tiny_translation.jsonl"
-    with resources.as_file(packaged) as path:
-        return [Example(**record) for record in json_lines(path)]
-
-
 _TATOEBA_FILES = {"validation": "valid.en-de.tsv", "train": "train.en-de.tsv.gz"}
-_MULTI30K_FILES = {
-    "validation": "val.en-de.tsv",
-    "test": "test_2016_flickr.en-de.tsv",
-    "train": "train.en-de.tsv.gz",
-}
+_MULTI30K_FILES = {"validation": "val.en-de.tsv", "test": "test_2016_flickr.en-de.tsv", "train": "train.en-de.tsv.gz"}
 
 
 def _tatoeba_pairs(split: str) -> list[TextPair]:
@@ -61,9 +50,9 @@ def _read_multi30k(split: str) -> list[Example]:
 
 def _read_wmt22(split: str) -> list[Example]:
     """Half of WMT22's general test set, against its first human reference."""
-    records = json_lines(directory.require("wmt22_en_de", "dev_half.jsonl"))
+    records = records_of("wmt22_en_de", "dev_half.jsonl")
     # Neighbours come from one document: without a shuffle a limit would sample one or two texts.
-    return shuffled([Example(record["id"], record["en"], record["de_refA"]) for record in records])
+    return shuffled([Example(record["id"], record["en"], record["de_refA"]) for _, record in records])
 
 
 def get_task(name: str | SeqioTask) -> Task:
@@ -100,7 +89,7 @@ _ROUGE = ("rouge2", "rouge1", "rougeL")  # paper 1 shows ROUGE-2
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
-        Task(name="tiny_translation", splits=("test",), read=_read_tiny_translation),
+        Task(name="tiny_translation", splits=("test",), read=lambda split: packaged("tiny_translation.jsonl")),
         Task(name="tatoeba", splits=tuple(_TATOEBA_FILES), read=_read_tatoeba),
         Task(
             name="tatoeba_joined",

@@ -5,10 +5,13 @@ import gzip
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+
+from speccascade_jax.data import directory
 
 # Which sentences stand first, and which are joined, is part of a task's definition: this number never changes.
 ORDER_SEED = 0
@@ -104,3 +107,14 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
     opened: Callable[..., Any] = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", encoding="utf-8") as lines:
         yield from map(json.loads, lines)
+
+
+def records_of(folder: str, file: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a file in the data directory, numbered from 0."""
+    return enumerate(json_lines(directory.require(folder, file)))
+
+
+def packaged(file: str) -> list[Example]:
+    """The examples of a file that lies in the package."""
+    with resources.as_file(resources.files("speccascade_jax") / "assets" / file) as path:
+        return [Example(**record) for record in json_lines(path)]

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from speccascade_jax.data.vocabularies.vocabulary import FileVocabulary
 
@@ -44,7 +44,7 @@ class HuggingFaceVocabulary(FileVocabulary):
         self.vocab_size = max(self._names, default=-1) + 1
         special = read_special_ids(self.path, ids)
         self.bos_id, self.eos_id, self.stop_ids = special
-        self.fingerprint = hashlib.sha256(content + repr(tuple(special)).encode()).hexdigest()
+        self.fingerprint = hashlib.sha256(content + repr(special).encode()).hexdigest()
         added = self._tokenizer.get_added_tokens_decoder()
         without_text = [token for token, piece in added.items() if piece.special]
         self.specials = frozenset([*without_text, *self.stop_ids, *([] if self.bos_id is None else [self.bos_id])])
@@ -52,7 +52,6 @@ class HuggingFaceVocabulary(FileVocabulary):
         self._anchor = self.encode("a")
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`, without what the post-processor adds."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _text(self, ids: list[int], goes_on: bool) -> str:
@@ -88,16 +87,8 @@ def _parse(path: Path, content: bytes) -> Any:
         raise ValueError(f'{path} is no tokenizer.json (JSON with a "model" that tokenizers reads): {error}') from error
 
 
-class SpecialIds(NamedTuple):
-    """As in `TextVocabulary`."""
-
-    bos_id: int | None
-    eos_id: int
-    stop_ids: tuple[int, ...]
-
-
-def read_special_ids(path: Path, ids: Mapping[str, int]) -> SpecialIds:
-    """The special ids that the files beside a `tokenizer.json` name (`NAMING`) or number (`NUMBERING`).
+def read_special_ids(path: Path, ids: Mapping[str, int]) -> tuple[int | None, int, tuple[int, ...]]:
+    """`bos_id`, `eos_id`, `stop_ids`, as files beside a `tokenizer.json` name (`NAMING`) or number (`NUMBERING`) them.
 
     A `bos_token` that is null, or `add_bos_token` false, means that texts begin with nothing (Qwen 2.5), whatever
     number `config.json` has for it. An output ends with the `eos_token` and with every number in `eos_token_id`.
@@ -110,7 +101,10 @@ def read_special_ids(path: Path, ids: Mapping[str, int]) -> SpecialIds:
     """
     naming = [_read(path.parent / name) for name in NAMING]
     numbering = [_read(path.parent / name) for name in NUMBERING]
-    ends = next((_several(found) for table in numbering if (found := table.get("eos_token_id")) is not None), [])
+    numbers: int | list[int] = next(
+        (table["eos_token_id"] for table in numbering if table.get("eos_token_id") is not None), []
+    )
+    ends = numbers if isinstance(numbers, list) else [numbers]
     eos = _named("eos_token", path, naming, ids)
     stops = tuple(dict.fromkeys([*([] if eos is None else [eos]), *ends]))
     if not stops:
@@ -122,7 +116,7 @@ def read_special_ids(path: Path, ids: Mapping[str, int]) -> SpecialIds:
     for name, token in [("bos_token_id", bos), *(("eos_token_id", stop) for stop in stops)]:
         if token is not None and token not in known:
             raise ValueError(f"{name} {token} beside {path} is no piece of it: the files are of different models")
-    return SpecialIds(bos, stops[0], stops)
+    return bos, stops[0], stops
 
 
 def _bos(path: Path, naming: list[dict], numbering: list[dict], ids: Mapping[str, int]) -> int | None:
@@ -140,10 +134,6 @@ def _named(what: str, path: Path, tables: list[dict], ids: Mapping[str, int]) ->
     if name is not None and name not in ids:
         raise ValueError(f"{what} {name!r} beside {path} is no piece of it: the files are of different models")
     return None if name is None else ids[name]
-
-
-def _several(numbers: int | list[int]) -> list[int]:
-    return numbers if isinstance(numbers, list) else [numbers]
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -75,11 +75,9 @@ class SentencePieceVocabulary(FileVocabulary):
         return str(self._pieces.decode(self._anchor + ids))[len(self._pieces.decode(self._anchor)) :]
 
     def piece(self, token: int) -> str:
-        """The piece of `token`; spaces are `▁`."""
         return str(self._pieces.id_to_piece(int(token)))
 
     def piece_table(self) -> list[str]:
-        """`piece` of every id."""
         return list(self._pieces.id_to_piece(list(range(self.vocab_size))))
 
     def pieces(self, ids: Iterable[int]) -> str:

@@ -1,6 +1,6 @@
 """What the package asks of a vocabulary, and what the kinds of it share."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -27,6 +27,7 @@ class TextVocabulary(Protocol):
     stop_ids: tuple[int, ...]
     fingerprint: str
 
+    @abstractmethod
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, without a beginning or an end of sequence."""
 
@@ -39,6 +40,7 @@ class TextVocabulary(Protocol):
                 prompt and output read right together.
         """
 
+    @abstractmethod
     def piece(self, token: int) -> str:
         """What `token` stands for, in the vocabulary's own notation (`▁` for a space in sentencepiece's)."""
 
@@ -46,7 +48,7 @@ class TextVocabulary(Protocol):
         """`piece` of every id; "" for an id that is none."""
 
 
-class FileVocabulary(ABC):
+class FileVocabulary(TextVocabulary):
     """A `TextVocabulary` read from a file. Two are equal, and hash alike, when their fingerprints are.
 
     Attributes:
@@ -55,27 +57,13 @@ class FileVocabulary(ABC):
     """
 
     path: Path
-    vocab_size: int
-    bos_id: int | None
-    eos_id: int
-    stop_ids: tuple[int, ...]
-    fingerprint: str
     specials: frozenset[int]
-
-    @abstractmethod
-    def encode(self, text: str) -> list[int]:
-        """As in `TextVocabulary`."""
-
-    @abstractmethod
-    def piece(self, token: int) -> str:
-        """As in `TextVocabulary`."""
 
     @abstractmethod
     def _text(self, ids: list[int], goes_on: bool) -> str:
         """The text of ids that have one; `goes_on`: it continues another text."""
 
     def decode(self, ids: Iterable[int], after: Ids = ()) -> str:
-        """As in `TextVocabulary`."""
         goes_on = len(after) > 0 and self._has_text(int(after[-1]))
         return self._text(self._kept(ids), goes_on)
 
@@ -92,7 +80,6 @@ class FileVocabulary(ABC):
         return kept
 
     def piece_table(self) -> list[str]:
-        """As in `TextVocabulary`."""
         return [self.piece(token) for token in range(self.vocab_size)]
 
     def __eq__(self, other: object) -> bool:

@@ -61,20 +61,17 @@ class Bench:
         Args:
             points: of one sampling; their own window and seed do not matter.
         """
-        groups: dict[tuple[Method, int], list[Point]] = defaultdict(list)
-        for point, seed in itertools.product(dict.fromkeys(points), self.seeds):
-            groups[replace(point.method, alpha=None), seed].append(_placed(point, window, seed))
-        experiment.measure(list(groups.values()), self.store, self.session)
-        held = {record["key"]: record for record in self.store.records}
-        return {
-            point: tuple(held[self.session.key(_placed(point, window, seed))] for seed in self.seeds)
+        # the target is timed like the others: a table of the store needs it in their panel
+        placed = {
+            point: [replace(point, evaluation=window.of(point.evaluation), seed=seed) for seed in self.seeds]
             for point in points
         }
-
-
-def _placed(point: Point, window: Window, seed: int) -> Point:
-    """The point on a window. The target is timed like the others: a table of the store needs it in their panel."""
-    return replace(point, evaluation=window.of(point.evaluation), seed=seed)
+        groups: dict[tuple[Method, int], list[Point]] = defaultdict(list)
+        for one in itertools.chain(*placed.values()):
+            groups[replace(one.method, alpha=None), one.seed].append(one)
+        experiment.measure(list(groups.values()), self.store, self.session)
+        held = {record["key"]: record for record in self.store.records}
+        return {point: tuple(held[self.session.key(one)] for one in ones) for point, ones in placed.items()}
 
 
 def mean(records: Records, part: str, name: str) -> float:

@@ -1,5 +1,6 @@
 """From a pair, a task and a tolerance to a setting: what gin/calibrate.gin binds and experiments/calibrate.py calls."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -7,11 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from speccascade_jax.core import checks
-from speccascade_jax.core.files import plain
+from speccascade_jax.core.files import plain, write_atomically
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.evaluation.calibration import halving, outcome, thresholds
 from speccascade_jax.evaluation.calibration.bench import Bench, Window
-from speccascade_jax.evaluation.calibration.halving import Verdict
 from speccascade_jax.evaluation.calibration.thresholds import AppendixD
 from speccascade_jax.evaluation.calibration.tolerance import Tolerance
 from speccascade_jax.evaluation.enumeration import enumerate_points
@@ -86,7 +86,14 @@ def calibrate(
     Raises:
         ValueError: a value without meaning; no candidate keeps the tolerance surely enough (after the report).
     """
-    _refuse(mode, output, {"methods": methods, "block_sizes": block_sizes, "seeds": seeds})
+    if mode not in MODES:
+        raise ValueError(f"mode={mode!r} is not one of {', '.join(MODES)}")
+    if not output.endswith(".jsonl"):
+        raise ValueError(
+            f"output={output!r} does not end in .jsonl: report and gin file take its place with .json, .gin"
+        )
+    for name, values in {"methods": methods, "block_sizes": block_sizes, "seeds": seeds}.items():
+        checks.several(name, values)
     split = windows(evaluation, search_examples, test_examples, held_out_examples)
     shared: dict[str, Any] = {"pair": pair, "evaluation": evaluation, "samplings": [sampling], "seeds": tuple(seeds)}
     if mode == "halving":
@@ -102,25 +109,12 @@ def calibrate(
         find = partial(_climb, base, settings, split)
     with ResultStore(output) as store:
         check_format(store.records, output)
-        found = find(Bench(store, _session(pair, evaluation, split), seeds))
-    return _tell({"mode": mode} | {name: asdict(each) for name, each in split._asdict().items()}, found, output)
-
-
-def _refuse(mode: str, output: str, several: Mapping[str, Any]) -> None:
-    if mode not in MODES:
-        raise ValueError(f"mode={mode!r} is not one of {', '.join(MODES)}")
-    if not output.endswith(".jsonl"):
-        raise ValueError(
-            f"output={output!r} does not end in .jsonl: report and gin file take its place with .json, .gin"
-        )
-    for name, values in several.items():
-        checks.several(name, values)
-
-
-def _tell(report: dict[str, Any], found: Found, output: str) -> dict[str, Any]:
-    """Write and print what was found; then the refusal, if nothing will do."""
-    report = plain(report | found.report)
-    outcome.write(Path(output), report, found.pasted)
+        loaded = replace(split.search, judged=split.held_out.end - split.search.first)
+        found = find(Bench(store, Session(pair, loaded.of(evaluation)), seeds))
+    examples = {name: asdict(each) for name, each in split._asdict().items()}
+    report = plain({"mode": mode} | examples | found.report)
+    write_atomically(Path(output).with_suffix(".json"), json.dumps(report, indent=1, allow_nan=False) + "\n")
+    write_atomically(Path(output).with_suffix(".gin"), found.pasted)
     print(f"\n{found.pasted}\nresults: {output}, beside it the report (.json) and the gin file (.gin)")
     if found.refusal:
         raise ValueError(found.refusal)
@@ -128,11 +122,7 @@ def _tell(report: dict[str, Any], found: Found, output: str) -> dict[str, Any]:
 
 
 def windows(evaluation: Evaluation, search_examples: int, test_examples: int, held_out_examples: int) -> Split:
-    """Which examples are searched on, tested on and held out; all three have as many timed ones.
-
-    Raises:
-        ValueError: too few for an interval.
-    """
+    """Which examples are searched on, tested on and held out, all with as many timed; ValueError for too few of any."""
     given = {"search_examples": search_examples, "test_examples": test_examples}
     given |= {"held_out_examples": held_out_examples, "latency_examples": evaluation.latency_examples}
     searched, tested, held, timed = (checks.whole(name, value, 0) for name, value in given.items())
@@ -146,18 +136,9 @@ def windows(evaluation: Evaluation, search_examples: int, test_examples: int, he
 
 
 def candidates(*, seeds: Sequence[int], **given: Any) -> list[Point]:
-    """The target, then every candidate with the first seed, the draft alone before all (`enumerate_points`).
-
-    Raises:
-        ValueError: as there; no seed.
-    """
+    """The target, then every candidate with the first seed, the draft alone first of all; as `enumerate_points`."""
     groups = enumerate_points(seeds=seeds, **given)
     return [point for group in groups for point in group if point.seed == seeds[0]]
-
-
-def _session(pair: ModelPair, evaluation: Evaluation, split: Split) -> Session:
-    loaded = replace(split.search, judged=split.held_out.end - split.search.first)
-    return Session(pair, loaded.of(evaluation))
 
 
 def _halve(points: Sequence[Point], tolerance: Tolerance, split: Split, runners_up: int, bench: Bench) -> Found:
@@ -165,7 +146,7 @@ def _halve(points: Sequence[Point], tolerance: Tolerance, split: Split, runners_
     target, *others = points
     bench.session.check((point.method, point.sampling) for point in points)
     found = halving.search(bench, others, target, tolerance, halving.rungs(split.search), split.test, 1 + runners_up)
-    best = [found.chosen, *found.others] if found.chosen else _safest_first(found.others)
+    best = [found.chosen, *found.others] if found.chosen else found.others  # the safest first
     names = ["chosen" if found.chosen else "safest", *(f"runner-up {n}" for n in range(1, runners_up + 1))]
     named = dict(zip(names, best, strict=False))
     window = split.held_out if found.chosen else split.test
@@ -183,20 +164,14 @@ def _halve(points: Sequence[Point], tolerance: Tolerance, split: Split, runners_
     shares = {name: each.share for name, each in named.items()}
     report = {"tolerance": asdict(tolerance), "candidates": len(others), "settings": entries, "share_in_test": shares}
     pasted = outcome.paste(settings, head, live=found.chosen is not None)
-    return Found(report, pasted, "" if found.chosen else _refusal(best[0], tolerance, split))
-
-
-def _safest_first(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    safe = halving.safest(verdicts)
-    return [safe, *(each for each in verdicts if each is not safe)]
-
-
-def _refusal(safe: Verdict, tolerance: Tolerance, split: Split) -> str:
-    return (
+    if found.chosen:
+        return Found(report, pasted)
+    refusal = (
         f"no setting keeps the tolerance ({tolerance.describe()}) in {tolerance.confidence:.0%} of the resamples of "
-        f"{split.test.judged} examples; the safest, {outcome.label(safe.point)}, does in {safe.share:.0%}: allow "
+        f"{window.judged} examples; the safest, {entries[0]['setting']}, does in {best[0].share:.0%}: allow "
         "more, give more test_examples, or add candidates (methods, alphas, block_sizes)"
     )
+    return Found(report, pasted, refusal)
 
 
 def _climb(base: Point, settings: AppendixD, split: Split, bench: Bench) -> Found:

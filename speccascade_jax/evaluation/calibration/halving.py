@@ -62,38 +62,26 @@ def search(
         windows: as `rungs` gives them; fresh: examples of none of them.
         least: how many candidates go on at least, as long as they may hold.
     """
-    remaining, verdicts, bootstrap = list(candidates), list[Verdict](), Bootstrap()
+    bootstrap = Bootstrap()
+
+    def judge(measured: Mapping[Point, Records]) -> list[Verdict]:
+        """Every candidate held against the target on the same examples."""
+        return [
+            Verdict(point, ours, tolerance.share(ours, measured[target], bootstrap), tolerance.cost(ours))
+            for point, ours in measured.items()
+            if point != target
+        ]
+
+    remaining, verdicts = list(candidates), list[Verdict]()
     for number, window in enumerate(windows, start=1):
         print(f"rung {number} of {len(windows)}: {len(remaining)} candidates on {window.judged} examples")
-        measured = bench.measure([target, *remaining], window)
-        verdicts = judge(measured, remaining, target, tolerance, bootstrap)
-        verdicts = survivors(verdicts, tolerance.confidence, least)
+        verdicts = survivors(judge(bench.measure([target, *remaining], window)), tolerance.confidence, least)
         remaining = [verdict.point for verdict in verdicts]
-    order = [verdict.point for verdict in sorted(verdicts, key=lambda each: (-each.share, each.cost))]
+    order = [verdict.point for verdict in sorted(verdicts, key=_safety)]
     print(f"test: {len(order)} candidates on {fresh.judged} fresh examples, the safest first")
     measured = bench.measure([target, *order], fresh)
     tolerance.check(measured[target])
-    return choose(judge(measured, order, target, tolerance, bootstrap), tolerance.confidence)
-
-
-def judge(
-    measured: Mapping[Point, Records],
-    candidates: Sequence[Point],
-    target: Point,
-    tolerance: Tolerance,
-    bootstrap: Bootstrap,
-) -> list[Verdict]:
-    """Every candidate held against the target on the same examples."""
-    reference = measured[target]
-    return [
-        Verdict(
-            point,
-            measured[point],
-            tolerance.share(measured[point], reference, bootstrap),
-            tolerance.cost(measured[point]),
-        )
-        for point in candidates
-    ]
+    return choose(judge(measured), tolerance.confidence)
 
 
 def ranked(verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -116,14 +104,14 @@ def _dominates(one: Verdict, other: Verdict) -> bool:
     return no_worse and (one.share > other.share or one.cost < other.cost)
 
 
-def safest(verdicts: Sequence[Verdict]) -> Verdict:
-    """Who keeps the tolerance most surely; among equals, at the lowest cost."""
-    return min(verdicts, key=lambda verdict: (-verdict.share, verdict.cost))
+def _safety(verdict: Verdict) -> tuple[float, float]:
+    """A key of sorting: first who keeps the tolerance most surely; among equals, at the lowest cost."""
+    return -verdict.share, verdict.cost
 
 
 def survivors(verdicts: Sequence[Verdict], confidence: float, least: int) -> list[Verdict]:
     """Who goes on: half of them, but at least `least`; the safest always, nobody else below `1 − confidence`."""
-    half, safe = max(math.ceil(len(verdicts) / 2), least), safest(verdicts)
+    half, safe = max(math.ceil(len(verdicts) / 2), least), min(verdicts, key=_safety)
     possible = [verdict for verdict in ranked(verdicts) if verdict.share >= 1 - confidence][:half]
     if any(verdict is safe for verdict in possible):
         return possible
@@ -138,6 +126,6 @@ def choose(verdicts: Sequence[Verdict], confidence: float) -> Choice:
             resamples, and all before it too.
     """
     passed = list(itertools.takewhile(lambda each: each.share >= confidence, verdicts))
-    failed = sorted(verdicts[len(passed) :], key=lambda each: (-each.share, each.cost))
+    failed = sorted(verdicts[len(passed) :], key=_safety)
     passed.sort(key=lambda each: each.cost)
     return Choice(passed[0], [*passed[1:], *failed]) if passed else Choice(None, failed)

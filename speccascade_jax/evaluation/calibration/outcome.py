@@ -1,24 +1,21 @@
 """What a calibration tells: settings on examples that the search never saw, as a table, as JSON and as gin to paste."""
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from speccascade_jax.core.files import write_atomically
 from speccascade_jax.core.names import TARGET
 from speccascade_jax.evaluation.calibration.bench import Bench, Records, Window
 from speccascade_jax.evaluation.calibration.tolerance import Tolerance
-from speccascade_jax.evaluation.points import Point
+from speccascade_jax.evaluation.points import Point, gin_blocks
 from speccascade_jax.results.bootstrap import Bootstrap, Interval
 from speccascade_jax.results.tables.grid import NONE, Grid
 
 NOTE = "[low, high]: 95% of paired resamples of the examples. Latency: batch 1, beside the target."
 Entry = dict[str, Any]
-"""One setting with its numbers, as JSON knows them; `entry` says what is in it."""
+"""One setting with its numbers, as JSON knows them; `_entry` says what is in it."""
 
 
 def measure(
@@ -32,18 +29,13 @@ def measure(
     """
     measured, bootstrap = bench.measure([*named.values(), target], window), Bootstrap()
     entries = [
-        entry(name, point, measured[point], measured[target], bootstrap, tolerance) for name, point in named.items()
+        _entry(name, point, measured[point], measured[target], bootstrap, tolerance) for name, point in named.items()
     ]
-    return [*entries, entry("target", target, measured[target], measured[target], bootstrap)]
+    return [*entries, _entry("target", target, measured[target], measured[target], bootstrap, None)]
 
 
-def entry(
-    name: str,
-    point: Point,
-    records: Records,
-    target: Records,
-    bootstrap: Bootstrap,
-    tolerance: Tolerance | None = None,
+def _entry(
+    name: str, point: Point, records: Records, target: Records, bootstrap: Bootstrap, tolerance: Tolerance | None
 ) -> Entry:
     """A setting's numbers with 95% intervals over examples, paired with the target's: `[value, low, high]`.
 
@@ -54,7 +46,7 @@ def entry(
     timed = point.method.name != TARGET
     told: Entry = {
         "name": name,
-        "setting": label(point),
+        "setting": point.label().rpartition(" seed=")[0],  # seeds are told once for all
         "method": dataclasses.asdict(point.method),
         "sampling": dataclasses.asdict(point.sampling),
         "metric": records[0]["quality"]["metric"],
@@ -85,28 +77,20 @@ def show(title: str, entries: Sequence[Entry]) -> None:
     Console(width=140).print(Grid(title=title, header=header, rows=rows, notes=[NOTE]).rich())
 
 
-def gin(point: Point, comment: str, live: bool = True) -> str:
-    """A setting's blocks for `experiments/run.py`, beside gin/run.gin, a pair's file and a task's.
-
-    Args:
-        comment: the line above it; live: whether it takes effect, or is all comments to be uncommented.
-    """
-    lines = []
-    for part in (point.method, point.sampling):
-        lines.append(f"points.{type(part).__name__}:")
-        lines += [f"  {name} = {value!r}" for name, value in dataclasses.asdict(part).items()]
-    return "\n".join([f"# {comment}", *(line if live else f"# {line}" for line in lines)]) + "\n"
-
-
 def paste(settings: Sequence[tuple[Point, str]], head: Sequence[str], live: bool = True) -> str:
-    """A gin file: the first setting takes effect (none, if not `live`), the others stand below as comments.
+    """A gin file for `experiments/run.py`, beside gin/run.gin, a pair's file and a task's.
+
+    The first setting takes effect (none, if not `live`), the others stand below as comments to be uncommented.
 
     Args:
         settings: with what is to be said of each; head: the file's first lines.
     """
-    imports = "from __gin__ import dynamic_registration\n\nfrom speccascade_jax.evaluation import points\n"
-    blocks = [gin(point, said, live and number == 0) for number, (point, said) in enumerate(settings)]
-    return "\n".join(["".join(f"# {line}\n" for line in head) + imports, *blocks])
+    lines = [*(f"# {line}" for line in head), "from __gin__ import dynamic_registration", ""]
+    lines += ["from speccascade_jax.evaluation import points"]
+    for number, (point, comment) in enumerate(settings):
+        block = [*gin_blocks(point.method), *gin_blocks(point.sampling)]
+        lines += ["", f"# {comment}", *(line if live and number == 0 else f"# {line}" for line in block)]
+    return "\n".join(lines) + "\n"
 
 
 def said(each: Entry) -> str:
@@ -119,17 +103,6 @@ def said(each: Entry) -> str:
     if "kept" in each:
         words.append(f"tolerance {'kept' if each['kept'] else 'not kept'} (kept in {each['share']:.0%} of resamples)")
     return ", ".join(words)
-
-
-def write(output: Path, report: Mapping[str, Any], pasted: str) -> None:
-    """The report and the gin file beside the store, each in one step."""
-    write_atomically(output.with_suffix(".json"), json.dumps(report, indent=1, allow_nan=False) + "\n")
-    write_atomically(output.with_suffix(".gin"), pasted)
-
-
-def label(point: Point) -> str:
-    """The point in a few words; seeds are told once for all."""
-    return point.label().rpartition(" seed=")[0]
 
 
 def _cell(interval: Interval | None, form: str) -> str:

@@ -4,7 +4,6 @@ METHODS section 5. Needs no JAX.
 """
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -13,7 +12,7 @@ from rich.console import Console
 
 from speccascade_jax.core.checks import whole
 from speccascade_jax.core.names import DRAFT, TARGET
-from speccascade_jax.evaluation.calibration.bench import Bench, Records, Window, mean
+from speccascade_jax.evaluation.calibration.bench import Bench, Window, mean
 from speccascade_jax.evaluation.points import Method, Point
 from speccascade_jax.evaluation.validation import validate
 from speccascade_jax.results.tables.grid import Grid
@@ -41,24 +40,6 @@ class AppendixD:
     baseline: str = "spec_decode"
     lengths: tuple[int, ...] = (5, 10, 15, 20)
     lost: float = 0.2
-
-    def check(self) -> None:
-        """Refuse what has no meaning.
-
-        Raises:
-            ValueError: names value and remedy.
-        """
-        if not deferral.get(self.rule).name.startswith("fuzzy_"):
-            raise ValueError(
-                f"rule={self.rule!r} has no divergence to bound: choose fuzzy_js_reference or another fuzzy_ rule"
-            )
-        if self.baseline not in BASELINES:
-            raise ValueError(f"baseline={self.baseline!r} is not one of {', '.join(BASELINES)}")
-        several = isinstance(self.lengths, Sequence) and len(self.lengths) > 0
-        if not several or list(self.lengths) != sorted({whole("lengths", n, 1) for n in self.lengths}):
-            raise ValueError(f"lengths={self.lengths!r} must be a tuple of rising block sizes, such as (5, 10, 15, 20)")
-        if not 0 < self.lost < 1:
-            raise ValueError(f"lost={self.lost} is no share between 0 and 1: the paper's is 0.2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,11 +78,7 @@ class Trail:
     levels: dict[str, Point]
 
     def check(self) -> None:
-        """Refuse a procedure that ended where it began.
-
-        Raises:
-            ValueError: the first threshold loses too much already.
-        """
+        """ValueError for a procedure that ended where it began: the first threshold loses too much already."""
         if not self.levels:
             first = self.steps[0]
             raise ValueError(
@@ -153,13 +130,18 @@ def fuzzy(base: Point, settings: AppendixD, length: int, threshold: float) -> Po
 
 
 def check(base: Point, settings: AppendixD) -> None:
-    """Refuse settings that have no meaning before anything is loaded.
-
-    Raises:
-        ValueError: names value and remedy.
-    """
-    settings.check()
-    for length in settings.lengths:
+    """ValueError for settings that have no meaning, naming value and remedy, before anything is loaded."""
+    rule, lengths = settings.rule, settings.lengths
+    if not deferral.get(rule).name.startswith("fuzzy_"):
+        raise ValueError(f"rule={rule!r} has no divergence to bound: choose fuzzy_js_reference or another fuzzy_ rule")
+    if settings.baseline not in BASELINES:
+        raise ValueError(f"baseline={settings.baseline!r} is not one of {', '.join(BASELINES)}")
+    several = isinstance(lengths, Sequence) and len(lengths) > 0
+    if not several or list(lengths) != sorted({whole("lengths", n, 1) for n in lengths}):
+        raise ValueError(f"lengths={lengths!r} must be a tuple of rising block sizes, such as (5, 10, 15, 20)")
+    if not 0 < settings.lost < 1:
+        raise ValueError(f"lost={settings.lost} is no share between 0 and 1: the paper's is 0.2")
+    for length in lengths:
         for each in (baseline(base, settings, length), fuzzy(base, settings, length, STEP)):
             validate(each)
 
@@ -174,25 +156,6 @@ def run(bench: Bench, base: Point, settings: AppendixD, window: Window, subset: 
     Raises:
         ValueError: the target is not better than the draft.
     """
-    target, draft, floor = _bounds(bench, base, settings, window)
-    length, acceptance = _fastest(bench, base, settings, subset)
-    first = _equal_share(bench, base, settings, subset, length, acceptance)
-    steps, stopped = _climb(bench, base, settings, window, (length, first, floor))
-    return Trail(
-        block_size=length,
-        baseline_acceptance=acceptance,
-        threshold=first,
-        target=target,
-        draft=draft,
-        floor=floor,
-        steps=steps,
-        stopped=stopped,
-        levels=_levels(base, settings, steps),
-    )
-
-
-def _bounds(bench: Bench, base: Point, settings: AppendixD, window: Window) -> tuple[float, float, float]:
-    """Quality of the target alone, of the draft alone, and the lowest that is accepted."""
     print(f"target and draft alone on {window.judged} examples")
     ends = [point_of(base, Method(name=name)) for name in (TARGET, DRAFT)]
     measured = bench.measure(ends, window)
@@ -202,7 +165,18 @@ def _bounds(bench: Bench, base: Point, settings: AppendixD, window: Window) -> t
             f"the target's quality, {target:.2f}, is not above the draft's, {draft:.2f}, on {window.judged} examples, "
             "and losses are shares of the difference: give more search_examples, or mode='halving' with max_loss"
         )
-    return target, draft, target - settings.lost * (target - draft)
+    floor = target - settings.lost * (target - draft)
+    length, acceptance = _fastest(bench, base, settings, subset)
+    print(f"step 2: the threshold that keeps {acceptance:.1%} of drafted tokens in blocks of {length}")
+    points = {threshold: fuzzy(base, settings, length, threshold) for threshold in THRESHOLDS}
+    measured = bench.measure(list(points.values()), subset)
+    kept = {threshold: mean(measured[point], "measures", "draft_utilisation") for threshold, point in points.items()}
+    first = min(kept, key=lambda threshold: abs(kept[threshold] - acceptance))
+    steps, stopped = _climb(bench, base, settings, window, (length, first, floor))
+    return Trail(
+        block_size=length, baseline_acceptance=acceptance, threshold=first, target=target, draft=draft, floor=floor,
+        steps=steps, stopped=stopped, levels=_levels(base, settings, steps),
+    )  # fmt: skip
 
 
 def _fastest(bench: Bench, base: Point, settings: AppendixD, subset: Window) -> tuple[int, float]:
@@ -210,18 +184,8 @@ def _fastest(bench: Bench, base: Point, settings: AppendixD, subset: Window) -> 
     print(f"step 1: the fastest block size of {settings.baseline} on {subset.judged} examples")
     points = {length: baseline(base, settings, length) for length in settings.lengths}
     measured = bench.measure(list(points.values()), subset)
-    fastest = min(points, key=lambda length: _latency(measured[points[length]]))
+    fastest = min(points, key=lambda length: mean(measured[points[length]], "relative_latency", "value"))
     return fastest, mean(measured[points[fastest]], "measures", "draft_utilisation")
-
-
-def _equal_share(
-    bench: Bench, base: Point, settings: AppendixD, subset: Window, length: int, acceptance: float
-) -> float:
-    """The threshold at which fuzzy decoding keeps most nearly the baseline's share."""
-    print(f"step 2: the threshold that keeps {acceptance:.1%} of drafted tokens in blocks of {length}")
-    points = {threshold: fuzzy(base, settings, length, threshold) for threshold in THRESHOLDS}
-    measured = bench.measure(list(points.values()), subset)
-    return min(points, key=lambda each: abs(mean(measured[points[each]], "measures", "draft_utilisation") - acceptance))
 
 
 def _climb(
@@ -234,7 +198,17 @@ def _climb(
     largest = math.inf if trade_off is None else trade_off.bounds(1)[1]
     while threshold <= largest:
         point = fuzzy(base, settings, length, threshold)
-        step = _step(point, bench.measure([point], window)[point], floor)
+        records = bench.measure([point], window)[point]
+        quality = mean(records, "quality", "value")
+        step = Step(
+            threshold=threshold,
+            block_size=length,
+            quality=quality,
+            latency=mean(records, "relative_latency", "value"),
+            acceptance=mean(records, "measures", "acceptance_rate"),
+            utilisation=mean(records, "measures", "draft_utilisation"),
+            held=quality >= floor,
+        )
         steps.append(step)
         if not step.held:
             return steps, "quality fell below the floor"
@@ -244,20 +218,6 @@ def _climb(
             length = next((longer for longer in settings.lengths if longer > length), length)
         threshold = round(threshold + STEP, 3)
     return steps, f"the range of {settings.rule} ends at {largest:g}"
-
-
-def _step(point: Point, records: Records, floor: float) -> Step:
-    method, quality = point.method, mean(records, "quality", "value")
-    assert method.alpha is not None and method.block_size is not None
-    return Step(
-        threshold=method.alpha,
-        block_size=method.block_size,
-        quality=quality,
-        latency=_latency(records),
-        acceptance=mean(records, "measures", "acceptance_rate"),
-        utilisation=mean(records, "measures", "draft_utilisation"),
-        held=quality >= floor,
-    )
 
 
 def _levels(base: Point, settings: AppendixD, steps: Sequence[Step]) -> dict[str, Point]:
@@ -272,7 +232,3 @@ def _levels(base: Point, settings: AppendixD, steps: Sequence[Step]) -> dict[str
         length = next(step.block_size for step in held if step.threshold >= threshold)
         levels[name] = fuzzy(base, settings, length, threshold)
     return levels
-
-
-def _latency(records: Records) -> float:
-    return statistics.fmean(record["relative_latency"]["value"] for record in records)

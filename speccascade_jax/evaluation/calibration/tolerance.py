@@ -58,10 +58,8 @@ class Tolerance:
         Examples judged and examples timed are resampled each on their own.
 
         Args:
-            ours, target: records of one setting and of the target alone, one per seed, on the same examples.
-
-        Raises:
-            ValueError: records cannot be paired.
+            ours, target: records of one setting and of the target alone, one per seed, on the same examples; ValueError
+                if they cannot be paired.
         """
         kept = np.ones(1 + bootstrap.samples, bool)
         if self.max_loss is not None:
@@ -72,11 +70,7 @@ class Tolerance:
         return kept
 
     def check(self, target: Sequence[Record]) -> None:
-        """Refuse a target without quality: on few examples that may be chance, and every candidate keeps the bound.
-
-        Raises:
-            ValueError: as above.
-        """
+        """ValueError for a target without quality: chance, on few examples, but every candidate keeps the bound."""
         quality = target[0]["quality"]
         if self.max_loss is not None and not quality["value"] > 0:
             raise ValueError(

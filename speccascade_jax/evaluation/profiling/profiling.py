@@ -7,8 +7,8 @@ instructions (`tracing_cost`) and taken off; the sum is shown beside the time of
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,16 @@ def measure(session: Session, point: Point, batch: int, generations: int, trials
     best = int(np.argmin(traced))
     text = compiled.as_text()
     runs = traces.read_runs(folders[best], text.split(None, 2)[1].rstrip(","), generations)
-    return _totals(point, batch, results) | {
+    rounds = sum(int(result.num_rounds) for result in results)
+    tokens = int(sum(np.sum(np.asarray(result.lengths)) for result in results))
+    return {
+        "point": point.coordinates(),
+        "label": point.label(),
+        "batch": batch,
+        "generations": generations,
+        "rounds": rounds,
+        "tokens": tokens,
+        "tokens_per_round": tokens / (rounds * batch),
         "untraced_ms": min(untraced) * 1e3,
         "traced_ms": traced[best] * 1e3,
         "tracing_us": cost,
@@ -112,18 +121,11 @@ def _prepare(program: Program, given: Sequence[Mapping[str, Any]], seed: int) ->
     def generation(params: Any, **others: Any) -> Generation:
         return program.generate(params=params, **others, **fixed)
 
-    with _names_in_cache_keys():
-        return jax.jit(generation).lower(**calls[0]).compile(), calls
-
-
-@contextmanager
-def _names_in_cache_keys() -> Iterator[None]:
-    """Without this a program may come from the persistent cache with the names of an older source."""
     name = "jax_compilation_cache_include_metadata_in_key"
     before = jax.config.values[name]
-    jax.config.update(name, True)
+    jax.config.update(name, True)  # or a program may come from the persistent cache with the names of an older source
     try:
-        yield
+        return jax.jit(generation).lower(**calls[0]).compile(), calls
     finally:
         jax.config.update(name, before)
 
@@ -144,20 +146,6 @@ def _seconds(compiled: Any, calls: Sequence[Mapping[str, Any]]) -> float:
     return time.perf_counter() - begin
 
 
-def _totals(point: Point, batch: int, results: Sequence[Generation]) -> Record:
-    rounds = sum(int(result.num_rounds) for result in results)
-    tokens = int(sum(np.sum(np.asarray(result.lengths)) for result in results))
-    return {
-        "point": point.coordinates(),
-        "label": point.label(),
-        "batch": batch,
-        "generations": len(results),
-        "rounds": rounds,
-        "tokens": tokens,
-        "tokens_per_round": tokens / (rounds * batch),
-    }
-
-
 def tracing_cost(folder: Path, calls: int = 10, passes: int = 4) -> float:
     """µs that tracing adds to the execution of one instruction: from a loop of small ones, the quickest of passes."""
 
@@ -175,31 +163,17 @@ def tracing_cost(folder: Path, calls: int = 10, passes: int = 4) -> float:
 
 def _instructions(runs: Sequence[Sequence[traces.Event]], program: HloText, cost: float) -> list[Record]:
     """One entry per instruction: where it belongs, what it is, and its µs, waiting and running, over all calls."""
-    return [
-        _describe(name, program)
-        | {
-            "us": without_profiler(each, cost),
-            "traced_us": each.total / 1e3,
-            "waiting_us": each.waiting / 1e3,
-            "count": each.count,
-        }
-        for name, each in traces.own_times(runs, program.is_control).items()
-    ]
+    found = []
+    for name, each in traces.own_times(runs, program.is_control).items():
+        place, one = program.place(name), program.instructions.get(name)
+        entry: Record = {"name": name, "phase": list(place.phase), "module": place.module}
+        entry |= {what: getattr(one, what) if one else "" for what in ("opcode", "shape", "op_name")}
+        entry |= {"us": without_profiler(each, cost), "traced_us": each.total / 1e3}
+        found.append(entry | {"waiting_us": each.waiting / 1e3, "count": each.count})
+    return found
 
 
 def without_profiler(spent: traces.Spent, cost: float, least: float = 0.25) -> float:
     """µs of an instruction untraced: `cost` µs less per execution, but at `least` that part of what was seen."""
     traced = spent.total / 1e3
     return max(traced - cost * spent.count, least * traced)
-
-
-def _describe(name: str, program: HloText) -> Record:
-    place, one = program.place(name), program.instructions.get(name)
-    return {
-        "name": name,
-        "phase": list(place.phase),
-        "module": place.module,
-        "opcode": one.opcode if one else "",
-        "shape": one.shape if one else "",
-        "op_name": one.op_name if one else "",
-    }

@@ -83,12 +83,8 @@ def modules(measured: Record) -> Grid:
     for name in sorted(names.keys() - {""}, key=lambda name: -names[name][0]):
         cells = [sums[phase, name][0] / per[phase] if (phase, name) in sums else None for phase in columns]
         rows.append([name, *(NONE if cell is None else f"{cell:.1f}" for cell in cells)])
-    return Grid(
-        title="Inside the models, µs per round (prefill: per generation)",
-        header=["module", *columns],
-        rows=rows,
-        notes=[],
-    )
+    title = "Inside the models, µs per round (prefill: per generation)"
+    return Grid(title=title, header=["module", *columns], rows=rows, notes=[])
 
 
 def instructions(measured: Record, top: int) -> Grid:

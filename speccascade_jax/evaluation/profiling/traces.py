@@ -97,11 +97,7 @@ def own_times(runs: Iterable[Sequence[Event]], is_control: Callable[[str], bool]
     """Each instruction's share of the time from a run's first beginning to its last end; the shares add up to it.
 
     Args:
-        runs: each by time.
-        is_control: whether other instructions run inside this one.
-
-    Returns:
-        By name; what other instructions run inside is not among them.
+        runs: each by time; is_control: whether other instructions run inside this one, which is then not in the answer.
     """
     spent: dict[str, Spent] = defaultdict(Spent)
     for run in runs:

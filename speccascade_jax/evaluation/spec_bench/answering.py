@@ -26,7 +26,7 @@ from speccascade_jax.evaluation.heads import Heads
 from speccascade_jax.evaluation.points import Method, ModelPair, Sampling
 from speccascade_jax.evaluation.session import load_source
 from speccascade_jax.evaluation.spec_bench import questions as spec_bench
-from speccascade_jax.evaluation.spec_bench.conversing import ConversationTooLong, Speaker, Turn
+from speccascade_jax.evaluation.spec_bench.conversing import ConversationTooLong, Speaker
 from speccascade_jax.evaluation.spec_bench.questions import CATEGORIES, Question
 from speccascade_jax.results.store import Record, ResultStore, parse_lines
 
@@ -53,42 +53,14 @@ class Row:
         return self.speed / self.target_speed
 
 
-def answer_record(question: Question, turns: Sequence[Turn], model_id: str, key: str) -> Record:
-    """One line of an answer file, in Spec-Bench's schema but for the key."""
-    choice = {
-        "index": 0,
-        "turns": [turn.text for turn in turns],
-        "decoding_steps": [turn.target_calls for turn in turns],
-        "new_tokens": [turn.new_tokens for turn in turns],
-        "wall_time": [turn.seconds for turn in turns],
-        "accept_lengths": [length for turn in turns for length in turn.accept_lengths],
-    }
-    return {
-        "key": key,
-        "question_id": question.question_id,
-        "category": question.category,
-        "answer_id": uuid.uuid4().hex,
-        "model_id": model_id,
-        "choices": [choice],
-        "tstamp": time.time(),
-    }
-
-
 def table(answers: Sequence[Record], of_target: Sequence[Record]) -> list[Row]:
-    """A row for each of the six categories that has answers, and one over all; both lists have the same questions.
-
-    Raises:
-        ValueError: different questions.
-    """
+    """A row for each of the six categories that has answers, and one over all; ValueError if the questions differ."""
     if [one["question_id"] for one in answers] != [one["question_id"] for one in of_target]:
         raise ValueError("the two lists answer different questions; compare answers of one run")
     pairs = list(zip(answers, of_target, strict=True))
-    groups = {name: [pair for pair in pairs if _group(pair[0]) == name] for name in CATEGORIES} | {OVERALL: pairs}
-    return [_row(name, group) for name, group in groups.items() if group]
-
-
-def _group(answer: Record) -> str:
-    return Question(answer["question_id"], answer["category"], ()).group
+    own = [Question(one["question_id"], one["category"], ()).group for one in answers]
+    groups = {name: [pair for pair, group in zip(pairs, own, strict=True) if group == name] for name in CATEGORIES}
+    return [_row(name, group) for name, group in (groups | {OVERALL: pairs}).items() if group]
 
 
 def _row(category: str, pairs: Sequence[tuple[Record, Record]]) -> Row:
@@ -164,16 +136,9 @@ def run(
         for each in (method, Method(name=TARGET))
     ]
     check_first_turns(speakers[0], chosen)
-    settings = {
-        **{"method": asdict(method), "sampling": asdict(sampling), "form": asdict(form), "instruction": instruction},
-        **{
-            "max_new_tokens": max_new_tokens,
-            "seed": seed,
-            "weights": loaded.fingerprint,
-            "device": hardware(),
-            **Heads(loaded).fingerprint(method),
-        },
-    }
+    settings: Record = {"method": asdict(method), "sampling": asdict(sampling), "form": asdict(form), "seed": seed}
+    settings |= {"instruction": instruction, "max_new_tokens": max_new_tokens, "device": hardware()}
+    settings |= {"weights": loaded.fingerprint, **Heads(loaded).fingerprint(method)}
     files = [_answer_file(output, pair, speaker.method) for speaker in speakers]
     for file in files:
         check_file(file, [_key(question, file, settings) for question in asked])
@@ -221,7 +186,25 @@ class Side:
         return next((record for record in self.store.records if record["key"] == key), None)
 
     def answer(self, question: Question) -> Record:
-        return answer_record(question, self.speaker.converse(question), self.store.path.stem, self.key(question))
+        """A new answer: one line of a file in Spec-Bench's schema, but for the key."""
+        turns = self.speaker.converse(question)
+        choice = {
+            "index": 0,
+            "turns": [turn.text for turn in turns],
+            "decoding_steps": [turn.target_calls for turn in turns],
+            "new_tokens": [turn.new_tokens for turn in turns],
+            "wall_time": [turn.seconds for turn in turns],
+            "accept_lengths": [length for turn in turns for length in turn.accept_lengths],
+        }
+        return {
+            "key": self.key(question),
+            "question_id": question.question_id,
+            "category": question.category,
+            "answer_id": uuid.uuid4().hex,
+            "model_id": self.store.path.stem,
+            "choices": [choice],
+            "tstamp": time.time(),
+        }
 
 
 def answer_all(sides: Sequence[Side], questions: Sequence[Question]) -> list[str]:
@@ -244,7 +227,7 @@ def answer_all(sides: Sequence[Side], questions: Sequence[Question]) -> list[str
             continue
         for side, record in said:
             side.store.append(record)
-        print(f"{progress}" if lacking else f"{progress}, answered before", flush=True)
+        print(progress if lacking else f"{progress}, answered before", flush=True)
     return left_out
 
 

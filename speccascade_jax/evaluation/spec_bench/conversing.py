@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -79,11 +80,7 @@ class Speaker:
         self._compiled: set[tuple[int, ...]] = set()
 
     def converse(self, question: Question) -> list[Turn]:
-        """All turns of a question; each prompt contains the answers before it.
-
-        Raises:
-            ConversationTooLong: a turn does not fit.
-        """
+        """All turns of a question; each prompt contains the answers before it; errors as `prompt`."""
         said: list[Turn] = []
         for _ in question.turns:
             said.append(self.answer(self.prompt(question, [turn.text for turn in said]), question.question_id))
@@ -108,24 +105,14 @@ class Speaker:
         prompt = make_prompt(self.pair, [text], max_new_tokens=self.max_new_tokens)
         inputs = prompt.tokens if prompt.encoder_tokens is None else prompt.encoder_tokens
 
-        def run() -> Any:
-            return jax.block_until_ready(
-                self.program.generate(
-                    self.params,
-                    prompt,
-                    self.seed,
-                    controls=self.controls,
-                    max_new_tokens=self.max_new_tokens,
-                    record=committed,
-                    example_ids=np.asarray([example_id]),
-                )
-            )
-
+        given: dict[str, Any] = {"controls": self.controls, "max_new_tokens": self.max_new_tokens, "record": committed}
+        given |= {"example_ids": np.asarray([example_id])}
+        run = partial(self.program.generate, self.params, prompt, self.seed, **given)
         if inputs.shape not in self._compiled:
-            run()
+            jax.block_until_ready(run())
             self._compiled.add(inputs.shape)
         begin = time.perf_counter()
-        generation = run()
+        generation = jax.block_until_ready(run())
         seconds = time.perf_counter() - begin
         out = collect(self.pair, generation, prompt, draft_alone=self.method.recipe.draft_alone)
         assert out.texts is not None  # a pair without a vocabulary was refused

@@ -49,11 +49,7 @@ class Conversation:
     stop: tuple[str, ...] = ()
 
     def prompt(self, turns: Sequence[str], answers: Sequence[str], instruction: str = "") -> str:
-        """The text before the next answer: one more turn than answers.
-
-        Raises:
-            ValueError: another number of turns.
-        """
+        """The text before the next answer; ValueError if there is not one more turn than answers."""
         if len(turns) != len(answers) + 1:
             raise ValueError(f"{len(turns)} turns and {len(answers)} answers; the model answers the last turn only")
         begin = self.system.format(text=instruction) if instruction else ""
@@ -102,25 +98,18 @@ def get_conversation(name: str) -> Conversation:
 CONVERSATIONS = {
     "plain": Conversation(user="User: {text}\nAssistant:", answer=" {text}\n", stop=("\nUser:",)),
     "vicuna": Conversation(
-        user="USER: {text} ASSISTANT:", answer=" {text}</s>", system="{text} ", stop=("</s>", "USER:")
+        user="USER: {text} ASSISTANT:", answer=" {text}</s>", system="{text} ", stop=("</s>", "USER:"),
     ),
     "llama2": Conversation(
-        user="[INST] {text} [/INST]",
-        answer=" {text} </s><s>",
-        system="<<SYS>>\n{text}\n<</SYS>>\n\n",
-        system_in_turn=True,
-        stop=("</s>",),
+        user="[INST] {text} [/INST]", answer=" {text} </s><s>",
+        system="<<SYS>>\n{text}\n<</SYS>>\n\n", system_in_turn=True, stop=("</s>",),
     ),
     "gemma": Conversation(
-        user="<start_of_turn>user\n{text}<end_of_turn>\n<start_of_turn>model\n",
-        answer="{text}<end_of_turn>\n",
-        system_in_turn=True,
-        stop=("<end_of_turn>",),
+        user="<start_of_turn>user\n{text}<end_of_turn>\n<start_of_turn>model\n", answer="{text}<end_of_turn>\n",
+        system_in_turn=True, stop=("<end_of_turn>",),
     ),
     "chatml": Conversation(
-        user="<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n",
-        answer="{text}<|im_end|>\n",
-        system="<|im_start|>system\n{text}<|im_end|>\n",
-        stop=("<|im_end|>",),
+        user="<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n", answer="{text}<|im_end|>\n",
+        system="<|im_start|>system\n{text}<|im_end|>\n", stop=("<|im_end|>",),
     ),
-}
+}  # fmt: skip

@@ -71,11 +71,7 @@ def bound(found: Survey, rule: str, tau: float, along: str = "rule", greedy: boo
 
 
 def threshold(rule: str) -> Threshold:
-    """What a fuzzy rule compares with τ.
-
-    Raises:
-        ValueError: no such rule, or not a fuzzy one.
-    """
+    """What a fuzzy rule compares with τ; ValueError if there is no such rule, or it is not a fuzzy one."""
     decision = deferral.get(rule).deferral
     if not isinstance(decision, Threshold):
         raise ValueError(f"rule {rule!r} compares no divergence with a threshold: name one of fuzzy_…")

@@ -57,11 +57,7 @@ class Survey:
     rows: np.ndarray
 
     def estimate(self, rule: str, alpha: float | None = None) -> Estimate:
-        """Rejection and deferral rate at `alpha`, linear between the grid's α's.
-
-        Raises:
-            ValueError: a rule that was not surveyed, no α where the rule has one, or one outside the grid.
-        """
+        """Rejection and deferral rate at `alpha`, linear between the grid's α's; ValueError if it was not surveyed."""
         curve = self._curve(rule)
         if len(curve.alphas) == 1:
             alpha = float(curve.alphas[0])
@@ -69,16 +65,11 @@ class Survey:
         if alpha is None or not low <= alpha <= high:
             raise ValueError(f"alpha={alpha} of rule {rule!r} is outside the surveyed range {low:g} … {high:g}")
         rejection = float(np.interp(alpha, curve.alphas, curve.rejection.mean(-1)))
-        if curve.deferral is None:
-            return Estimate(rejection, None)
-        return Estimate(rejection, float(np.interp(alpha, curve.alphas, curve.deferral.mean(-1))))
+        deferral = None if curve.deferral is None else float(np.interp(alpha, curve.alphas, curve.deferral.mean(-1)))
+        return Estimate(rejection, deferral)
 
     def plan(self, rule: str, count: int) -> tuple[float, ...]:
-        """`count` α's over a rule's range, between which the estimated rejection rate moves by equal steps.
-
-        Raises:
-            ValueError: as `estimate`; a count below 2.
-        """
+        """`count` >= 2 α's, between which the estimated rejection rate moves by equal steps; errors as `estimate`."""
         if count < 2:
             raise ValueError(f"count={count}: a curve has two ends at least")
         alphas, rates = self._curve(rule).alphas, self._curve(rule).rejection.mean(-1)
@@ -116,35 +107,30 @@ def survey(
     Raises:
         ValueError: an unknown rule, an α outside its domain, an empty or falling grid.
     """
-    chosen = {name: _grid(rules.get(name), grid) for name, grid in grids.items()}
+    chosen = {name: (rules.get(name), _grid(rules.get(name), grid)) for name, grid in grids.items()}
     counted = np.arange(tokens.shape[1])[None] < np.asarray(lengths)[:, None]
     pair_of_laws = _laws(*(along(bound, prompt, jnp.asarray(tokens)) for bound in (pair.draft, pair.target)), controls)
-    found = jax.device_get(_quantities(pair_of_laws, jnp.asarray(tokens)))
+    found = jax.device_get(quantities(pair_of_laws, jnp.asarray(tokens)))
     curves = {}
-    for name, grid in chosen.items():
-        rule = rules.get(name)
+    for name, (rule, grid) in chosen.items():
         kept, eta = (np.asarray(x)[:, counted] for x in _along_grid(rule, pair_of_laws, jnp.asarray(grid, jnp.float32)))
-        deferral = None if rule.deferral is None else eta
-        curves[name] = Curve(alphas=np.asarray(grid), rejection=1.0 - kept, deferral=deferral)
+        curves[name] = Curve(alphas=grid, rejection=1.0 - kept, deferral=None if rule.deferral is None else eta)
     rows = np.broadcast_to(np.arange(len(tokens))[:, None], tokens.shape)[counted]
-    return Survey(positions={name: x[counted] for name, x in found.items()}, curves=curves, rows=rows)
+    return Survey(positions={name: x[..., 0][counted] for name, x in found.items()}, curves=curves, rows=rows)
 
 
 def join(parts: Sequence[Survey]) -> Survey:
     """Surveys of different examples under the same settings as one; rows are numbered on."""
     starts = np.cumsum([0, *(int(part.rows.max(initial=-1)) + 1 for part in parts)])
-    first = parts[0]
     curves = {}
-    for name, curve in first.curves.items():
+    for name, curve in parts[0].curves.items():
         each = [part.curves[name] for part in parts]
         deferral = None if curve.deferral is None else np.concatenate([c.deferral for c in each], axis=1)
         rejection = np.concatenate([c.rejection for c in each], axis=1)
         curves[name] = Curve(alphas=curve.alphas, rejection=rejection, deferral=deferral)
-    return Survey(
-        positions={name: np.concatenate([part.positions[name] for part in parts]) for name in first.positions},
-        curves=curves,
-        rows=np.concatenate([part.rows + start for part, start in zip(parts, starts, strict=False)]),
-    )
+    positions = {name: np.concatenate([part.positions[name] for part in parts]) for name in parts[0].positions}
+    rows = np.concatenate([part.rows + start for part, start in zip(parts, starts, strict=False)])
+    return Survey(positions=positions, curves=curves, rows=rows)
 
 
 def _grid(rule: Rule, grid: Sequence[float]) -> np.ndarray:
@@ -163,24 +149,15 @@ def _laws(q_logits: Array, p_logits: Array, controls: Controls) -> LawPair:
 
 
 @jax.jit
-def _quantities(pair: LawPair, tokens: Array) -> dict[str, Array]:
-    return {name: value[..., 0] for name, value in quantities(pair, tokens).items()}
-
-
 def quantities(pair: LawPair, tokens: Array) -> dict[str, Array]:
     """What rules decide by, and the tokens' own probabilities, float32 `[..., 1]` each; entropies in nats.
 
     Every divergence twice: `<name>` of `p` and `q`, `<name>_scaled` of `p̃` and `q̃`.
     """
     chosen = laws.at_tokens(pair, tokens)
-    found = {
-        "max_q": measures.max_of(pair.q),
-        "max_p": measures.max_of(pair.p),
-        "entropy_q": measures.entropy(pair.q),
-        "entropy_p": measures.entropy(pair.p),
-        "q_of_token": chosen.q,
-        "p_of_token": chosen.p,
-    }
+    found = {"q_of_token": chosen.q, "p_of_token": chosen.p}
+    for name, law in (("q", pair.q), ("p", pair.p)):
+        found |= {f"max_{name}": measures.max_of(law), f"entropy_{name}": measures.entropy(law)}
     for name in divergences.DIVERGENCES:
         found[name] = divergences.divergence(name, pair.p, pair.q)
         found[f"{name}_scaled"] = divergences.divergence(name, pair.p_tilde, pair.q_tilde)

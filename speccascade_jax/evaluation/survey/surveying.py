@@ -1,6 +1,7 @@
 """Taking a survey of a task, printing it, holding it against real runs: what `experiments/survey.py` calls."""
 
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -147,7 +148,6 @@ def rates(written: Sequence[Written]) -> dict[str, Any]:
 
 def read(session: Session, point: Point, written: Sequence[Written], grids: Mapping[str, Sequence[float]]) -> Survey:
     """Survey what was written, under the point's sampling."""
-
     parts = []
     # a model that writes alone has controls of its own temperature; the laws to compare are the pair's
     compared = dataclasses.replace(point, method=WRITERS["mixed"])
@@ -175,11 +175,10 @@ def _row(found: Survey, rule: str, alpha: float) -> dict[str, Any]:
 
 def _checked(session: Session, point: Point, row: dict[str, Any], block_size: int) -> dict[str, Any]:
     """The rule really run, and surveyed along what it wrote: the error that is left then is no prefix's."""
-    method = Method(name=row["rule"], alpha=row["alpha"], block_size=block_size)
-    real_point = dataclasses.replace(point, method=method)
-    validate(real_point)
-    written = write(session, real_point)
-    own = read(session, real_point, written, {row["rule"]: (row["alpha"] or 0.0,)}).estimate(row["rule"])
+    real = dataclasses.replace(point, method=Method(name=row["rule"], alpha=row["alpha"], block_size=block_size))
+    validate(real)
+    written = write(session, real)
+    own = read(session, real, written, {row["rule"]: (row["alpha"] or 0.0,)}).estimate(row["rule"])
     measured = rates(written)
     return {
         "real_rejection": measured["rejection_rate"],
@@ -190,11 +189,7 @@ def _checked(session: Session, point: Point, row: dict[str, Any], block_size: in
 
 
 def _fuzzy_points(point: Point, names: Sequence[str], taus: Sequence[float], block_size: int) -> list[Point]:
-    """The fuzzy method at every τ for every fuzzy rule of `names`, checked; its draft is sampled unless told otherwise.
-
-    Raises:
-        ValueError: a τ that is not positive, or thresholds without a fuzzy rule.
-    """
+    """The fuzzy method at every τ for every fuzzy rule of `names`, checked; its draft is sampled unless told."""
     if any(not 0 < tau < math.inf for tau in taus):
         raise ValueError(f"bounds={tuple(taus)} must be thresholds above 0: at 0 nothing is kept of the draft")
     fuzzy = [name for name in names if bounding.is_fuzzy(name)]
@@ -204,11 +199,10 @@ def _fuzzy_points(point: Point, names: Sequence[str], taus: Sequence[float], blo
     drafted = at.temperature if at.draft_temperature is None else at.draft_temperature
     sampling = dataclasses.replace(at, draft_temperature=drafted)
     found = []
-    for name in fuzzy:
-        for tau in taus:
-            method = Method(name="fuzzy", rule=name, alpha=tau, block_size=block_size, bonus="rule")
-            found.append(dataclasses.replace(point, method=method, sampling=sampling))
-            validate(found[-1])
+    for name, tau in itertools.product(fuzzy, taus):
+        method = Method(name="fuzzy", rule=name, alpha=tau, block_size=block_size, bonus="rule")
+        found.append(dataclasses.replace(point, method=method, sampling=sampling))
+        validate(found[-1])
     return found
 
 

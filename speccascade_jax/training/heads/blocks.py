@@ -15,7 +15,7 @@ import numpy as np
 
 from speccascade_jax.core.types import Array, Prompt, Round
 from speccascade_jax.engine.generate import Generation, raise_on_failure
-from speccascade_jax.evaluation.points import Method, Point
+from speccascade_jax.evaluation.points import Point
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.models.along import states
 from speccascade_jax.rules import deferral
@@ -31,8 +31,8 @@ class Blocks:
 
     Attributes:
         lengths: int32 `[M]`; rows: int32 `[M]`, the example each belongs to.
-        tokens: int32 `[M, G]`; kept, max_q, entropy_q, q_of_proposal: float32 `[M, G]`, as in `acceptance_shards`, at
-            the token's own prefix: the committed tokens and the block before it.
+        tokens: int32 `[M, G]`; kept, max_q, entropy_q, q_of_proposal: float32 `[M, G]`, as in `shards`, at the
+            token's own prefix: the committed tokens and the block before it.
         hidden: float32 `[M, G, D]`, the draft's state behind each token.
     """
 
@@ -78,7 +78,6 @@ def collect(session: Session, point: Point) -> Blocks:
     Args:
         point: its method is "speculative" with the rule, the α and the block size.
     """
-
     parts = []
     recorder = Recorder(point.method.decides.name, point.method.alpha or 0.0)
     for rows, real in session.batches(point.evaluation):
@@ -124,8 +123,3 @@ def _states(session: Session, prompts: Prompt, sequences: np.ndarray, before: np
 def _pass(model: Any, params: Any, prompt: Prompt, tokens: Array, before: Array, size: int) -> Array:
     hidden = states(model, params, prompt, tokens).astype(jnp.float32)
     return jnp.take_along_axis(hidden, (before[:, None] + jnp.arange(size)[None])[..., None], axis=1)
-
-
-def fixed_blocks(rule: str, alpha: float | None, block_size: int) -> Method:
-    """The method whose blocks are recorded."""
-    return Method(name="speculative", rule=rule, alpha=alpha, block_size=block_size)

@@ -2,8 +2,8 @@
 
 Paper 3, section 3.3; METHODS section 6. The target writes an output `X` for every prompt, alone and under its own
 sampling. At every position of `X` both models then give their laws in one pass, one token `Y_i ~ q̃` is drawn from the
-draft's, and the rule's probability of keeping it, `P_i = min(1, π(Y_i)/q̃(Y_i))`, is its label. `acceptance_shards` says
-how that is stored.
+draft's, and the rule's probability of keeping it, `P_i = min(1, π(Y_i)/q̃(Y_i))`, is its label. `shards` says how
+that is stored.
 """
 
 import dataclasses
@@ -31,16 +31,9 @@ from speccascade_jax.models import along, fingerprints
 from speccascade_jax.results.printing import clock_time
 from speccascade_jax.rules import deferral, laws, measures
 from speccascade_jax.rules.rule import Rule
-from speccascade_jax.training.heads.shards import (
-    FORMAT,
-    MEANING,
-    Examples,
-    begin,
-    join,
-    read_shard,
-    shard_path,
-    write_shard,
-)
+from speccascade_jax.training.heads import shards
+from speccascade_jax.training.heads.mixing import uniforms
+from speccascade_jax.training.heads.shards import Examples
 
 PROPOSALS = 0x59
 """Folded into the seed's key before the proposals' draws: those of `X` hang on the same seed and the same ids."""
@@ -76,26 +69,25 @@ def make(
     point = Point(pair=pair, evaluation=evaluation.resolved(), method=method, sampling=sampling, seed=seed)
     validate(point)
     whole("shard_size", shard_size, 1)
-
     return write(Session(pair, point.evaluation), point, shard_size, Path(output))
 
 
 def write(session: Session, point: Point, shard_size: int, folder: Path) -> dict[str, int]:
     """`make` with models and examples already loaded."""
     manifest = _manifest(session, point, shard_size)
-    begin(folder, manifest)
+    shards.begin(folder, manifest)
     count = point.evaluation.quality_examples
     starts = list(range(0, count, shard_size))
-    missing = [n for n in range(len(starts)) if not shard_path(folder, n).exists()]
+    missing = [n for n in range(len(starts)) if not shards.shard_path(folder, n).exists()]
     print(f"{len(starts)} shards in {folder}, {len(missing)} of them to be made")
-    there = [read_shard(shard_path(folder, n), manifest) for n in range(len(starts)) if n not in missing]
+    there = [shards.read_shard(shards.shard_path(folder, n), manifest) for n in range(len(starts)) if n not in missing]
     began, positions = time.monotonic(), sum(int(each.lengths.sum()) for each in there)
     for done, number in enumerate(missing, 1):
         first = point.evaluation.first_example + starts[number]
         size = min(shard_size, count - starts[number])
         window = dataclasses.replace(point.evaluation, first_example=first, quality_examples=size)
         found = examples(session, dataclasses.replace(point, evaluation=window))
-        write_shard(folder, number, manifest, found)
+        shards.write_shard(folder, number, manifest, found)
         positions += int(found.lengths.sum())
         spent = time.monotonic() - began
         left = clock_time(spent / done * (len(missing) - done))
@@ -105,9 +97,9 @@ def write(session: Session, point: Point, shard_size: int, folder: Path) -> dict
 
 def _manifest(session: Session, point: Point, shard_size: int) -> dict[str, Any]:
     at = point.coordinates()
-    names = ("pair", "task", "split", "first_example", "max_new_tokens", "seed", *MEANING[3:])
+    names = ("pair", "task", "split", "first_example", "max_new_tokens", "seed", *shards.MEANING[3:])
     return {name: at[name] for name in names} | {
-        "format": FORMAT,
+        "format": shards.FORMAT,
         "pair_fingerprint": session.loaded["weights"],
         "draft_fingerprint": fingerprints.of_model(session.pair.draft),
         "examples_fingerprint": session.loaded["examples"],
@@ -128,7 +120,7 @@ def examples(session: Session, point: Point) -> Examples:
         count = int(each.counts.sum())
         parts.append(_labelled(session, point, each, ids[start : start + count]))
         start += count
-    return join(parts)
+    return shards.join(parts)
 
 
 def _labelled(session: Session, point: Point, written: Written, ids: np.ndarray) -> Examples:
@@ -158,10 +150,7 @@ def _labelled(session: Session, point: Point, written: Written, ids: np.ndarray)
 
 def proposal_uniforms(seed: int, ids: np.ndarray, width: int) -> Array:
     """float32 `[B, width]` in [0, 1): an example's draws hang on seed, id and position, and on nothing else."""
-    key = jax.random.fold_in(rngs.root(seed), PROPOSALS)
-    zero = jnp.zeros(len(ids), jnp.int32)
-    slots = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (len(ids), width))
-    return rngs.RoundKeys(rngs.row_keys(key, jnp.asarray(ids), 0), zero, zero).uniform(slots, rngs.DRAFT)
+    return uniforms(jax.random.fold_in(rngs.root(seed), PROPOSALS), ids, width)
 
 
 @partial(jax.jit, static_argnames="rule")

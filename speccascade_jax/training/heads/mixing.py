@@ -37,14 +37,19 @@ class Batch(NamedTuple):
     lengths: np.ndarray
 
 
+def uniforms(key: Array, rows: np.ndarray, width: int) -> Array:
+    """float32 `[B, width]` in [0, 1): draws that hang on key, row's number and position, and on nothing else."""
+    slots = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (len(rows), width))
+    zero = jnp.zeros(len(rows), jnp.int32)
+    return rngs.RoundKeys(rngs.row_keys(key, jnp.asarray(rows), 0), zero, zero).uniform(slots, rngs.DRAFT)
+
+
 def mix(key: Array, batch: Batch, from_target: float) -> tuple[Array, Array]:
     """`Z` int32 `[B, T]`, and where it is the draft's, bool `[B, T]`; a row's bits hang on `key` and its number."""
-    rows, width = batch.tokens.shape
-    slots = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (rows, width))
-    zero = jnp.zeros(rows, jnp.int32)
-    uniform = rngs.RoundKeys(rngs.row_keys(key, jnp.asarray(batch.rows), 0), zero, zero).uniform(slots, rngs.DRAFT)
-    ours = uniform >= from_target
-    return jnp.where(ours, batch.proposals, batch.tokens), ours & (slots < jnp.asarray(batch.lengths)[:, None])
+    width = batch.tokens.shape[1]
+    ours = uniforms(key, batch.rows, width) >= from_target
+    counted = ours & (jnp.arange(width) < jnp.asarray(batch.lengths)[:, None])
+    return jnp.where(ours, batch.proposals, batch.tokens), counted
 
 
 def mix_key(seed: int, epoch: int | Array) -> Array:
@@ -96,13 +101,6 @@ def split(prompts: Sequence[bytes], held_out: float, seed: int) -> tuple[np.ndar
     return train, aside
 
 
-def widths(examples: Examples) -> np.ndarray:
-    """The bucket of every example's longest part, int `[N]`."""
-    encoder = np.count_nonzero(examples.encoder_tokens, axis=1)
-    longest = np.maximum(np.maximum(examples.lengths, examples.prompt_lengths), encoder)
-    return np.asarray([bucket(int(length)) for length in longest])
-
-
 class Batches:
     """Examples cut into batches of at most `positions` positions, rows times width.
 
@@ -111,7 +109,10 @@ class Batches:
     """
 
     def __init__(self, examples: Examples, positions: int):
-        self.examples, self.positions, self.widths = examples, positions, widths(examples)
+        self.examples, self.positions = examples, positions
+        encoder = np.count_nonzero(examples.encoder_tokens, axis=1)
+        longest = np.maximum(np.maximum(examples.lengths, examples.prompt_lengths), encoder)
+        self.widths = np.asarray([bucket(int(length)) for length in longest])
         if self.widths.max() > positions:
             raise ValueError(f"batch_positions={positions} holds no row of width {self.widths.max()}: raise it")
 

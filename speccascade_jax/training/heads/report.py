@@ -1,10 +1,10 @@
 """How well trained acceptance heads predict: `experiments/train_acceptance_head.py --mode=report`.
 
 METHODS section 6: calibration overall, by position in the block, by range of the label. Judged are the tokens of fixed
-blocks that the engine really drafts for prompts nobody trained on (`acceptance_blocks`). A head's probability is taken
-with its weight of rejections undone (`train.probability`), its calibration error also as it is. Beside
-the heads stand what the draft says of itself: the largest probability and the entropy of its law, and the probability
-of the token it drew, raw and mapped by an isotonic regression fitted on the heads' training data.
+blocks that the engine really drafts for prompts nobody trained on (`blocks`). A head's probability is taken with its
+weight of rejections undone (`train.probability`), its calibration error also as it is. Beside the heads stand what the
+draft says of itself: the largest probability and the entropy of its law, and the probability of the token it drew, raw
+and mapped by an isotonic regression fitted on the heads' training data.
 """
 
 import dataclasses
@@ -19,15 +19,15 @@ from rich.console import Console
 
 from speccascade_jax.core.files import plain, write_atomically
 from speccascade_jax.core.types import Prompt
-from speccascade_jax.evaluation.points import Evaluation, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, Method, Point, Sampling
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.validation import validate
 from speccascade_jax.pairs import head_files
 from speccascade_jax.results.tables.grid import NONE, Grid
 from speccascade_jax.stopping import acceptance_head as heads
 from speccascade_jax.training.heads import calibration
-from speccascade_jax.training.heads.blocks import Blocks, collect, fixed_blocks
-from speccascade_jax.training.heads.shards import Data, Examples, prompt_keys, read
+from speccascade_jax.training.heads.blocks import Blocks, collect
+from speccascade_jax.training.heads.shards import SAMPLING, Data, Examples, prompt_keys, read
 from speccascade_jax.training.heads.train import HeadTrainer, probability
 
 RANGES = (0.0, 0.1, 0.5, 0.9, 1.0)
@@ -72,22 +72,18 @@ class HeadReport:
         blocks = collect(session, point)
         found = judge(blocks, data.examples, trained)
         best = min(trained, key=lambda name: found["overall"][name]["log_loss"])
-        found |= {
-            "shown": list(self.shown or (best,)),
-            "block_size": self.block_size,
-            "task": point.coordinates()["task"],
-        }
+        shown = list(self.shown or (best,))
+        found |= {"shown": shown, "block_size": self.block_size, "task": point.coordinates()["task"]}
         self._present(found, blocks, predictions(blocks, data.examples, trained))
         return found
 
     def _point(self, data: Data) -> Point:
         meant = data.manifest
-        names = ("temperature", "top_p", "top_k", "draft_temperature")
         return Point(
             pair=self.trainer.pair,
             evaluation=self.evaluation.resolved(),
-            method=fixed_blocks(meant["rule"], meant["alpha"], self.block_size),
-            sampling=Sampling(**{name: meant[name] for name in names}),
+            method=Method(name="speculative", rule=meant["rule"], alpha=meant["alpha"], block_size=self.block_size),
+            sampling=Sampling(**{name: meant[name] for name in SAMPLING}),
             seed=self.seed,
         )
 
@@ -197,14 +193,14 @@ def overall(found: Mapping[str, Any]) -> Grid:
 def by_group(found: Mapping[str, Any], kind: str) -> Grid:
     """The table by position in the block (`slot`) or range of the label (`label`), of a few predictors."""
     names = [*found["shown"], "max q, mapped", "q̃ of the token, mapped"]
-    measures = {"slot": ("auc", "ece"), "label": ("predicted",)}[kind]
+    told = {"slot": ("position in the block", ("auc", "ece")), "label": ("range of the label", ("predicted",))}
+    what, measures = told[kind]
     header = [f"{name}: {_COLUMNS.get(measure, 'mean')}" for name in names for measure in measures]
     rows = []
     for group, of_group in found[kind].items():
         first = of_group[LABEL]
         cells = [_number(of_group[name][measure]) for name in names for measure in measures]
         rows.append([group, f"{first['positions']:,}", _number(first["kept"]), *cells])
-    what = {"slot": "position in the block", "label": "range of the label"}[kind]
     return Grid(title=f"By {what}", header=[what, "tokens", "kept", *header], rows=rows, notes=[])
 
 

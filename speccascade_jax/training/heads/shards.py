@@ -21,14 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from speccascade_jax.core.files import claim, point_key
+from speccascade_jax.core.files import claim, point_key, write_atomically
 from speccascade_jax.core.types import Prompt
-from speccascade_jax.training.runs import write_atomically
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-_SAMPLING = ("temperature", "top_p", "top_k", "draft_temperature")
-MEANING = ("format", "pair_fingerprint", "draft_fingerprint", "rule", "alpha", *_SAMPLING)
+SAMPLING = ("temperature", "top_p", "top_k", "draft_temperature")
+MEANING = ("format", "pair_fingerprint", "draft_fingerprint", "rule", "alpha", *SAMPLING)
 """Entries of a manifest in which folders that are read together must agree."""
 _MAKE = "python -m experiments.make_acceptance_data"
 
@@ -68,10 +67,9 @@ class Examples:
 
     def prompt(self) -> Prompt:
         """The prompts as a model takes them."""
-        encoder: Any = self.encoder_tokens if self.encoder_tokens.shape[1] else None
-        tokens: Any = self.prompt_tokens
-        lengths: Any = self.prompt_lengths
-        return Prompt(tokens, lengths, encoder)
+        encoder = self.encoder_tokens if self.encoder_tokens.shape[1] else None
+        arrays: tuple[Any, ...] = (self.prompt_tokens, self.prompt_lengths, encoder)
+        return Prompt(*arrays)
 
     def rows(self, chosen: np.ndarray) -> Examples:
         """Some of the examples."""
@@ -112,11 +110,7 @@ def _stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def begin(folder: Path, manifest: dict[str, Any]) -> None:
-    """Write the manifest; refuse a folder that was begun with another one.
-
-    Raises:
-        ValueError: names the entries that differ.
-    """
+    """Write the manifest; refuse a folder that was begun with another one (`ValueError`: names what differs)."""
     claim(folder / MANIFEST, manifest, "name another output, or remove the folder")
 
 
@@ -174,11 +168,7 @@ def read(folders: str | Path | Sequence[str | Path]) -> Data:
 
 
 def check_draft(data: Data, draft: str, name: str) -> None:
-    """Refuse data that another draft proposed.
-
-    Raises:
-        ValueError: names both.
-    """
+    """Refuse data that another draft proposed (`ValueError`: names both)."""
     made = data.manifest["draft_fingerprint"]
     if made != draft:
         raise ValueError(

@@ -1,9 +1,8 @@
 """Training acceptance heads on a frozen draft: a grid of depths and rejection weights at once.
 
-Paper 3, section 3.3; METHODS section 6. In every batch each sequence is mixed anew: `Z_i` is the target's token `X_i`
-with probability `from_target`, else the draft's proposal `Y_i`; one pass of the draft over `Z` gives the hidden states,
-and the loss counts at the `Y` tokens. That pass costs as much as several heads, so all heads of the grid share it; they
-share nothing else, and each ends as it would if it were trained alone.
+Paper 3, section 3.3; METHODS section 6. One pass of the draft over a batch's mix (`mixing`) gives the hidden states. It
+costs as much as several heads, so all heads of the grid share it; they share nothing else, and each ends as it would if
+it were trained alone.
 """
 
 import dataclasses
@@ -14,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,7 +31,8 @@ from speccascade_jax.stopping import acceptance_head as heads
 from speccascade_jax.training import runs
 from speccascade_jax.training.heads import calibration
 from speccascade_jax.training.heads.mixing import HELD_OUT, Batch, Batches, mix_key, mixed_states, split
-from speccascade_jax.training.heads.shards import check_draft, prompt_keys, read
+from speccascade_jax.training.heads.shards import MEANING, check_draft, prompt_keys, read
+from speccascade_jax.training.runs import TrainState
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,15 +109,6 @@ def head_name(depth: int, w_rej: float, law: bool = False) -> str:
     return f"depth{depth}_wrej{w_rej:g}" + ("_law" if law else "")
 
 
-@flax.struct.dataclass
-class HeadState:
-    """What a step changes: the heads' parameters by name, AdamW's state, int32 step count."""
-
-    params: Params
-    opt_state: Any
-    step: Array
-
-
 @functools.cache  # equal runs share their compiled step
 def optimizer(peak: float, warmup_steps: int, steps: int, weight_decay: float) -> optax.GradientTransformation:
     """AdamW whose rate rises linearly to `peak` and falls as a cosine to 0 at `steps`."""
@@ -138,17 +128,17 @@ def total_loss(params: Params, inputs: Array, kept: Array, counted: Array, w_rej
 
 @functools.partial(jax.jit, static_argnames=("optimizer", "w_rejs"), donate_argnums=0)
 def train_step(
-    state: HeadState,
+    state: TrainState,
     inputs: Array,
     kept: Array,
     counted: Array,
     optimizer: optax.GradientTransformation,
     w_rejs: WRejs,
-) -> tuple[HeadState, dict[str, Array]]:
+) -> tuple[TrainState, dict[str, Array]]:
     """One step of every head on inputs `[N, D + 2]` with labels `[N]`; returns the losses by name."""
     grads, losses = jax.grad(total_loss, has_aux=True)(state.params, inputs, kept, counted, w_rejs)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    return HeadState(optax.apply_updates(state.params, updates), opt_state, state.step + 1), losses
+    return TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1), losses
 
 
 @jax.jit
@@ -183,17 +173,16 @@ class Run:
         # where the data lie, and how often is logged and saved, changes nothing in the heads
         free = {"run_dir", "data", "log_every", "save_every_seconds", "pair"}
         chosen = {name: value for name, value in dataclasses.asdict(self.trainer).items() if name not in free}
-        tuples = {name: list(value) for name, value in chosen.items() if isinstance(value, tuple)}
-        return chosen | tuples | {"data": self.data.key}
+        return files.plain(chosen | {"data": self.data.key})
 
-    def _initial(self) -> HeadState:
+    def _initial(self) -> TrainState:
         size = along.features(self.pair.draft)
         if size is None:
             raise ValueError(f"the draft of pair {self.pair.name!r} gives no hidden states: no head can read it")
         key = jax.random.key(self.trainer.seed)
         grid = self.trainer.grid.items()
         params = {name: heads.initial(key, size, depth, law) for name, (depth, _, law) in grid}
-        state = HeadState(params, self.optimizer.init(params), jnp.int32(0))
+        state = TrainState(params, self.optimizer.init(params), jnp.int32(0))
         saved = runs.load_state(self.directory, state)
         if saved is None:
             return state
@@ -232,9 +221,10 @@ class Run:
                 found = self.evaluate()
                 self.log.append({"step": step, "held_out": found})
             if time.monotonic() - saved_at > self.trainer.save_every_seconds:
-                self.save()  # when all is logged: a run that goes on from here logs nothing of this step
+                # when all is logged: a run that goes on from here logs nothing of this step
+                runs.save_state(self.directory, self.state, {})
                 saved_at = time.monotonic()
-        self.save()
+        runs.save_state(self.directory, self.state, {})
         self.write_heads()
         return self.evaluate() if found is None else found
 
@@ -249,11 +239,8 @@ class Run:
         logits, kept = self.judge(self.held_out_rows)
         found = {}
         for name, (_, w_rej, _) in self.trainer.grid.items():
-            predicted = probability(logits[name], w_rej)
-            found[name] = {
-                "auc": round(calibration.auc(logits[name], kept), 5),
-                "log_loss": round(calibration.log_loss(predicted, kept), 5),
-            }
+            loss = calibration.log_loss(probability(logits[name], w_rej), kept)
+            found[name] = {"auc": round(calibration.auc(logits[name], kept), 5), "log_loss": round(loss, 5)}
         best = max(found, key=lambda name: found[name]["auc"])
         logging.info("step %d, held out: best AUC %.4f (%s)", int(self.state.step), found[best]["auc"], best)
         return found
@@ -269,22 +256,15 @@ class Run:
                 logits[name].append(values[counted])
         return {name: np.concatenate(values) for name, values in logits.items()}, np.concatenate(kept)
 
-    def save(self) -> None:
-        """Write the resumable state."""
-        runs.save_state(self.directory, self.state, {})
-
     def write_heads(self) -> None:
         """Write every head of the grid with its card."""
-        meant = {name: self.data.manifest[name] for name in ("pair_fingerprint", "draft_fingerprint", "rule", "alpha")}
-        meant |= {name: self.data.manifest[name] for name in ("temperature", "top_p", "top_k", "draft_temperature")}
+        meant = {name: self.data.manifest[name] for name in (*MEANING, "pair") if name != "format"}
         prompts, positions = len(self.train_rows), int(self.data.examples.lengths[self.train_rows].sum())
         meant |= {"data": self.data.key, "prompts": prompts, "positions": positions, "steps": int(self.state.step)}
-        meant |= {"pair": self.data.manifest["pair"], "features": along.features(self.pair.draft)}
+        meant |= {"features": along.features(self.pair.draft)}
         for name, (depth, w_rej, law) in self.trainer.grid.items():
-            card = head_files.Card(depth=depth, w_rej=w_rej, law=law, **meant)
-            head_files.save(
-                self.directory / "heads" / f"{name}.msgpack", head_files.Head(self.state.params[name], card)
-            )
+            head = head_files.Head(self.state.params[name], head_files.Card(depth=depth, w_rej=w_rej, law=law, **meant))
+            head_files.save(self.directory / "heads" / f"{name}.msgpack", head)
 
 
 def probability(logits: np.ndarray, w_rej: float) -> np.ndarray:

@@ -26,9 +26,7 @@ class Batch(NamedTuple):
     target: np.ndarray
 
 
-def bucketed(
-    examples: Sequence[TokenPair], widths: Sequence[int], tokens_per_batch: int, eos_id: int = Vocabulary.eos_id
-) -> list[Batch]:
+def bucketed(examples: Sequence[TokenPair], widths: Sequence[int], tokens_per_batch: int) -> list[Batch]:
     """Batches of `tokens_per_batch // width` rows, every example once, in order within its bucket.
 
     Args:
@@ -49,14 +47,14 @@ def bucketed(
         rows = tokens_per_batch // width
         if rows == 0:
             raise ValueError(f"tokens_per_batch={tokens_per_batch} holds no row of width {width}")
-        batches += [_pack(inside[at : at + rows], rows, width, eos_id) for at in range(0, len(inside), rows)]
+        batches += [_pack(inside[at : at + rows], rows, width) for at in range(0, len(inside), rows)]
     return batches
 
 
-def _pack(examples: Sequence[TokenPair], rows: int, width: int, eos_id: int) -> Batch:
-    fill = rows - len(examples)
-    source = [[*example.source, eos_id] for example in examples] + [[eos_id]] * fill
-    target = [[*example.target, eos_id] for example in examples] + [[]] * fill
+def _pack(examples: Sequence[TokenPair], rows: int, width: int) -> Batch:
+    fill, eos = rows - len(examples), [Vocabulary.eos_id]
+    source = [example.source + eos for example in examples] + [eos] * fill
+    target = [example.target + eos for example in examples] + [[]] * fill
     return Batch(right_pad(source, width), right_pad(target, width))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from absl import logging
 
 from speccascade_jax import checkpoints
-from speccascade_jax.core.types import BoundModel, Params
+from speccascade_jax.core.types import BoundModel
 from speccascade_jax.data.sentence_pairs import TokenPair
 from speccascade_jax.data.vocabularies.load import Vocabulary
 from speccascade_jax.models.t5 import T5, T5Config
@@ -95,7 +95,7 @@ class Run:
         self.key = jax.random.key(trainer.seed + 1, impl="rbg")
         self.clock = time.monotonic()
 
-    def _initial(self) -> tuple[steps.TrainState, Position]:
+    def _initial(self) -> tuple[runs.TrainState, Position]:
         trainer = self.trainer
         state = steps.init_state(trainer.config, trainer.optimizer, jax.random.key(trainer.seed))
         saved = runs.load_state(self.directory, state)
@@ -103,7 +103,11 @@ class Run:
             logging.info("resuming %s at step %d", self.directory, int(saved[0].step))
             return jax.tree.map(jax.numpy.asarray, saved[0]), Position(**saved[1])
         if trainer.init_from:
-            state = steps.fresh_state(_initial_params(trainer.init_from, trainer.config), trainer.optimizer)
+            bound, config = load_float32(trainer.init_from), trainer.config
+            found = cast(T5, bound.model).config
+            if dataclasses.replace(found, dropout_rate=config.dropout_rate, dtype=config.dtype) != config:
+                raise ValueError(f"{trainer.init_from} holds {found}, which is not the model to be trained, {config}")
+            state = steps.fresh_state(bound.params, trainer.optimizer)
         return state, Position()
 
     def batches(self) -> Iterator[Batch]:
@@ -122,17 +126,17 @@ class Run:
     def finish(self) -> dict[str, float]:
         """Train until the plan is done, then evaluate and save."""
         trainer, step = self.trainer, int(self.state.step)
-        window = _Window()
-        saved_at = time.monotonic()
+        window: list[dict[str, float]] = []
+        saved_at = reported_at = time.monotonic()
         batches = self.batches()
         while trainer.schedule.progress(step, self.minutes()) < 1.0:
             rate = trainer.schedule.rate(step, self.minutes())
             metrics = self._step(next(batches), rate)
             step += 1
-            window.add(metrics)
+            window.append(metrics)
             if step % trainer.log_every == 0:
-                self._report(step, rate, window)
-                window = _Window()
+                self._report(step, rate, window, time.monotonic() - reported_at)
+                window, reported_at = [], time.monotonic()
             if step % trainer.evaluate_every == 0:
                 self.evaluate(step)
             if time.monotonic() - saved_at > 60 * trainer.save_every_minutes:
@@ -150,15 +154,16 @@ class Run:
         self.position.tokens += int(found["tokens"])
         return found
 
-    def _report(self, step: int, rate: float, window: _Window) -> None:
-        minutes = self.minutes()
+    def _report(self, step: int, rate: float, window: list[dict[str, float]], seconds: float) -> None:
+        """Log means over the steps since the last report."""
+        minutes, tokens = self.minutes(), sum(each["tokens"] for each in window)
         done = self.trainer.schedule.progress(step, minutes)
         left = minutes * (1 - done) / done if done else float("nan")
         record = {
             "step": step,
-            "loss": round(window.loss(), 4),
+            "loss": round(sum(each["loss"] * each["tokens"] for each in window) / max(1.0, tokens), 4),
             "learning_rate": rate,
-            "tokens_per_second": round(window.speed()),
+            "tokens_per_second": round(tokens / seconds),
             "epoch": self.position.epoch,
             "minutes": round(minutes, 2),
         }
@@ -186,34 +191,7 @@ class Run:
         runs.save_state(self.directory, self.state, dataclasses.asdict(position))
 
 
-class _Window:
-    """Means over the steps since the last report."""
-
-    def __init__(self) -> None:
-        self.started = time.monotonic()
-        self.tokens, self.total = 0.0, 0.0
-
-    def add(self, metrics: dict[str, float]) -> None:
-        self.tokens += metrics["tokens"]
-        self.total += metrics["loss"] * metrics["tokens"]
-
-    def loss(self) -> float:
-        return self.total / max(1.0, self.tokens)
-
-    def speed(self) -> float:
-        return self.tokens / (time.monotonic() - self.started)
-
-
 def load_float32(path: str) -> BoundModel:
     """The model of a checkpoint, its parameters in float32 however they are stored."""
     model, params = checkpoints.load(path)
-    params = jax.tree.map(lambda leaf: jax.numpy.asarray(leaf, jax.numpy.float32), params)
     return BoundModel(params=params, model=model)
-
-
-def _initial_params(path: str, config: T5Config) -> Params:
-    bound = load_float32(path)
-    found = cast(T5, bound.model).config
-    if dataclasses.replace(found, dropout_rate=config.dropout_rate, dtype=config.dtype) != config:
-        raise ValueError(f"{path} holds {found}, which is not the model to be trained, {config}")
-    return bound.params

@@ -6,14 +6,12 @@ an output that is decoded to text and encoded again may be cut into other tokens
 
 import dataclasses
 import gzip
-import hashlib
 import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from absl import logging
 
@@ -21,9 +19,11 @@ from speccascade_jax.core import files
 from speccascade_jax.core.types import BoundModel
 from speccascade_jax.data.sentence_pairs import holds_pieces
 from speccascade_jax.data.vocabularies.load import Vocabulary
-from speccascade_jax.training import runs
+from speccascade_jax.models import fingerprints
 from speccascade_jax.training.t5 import decoding, export, loop
 from speccascade_jax.training.t5.corpus import JoinedCorpus
+
+Span = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,32 +72,29 @@ class Outputs:
         spans = [(at, min(at + self.part_size, len(sources))) for at in range(0, len(sources), self.part_size)]
         missing = [span for span in spans if not self._part(span).exists()]
         logging.info("%d examples, %d parts of %d left", len(sources), len(missing), len(spans))
-        progress = _Progress(sum(end - start for start, end in missing))
-        for start, end in missing:
-            found = self._decode(bound, vocabulary, sources[start:end], start)
-            runs.write_atomically(self._part((start, end)), _lines(vocabulary, sources[start:end], found))
-            progress.advance(end - start, sum(map(len, found)))
+        self._decode(bound, vocabulary, sources, missing)
         content = b"".join(self._part(span).read_bytes() for span in spans)
         packed = gzip.compress(content, mtime=0) if self.path.endswith(".gz") else content
-        runs.write_atomically(Path(self.path), packed)
+        files.write_atomically(self.path, packed)
         shutil.rmtree(self.parts)
         return {**_counts(content, len(sources)), "minutes": round((time.monotonic() - began) / 60, 2)}
 
-    def _decode(
-        self, bound: BoundModel, vocabulary: Vocabulary, sources: Sequence[Sequence[int]], start: int
-    ) -> list[list[int]]:
-        return decoding.decode(
-            bound,
-            vocabulary,
-            sources,
-            self.trainer.corpus.widths[-1],
-            batch_size=self.batch_size,
-            temperature=self.temperature,
-            seed=self.trainer.seed,
-            first_id=start,
-        )
+    def _decode(self, bound: BoundModel, vocabulary: Vocabulary, sources: list[list[int]], spans: list[Span]) -> None:
+        """Write the parts of `spans`, and a line for each: how far, how long it still takes, how fast."""
+        total, began = sum(end - start for start, end in spans), time.monotonic()
+        done = tokens = 0
+        width, rows, seed = self.trainer.corpus.widths[-1], self.batch_size, self.trainer.seed
+        for start, end in spans:
+            some = sources[start:end]
+            found = decoding.decode(
+                bound, vocabulary, some, width, batch_size=rows, temperature=self.temperature, seed=seed, first_id=start
+            )
+            files.write_atomically(self._part((start, end)), _lines(vocabulary, some, found))
+            done, tokens, spent = done + len(some), tokens + sum(map(len, found)), time.monotonic() - began
+            shown = (done, total, spent / 60 * (total - done) / done, tokens / spent)
+            logging.info("%d of %d examples, %.1f min left  %d tokens/s", *shown)
 
-    def _part(self, span: tuple[int, int]) -> Path:
+    def _part(self, span: Span) -> Path:
         return self.parts / f"{span[0]}-{span[1]}.pieces"
 
 
@@ -114,14 +111,10 @@ def joined_sources(corpus: JoinedCorpus, vocabulary: Vocabulary, seed: int, coun
 
 def _settings(outputs: Outputs, vocabulary: Vocabulary, bound: BoundModel) -> dict[str, Any]:
     """What the outputs depend on, as JSON gives it back; not how many there are."""
-    weights = hashlib.sha256()
-    for leaf in jax.tree.leaves(bound.params):
-        weights.update(np.asarray(leaf).tobytes())
-    corpus = dataclasses.asdict(outputs.trainer.corpus)
     return {
-        "weights": weights.hexdigest(),
+        "weights": fingerprints.of_model(bound),
         "vocabulary": vocabulary.fingerprint,
-        "corpus": {name: list(value) if isinstance(value, tuple) else value for name, value in corpus.items()},
+        "corpus": files.plain(dataclasses.asdict(outputs.trainer.corpus)),
         "seed": outputs.trainer.seed,
         "temperature": outputs.temperature,
     }
@@ -138,17 +131,3 @@ def _counts(content: bytes, decoded: int) -> dict[str, int]:
     outputs = [line.split(b"\t")[1] for line in content.splitlines()]
     tokens = sum(len(output.split()) + 1 for output in outputs)
     return {"examples": len(outputs), "left_out": decoded - len(outputs), "tokens": tokens}
-
-
-class _Progress:
-    """One line per finished part: how far, how long it still takes, how fast."""
-
-    def __init__(self, total: int) -> None:
-        self.total, self.done, self.tokens, self.began = total, 0, 0, time.monotonic()
-
-    def advance(self, examples: int, tokens: int) -> None:
-        """Count a finished part and log the line."""
-        self.done, self.tokens = self.done + examples, self.tokens + tokens
-        spent = time.monotonic() - self.began
-        shown = (self.done, self.total, spent / 60 * (self.total - self.done) / self.done, self.tokens / spent)
-        logging.info("%d of %d examples, %.1f min left  %d tokens/s", *shown)

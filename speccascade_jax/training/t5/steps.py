@@ -1,29 +1,17 @@
-"""One training step and one evaluation step, jitted whole."""
+"""One training step and one evaluation step, jitted whole, and the losses that they sum."""
 
 import dataclasses
 from collections.abc import Callable
 from functools import cache
 from typing import Any, cast
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
 
 from speccascade_jax.core.types import Array, BoundModel, Params
 from speccascade_jax.models.t5 import T5, T5Config, T5Module, teacher_forced_logits
-from speccascade_jax.training.t5 import losses
-
-StepFn = Callable[..., tuple[Any, dict[str, Array]]]
-
-
-@flax.struct.dataclass
-class TrainState:
-    """What a step changes: parameters, optimiser state, int32 step count."""
-
-    params: Params
-    opt_state: Any
-    step: Array
+from speccascade_jax.training.runs import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +62,41 @@ class Objective:
             raise ValueError(f"weights must lie in [0, 1]: {self}")
 
 
+def smoothed_cross_entropy(logits: Array, targets: Array, vocab_size: int, smoothing: float = 0.0) -> Array:
+    """Sum of `-(1 - s) log P(target) - s mean_v log P(v)` in nats: Szegedy et al. (2016), section 7.
+
+    A sum over the real target positions (token 0 is padding), so that batches of any shape can be combined. Nothing of
+    shape `[B, T, V]` is built besides the logits: a comparison with an index range fuses into the reduction, where a
+    one-hot target would be another array of the logits' size.
+
+    Args:
+        logits: float32 `[B, T, num_embeddings]`; entries from `vocab_size` on are ignored, -inf included.
+        targets: int32 `[B, T]`, 0 where padded.
+        smoothing: s, the mass spread evenly over the `vocab_size` real entries.
+    """
+    real = logits[..., :vocab_size]
+    normaliser = jax.nn.logsumexp(real, axis=-1)
+    at_target = jnp.arange(vocab_size) == targets[..., None]
+    chosen = jnp.sum(jnp.where(at_target, real, 0.0), axis=-1)
+    losses = normaliser - (1.0 - smoothing) * chosen
+    if smoothing:
+        losses -= smoothing * jnp.mean(real, axis=-1)
+    return jnp.sum(jnp.where(targets > 0, losses, 0.0))
+
+
+def distillation(logits: Array, teacher_logits: Array, targets: Array, vocab_size: int) -> Array:
+    """Sum of `KL(teacher || student)` in nats: word-level distillation (Kim and Rush, 2016, section 3.1).
+
+    Args:
+        logits, teacher_logits: float32 `[B, T, num_embeddings]`, real entries first.
+        targets: int32 `[B, T]`; says which positions are real (not 0), no more.
+    """
+    student = jax.nn.log_softmax(logits[..., :vocab_size])
+    teacher = jax.nn.log_softmax(teacher_logits[..., :vocab_size])
+    divergence = jnp.sum(jnp.exp(teacher) * (teacher - student), axis=-1)
+    return jnp.sum(jnp.where(targets > 0, divergence, 0.0))
+
+
 def shift_right(targets: Array) -> Array:
     """Decoder inputs `[B, T]` of `targets`: the start token 0, then all but the last target."""
     return jnp.pad(targets[:, :-1], ((0, 0), (1, 0)))
@@ -93,7 +116,7 @@ def fresh_state(params: Params, optimizer: Optimizer) -> TrainState:
 
 def make_train_step(
     config: T5Config, optimizer: Optimizer, objective: Objective, teacher: BoundModel | None = None
-) -> StepFn:
+) -> Callable[..., tuple[TrainState, dict[str, Array]]]:
     """`step(state, source, target, rate, key) -> (state, metrics)`, the state's buffers reused.
 
     The dropout key is folded with the state's step, so that a resumed run draws what it would have drawn.
@@ -114,26 +137,21 @@ def _train_step(config: T5Config, optimizer: Optimizer, objective: Objective, te
     """The jitted step, one for equal settings: trainers of one process share what is compiled."""
     module, direction = T5Module(config), optimizer.transformation()
 
-    def loss_fn(params: Params, teacher_params: Params, source: Array, target: Array, key: Array) -> Array:
-        inputs = shift_right(target)
-        rngs = {"dropout": key}
-        found = module.apply({"params": params}, source, inputs, deterministic=config.dropout_rate == 0, rngs=rngs)
-        logits = cast(Array, found)
-        loss = losses.smoothed_cross_entropy(logits, target, config.vocab_size, objective.smoothing)
-        if teacher is None:
-            return loss
-        taught = teacher_forced_logits(teacher, teacher_params, source, inputs)
-        pulled = losses.distillation(logits, jax.lax.stop_gradient(taught), target, config.vocab_size)
-        return (1.0 - objective.distill_weight) * loss + objective.distill_weight * pulled
-
     def step(
         state: TrainState, teacher_params: Params, source: Array, target: Array, rate: Array, key: Array
     ) -> tuple[TrainState, dict[str, Array]]:
-        tokens = jnp.sum(target > 0)
+        tokens, inputs = jnp.sum(target > 0), shift_right(target)
+        rngs = {"dropout": jax.random.fold_in(key, state.step)}
 
         def mean_loss(params: Params) -> Array:
-            key_now = jax.random.fold_in(key, state.step)
-            return loss_fn(params, teacher_params, source, target, key_now) / jnp.maximum(tokens, 1)
+            found = module.apply({"params": params}, source, inputs, deterministic=config.dropout_rate == 0, rngs=rngs)
+            logits = cast(Array, found)
+            loss = smoothed_cross_entropy(logits, target, config.vocab_size, objective.smoothing)
+            if teacher is not None:
+                taught = teacher_forced_logits(teacher, teacher_params, source, inputs)
+                pulled = distillation(logits, jax.lax.stop_gradient(taught), target, config.vocab_size)
+                loss = (1.0 - objective.distill_weight) * loss + objective.distill_weight * pulled
+            return loss / jnp.maximum(tokens, 1)
 
         loss, grads = jax.value_and_grad(mean_loss)(state.params)
         updates, opt_state = direction.update(grads, state.opt_state, state.params)
@@ -150,6 +168,6 @@ def make_eval_step(config: T5Config) -> Callable[..., tuple[Array, Array]]:
     @jax.jit
     def evaluate(params: Params, source: Array, target: Array) -> tuple[Array, Array]:
         logits = teacher_forced_logits(T5(config), params, source, shift_right(target))
-        return losses.smoothed_cross_entropy(logits, target, config.vocab_size), jnp.sum(target > 0)
+        return smoothed_cross_entropy(logits, target, config.vocab_size), jnp.sum(target > 0)
 
     return evaluate

@@ -106,7 +106,7 @@ def test_a_task_of_seqios_is_a_value():
 
 @pytest.mark.parametrize("field", ["splits", "metrics"])
 def test_one_string_is_no_tuple_of_them(field):
-    with pytest.raises(ValueError, match=rf"{field}='test' is one name.*write \('test',\)"):
+    with pytest.raises(ValueError, match=rf"{field}='test' is one value.*write \('test',\)"):
         own_task(**{field: "test"})
 
 

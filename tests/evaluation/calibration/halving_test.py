@@ -155,4 +155,3 @@ def test_the_cheapest_of_those_before_the_first_failure_is_chosen():
     assert found.chosen is given[1] and [given.index(each) for each in found.others] == [2, 0, 4, 3]
     nobody = halving.choose(given[3:], 0.9)
     assert nobody.chosen is None and nobody.others == [given[4], given[3]]
-    assert halving.safest(given) is given[0]

@@ -10,7 +10,7 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.evaluation import session
-from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.models import along
 from speccascade_jax.pairs import head_files
 from speccascade_jax.stopping import acceptance_head as heads
@@ -35,7 +35,7 @@ def loaded(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def blocks(loaded):
-    method = acceptance_blocks.fixed_blocks("token_v3", 0.5, 3)
+    method = Method(name="speculative", rule="token_v3", alpha=0.5, block_size=3)
     point = Point(pair=ModelPair(name="tiny"), evaluation=SMALL, method=method, sampling=Sampling(temperature=1.0))
     return acceptance_blocks.collect(loaded, point)
 

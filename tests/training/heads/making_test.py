@@ -110,7 +110,7 @@ class KilledError(Exception):
 @pytest.mark.parametrize("last", [0, 1])
 def test_a_killed_folder_ends_as_an_unbroken_one(loaded, made, tmp_path, monkeypatch, last):
     whole, counts, _ = made
-    written, plain = [], making.write_shard
+    written, plain = [], shards.write_shard
 
     def killed(folder, number, *rest):
         if len(written) == last:
@@ -118,12 +118,12 @@ def test_a_killed_folder_ends_as_an_unbroken_one(loaded, made, tmp_path, monkeyp
         written.append(number)
         plain(folder, number, *rest)
 
-    monkeypatch.setattr(making, "write_shard", killed)
+    monkeypatch.setattr(shards, "write_shard", killed)
     with pytest.raises(KilledError):
         making.write(loaded, point(), 4, tmp_path / "data")
     with pytest.raises(ValueError, match=f"lacks {2 - last} of 2 shards"):
         shards.read(tmp_path / "data")
-    monkeypatch.setattr(making, "write_shard", plain)
+    monkeypatch.setattr(shards, "write_shard", plain)
     before = files(tmp_path / "data")
     for _ in range(2):  # the second time nothing is left to be made
         assert making.write(loaded, point(), 4, tmp_path / "data") == counts
