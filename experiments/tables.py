@@ -1,8 +1,9 @@
 """Paper 1's Table 2, or paper 3's tables, from the records of one or more sweeps.
 
-For each method: the speed-up of its fastest α that reaches the target's quality, and the best quality among its α's
-that are no slower than the target. Sweeps over several tasks or pairs stand side by side. Brackets hold 95% intervals,
-paired over examples, against the target alone; * is better than all else in its column, ≈ not told apart from the best.
+For each method: the speed-up of its fastest α that reaches the target's quality, of its fastest that loses no more
+than --loss of it, and the best quality among its α's that are no slower than the target. Sweeps over several tasks or
+pairs stand side by side. Brackets hold 95% intervals, paired over examples, against the target alone; * is better than
+all else in its column, ≈ not told apart from the best.
 
     python -m experiments.tables results/quickstart.jsonl
     python -m experiments.tables results/a.jsonl results/b.jsonl --format markdown --output results/table2.md
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         records = store.read_records(*args.records)
         shown = panels.panels(records, args.together)
         if args.format == "terminal" and args.output is None and not (args.beside or args.measures):
-            printing.show(shown, args.points, args.tolerance, args.margin)
+            printing.show(shown, args.points, *_limits(args))
             return 0
         text = _text(records, shown, args)
     except (ValueError, OSError) as error:
@@ -57,19 +58,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _text(records: Sequence[store.Record], shown: Sequence[panels.Panel], args: argparse.Namespace) -> str:
     if args.format == "csv" and not args.measures:
-        return store.to_csv(records) if args.points else table2.table2_csv(shown, args.tolerance, args.margin)
+        return store.to_csv(records) if args.points else table2.table2_csv(shown, *_limits(args))
     if args.measures:
         grids = _measured(records, args.measures)
     elif args.beside:
         grids = [table2.beside_grid(panel, args.beside, args.share) for panel in shown if panel.curves]
     else:
-        grids = table2.grids(shown, args.points, args.tolerance, args.margin)
+        grids = table2.grids(shown, args.points, *_limits(args))
     if args.format != "terminal":
         return "\n".join(getattr(grid, args.format)() for grid in grids)
     text = io.StringIO()
     for grid in grids:
         Console(width=160, file=text).print(grid.rich())
     return text.getvalue()
+
+
+def _limits(args: argparse.Namespace) -> tuple[float, float, float]:
+    return args.tolerance, args.margin, args.loss
 
 
 def _measured(records: Sequence[store.Record], measures: Sequence[str]) -> list[Grid]:
@@ -108,6 +113,12 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=0.0,
         help="'no slower' means a relative latency up to 1 + this (default 0)",
+    )
+    parser.add_argument(
+        "--loss",
+        type=float,
+        default=panels.LOSS,
+        help="how much quality the second speed-up may cost, in units of the metric (default %(default)g)",
     )
     parser.add_argument(
         "--measures", nargs="+", choices=tuple(stopping.GRIDS), help="paper 3's tables instead of Table 2"

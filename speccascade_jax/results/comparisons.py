@@ -1,15 +1,32 @@
 """What may be called better: spots of a panel against the target alone and against the best of their column.
 
 Every comparison is paired over examples (`results.bootstrap`). Where records do not hold single examples (or hold
-too few) there is no interval, and without one nothing is called better. Needs no JAX.
+too few) there is no interval, and without one nothing is called better. Of latencies nothing is called better either
+that differs by less than equal work was seen to (`noise`), or that was timed in too few trials. Needs no JAX.
 """
 
-from collections.abc import Callable, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
 
-from speccascade_jax.results.bootstrap import LEAST_EXAMPLES, Bootstrap, Interval, has_latency, has_quality
-from speccascade_jax.results.panels import Panel, Spot
+import numpy as np
+
+from speccascade_jax.results.bootstrap import (
+    LEAST_EXAMPLES,
+    LEAST_TRIALS,
+    Bootstrap,
+    Interval,
+    has_latency,
+    has_quality,
+    trials,
+)
+from speccascade_jax.results.panels import Panel, Spot, latency_of
+from speccascade_jax.results.store import Record
 
 BEST, TIE = "*", "≈"
+
+BUSY = math.log(1.1)
+"""A target that comes out at 1.1 times its own latency was timed on a machine that did other things."""
 
 
 def quality_gain(panel: Panel, spot: Spot, bootstrap: Bootstrap, over: Spot | None = None) -> Interval | None:
@@ -20,9 +37,60 @@ def quality_gain(panel: Panel, spot: Spot, bootstrap: Bootstrap, over: Spot | No
     return bootstrap.quality_difference(spot.records, over.records)
 
 
-def latency(spot: Spot, bootstrap: Bootstrap) -> Interval | None:
-    """The spot's latency over the target's, beside which it ran; `None` without single examples."""
-    return bootstrap.latency_ratio(spot.records) if _timed(spot) else None
+def latency(spot: Spot, bootstrap: Bootstrap, floor: float = 0.0) -> Interval | None:
+    """The spot's latency over the target's, beside which it ran; `None` without single examples.
+
+    Args:
+        floor: what equal work was seen to differ by (`noise`); 0 for the target itself.
+    """
+    return bootstrap.latency_ratio(spot.records).at_least(floor) if _timed(spot) else None
+
+
+def noise(panel: Panel) -> float:
+    """How far apart equal work was timed in a panel: the largest log ratio seen, 0 where nothing equal was timed.
+
+    The target alone is timed against itself, beside which all else is timed; and methods may write the same tokens by
+    the same calls, which happens where their laws agree.
+    """
+    seen = [0.0, *(abs(math.log(latency_of(spot))) for spot in (panel.target,) if spot and spot.latency)]
+    by_work = sorted((spot for spot in panel.spots if _work(spot)), key=_work)
+    for _, same in itertools.groupby(by_work, key=_work):
+        logs = [math.log(latency_of(spot)) for spot in same]
+        seen.append(max(logs) - min(logs))
+    return max(seen)
+
+
+def noise_notes(panel: Panel) -> Iterator[str]:
+    """What readers must know of a panel's latencies."""
+    if not any(spot.latency for spot in panel.spots):
+        return
+    if panel.target and panel.target.latency:
+        own = latency_of(panel.target)
+        if abs(math.log(own)) > BUSY:
+            yield f"The target timed against itself came out at {own:.2f}: the machine was busy, latencies mean little."
+    if floor := noise(panel):
+        yield (
+            f"Equal work was timed up to {math.expm1(floor):.1%} apart (the target against itself, methods that made "
+            "the same calls): no interval of a latency is narrower, and nothing closer is told apart."
+        )
+    if any(trials(spot.records) < LEAST_TRIALS for spot in panel.spots if _timed(spot)):
+        yield f"No mark for latencies of fewer than {LEAST_TRIALS} trials."
+
+
+def _work(spot: Spot) -> tuple:
+    """What the timed runs of a spot did, seed by seed: tokens and calls of every one; nothing where records do not say.
+
+    Numbers of calls alone tell little of blocks of different lengths, so these are a part of it.
+    """
+    found = []
+    for record in spot.records:
+        timed = record.get("latency") or {}
+        names = ("tokens", "draft_steps", "target_calls")
+        if any(f"per_example_{name}" not in timed for name in names):
+            return ()
+        counts = b"".join(np.ravel(timed[f"per_example_{name}"]).astype(np.int64).tobytes() for name in names)
+        found.append((record["point"]["block_size"] or 0, record["point"]["seed"], counts))
+    return tuple(found)
 
 
 def quality_marks(spots: Sequence[Spot | None], bootstrap: Bootstrap) -> list[str]:
@@ -32,52 +100,58 @@ def quality_marks(spots: Sequence[Spot | None], bootstrap: Bootstrap) -> list[st
     highest among them, are marked `TIE`. The highest is marked `BEST` only where every other entry was compared with it
     and none ties. An entry alone has nothing to be better than.
     """
-
-    def differ(best: Spot, other: Spot) -> bool | None:
-        if not _judged(best, other):
-            return None
-        return bootstrap.quality_difference(best.records, other.records).excludes(0)
-
-    return _marks(spots, lambda spot: spot.quality.value, differ)
+    return _marks(spots, lambda spot: spot.quality.value, _judged, bootstrap.quality_difference, 0)
 
 
-def latency_marks(spots: Sequence[Spot | None], bootstrap: Bootstrap) -> list[str]:
-    """As `quality_marks`, for a column of latencies or speed-ups: the lowest is best, a tie's ratio includes 1."""
+def latency_marks(spots: Sequence[Spot | None], bootstrap: Bootstrap, floor: float) -> list[str]:
+    """As `quality_marks`, for a column of latencies or speed-ups: the lowest is best, a tie's ratio includes 1.
 
-    def differ(best: Spot, other: Spot) -> bool | None:
-        if not _timed(best, other):
-            return None
-        return bootstrap.latency_ratio(best.records, other.records).excludes(1)
+    All pairs of the column hold at once: the best of many equal ones is otherwise far from the worst by chance. What
+    did the same work as another ties with whatever that one ties with.
 
-    return _marks(spots, lambda spot: -spot.latency.value if spot.latency else float("-inf"), differ)
+    Args:
+        floor: `noise` of the panel.
+    """
+    pairs = math.comb(sum(spot is not None for spot in spots), 2)
+
+    def compare(ours: Sequence[Record], theirs: Sequence[Record]) -> Interval:
+        return bootstrap.latency_ratio(ours, theirs).among(pairs).at_least(floor)
+
+    marks = _marks(spots, lambda spot: -latency_of(spot), _tried, compare, 1)
+    ties = {work for spot, mark in zip(spots, marks, strict=True) if spot and mark and (work := _work(spot))}
+    alike = [TIE if spot and not mark and _work(spot) in ties and _tried(spot) else mark
+             for spot, mark in zip(spots, marks, strict=True)]  # fmt: skip
+    return [TIE if mark == BEST and TIE in alike else mark for mark in alike]
 
 
-def uncompared(panel: Panel) -> str | None:
-    """Which of a panel's spots have no interval and why, as one sentence; `None` where all have."""
-    ends = [end for end in (panel.target, panel.draft) if end]
-    spots = [*ends, *(spot for curve in panel.curves.values() for spot in curve)]
+def uncompared(panel: Panel) -> list[str]:
+    """Which of a panel's spots have no interval and why, as one sentence; none where all have."""
+    spots = [*panel.ends, *panel.spots]
     lacking = {
         "quality": sum(not _judged(spot) for spot in spots),
         "latency": sum(not _timed(spot) for spot in spots if spot.latency),
     }
     counts = " and ".join(f"the {what} of {number}" for what, number in lacking.items() if number)
-    if not counts:
-        return None
-    return (
-        f"No interval and no mark for {counts} of {len(spots)} points: their records hold no single examples, or fewer "
-        f"than {LEAST_EXAMPLES}"
-    )
+    why = f"their records hold no single examples, or fewer than {LEAST_EXAMPLES}"
+    return [f"No interval and no mark for {counts} of {len(spots)} points: {why}."] if counts else []
 
 
 def _marks(
-    spots: Sequence[Spot | None], score: Callable[[Spot], float], differ: Callable[[Spot, Spot], bool | None]
+    spots: Sequence[Spot | None],
+    score: Callable[[Spot], float],
+    told: Callable[[Spot, Spot], bool],
+    compare: Callable[[Sequence[Record], Sequence[Record]], Interval],
+    equal: float,
 ) -> list[str]:
-    """`differ`: whether two spots differ for certain; `None` where that cannot be told."""
+    """Two spots differ for certain where `compare`'s interval excludes `equal`; `told`: whether that can be told."""
     present = [spot for spot in spots if spot is not None]
     if len(present) < 2:
         return [""] * len(spots)
     best = max(present, key=score)
-    verdicts = [None if spot is None or spot is best else differ(best, spot) for spot in spots]
+    verdicts = [
+        compare(best.records, spot.records).excludes(equal) if spot and spot is not best and told(best, spot) else None
+        for spot in spots
+    ]
     tied = any(verdict is False for verdict in verdicts)
     certain = sum(verdict is True for verdict in verdicts) == len(present) - 1
     own = TIE if tied else BEST if certain else ""
@@ -88,6 +162,10 @@ def _marks(
 
 def _judged(*spots: Spot) -> bool:
     return all(has_quality(record) for spot in spots for record in spot.records)
+
+
+def _tried(*spots: Spot) -> bool:
+    return _timed(*spots) and min(trials(spot.records) for spot in spots) >= LEAST_TRIALS
 
 
 def _timed(*spots: Spot) -> bool:

@@ -2,10 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from speccascade_jax.core.names import TARGET
 from speccascade_jax.results import distinctions, panels
 from speccascade_jax.results.distinctions import HEAD
 from speccascade_jax.results.labels import label, place
@@ -35,8 +34,8 @@ class Family:
     symbol: str
     law: Law
     spots: dict[float, Spot]
-    on_rejection: bool = False
-    w_rej: float | None = None
+    on_rejection: bool
+    w_rej: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,27 +43,19 @@ class Families:
     """What a panel holds: families, and oracles, which have no number to choose."""
 
     panel: Panel
-    fixed: list[Family] = field(default_factory=list)
-    adaptive: list[Family] = field(default_factory=list)
-    oracles: dict[str, Spot] = field(default_factory=dict)
+    fixed: list[Family]
+    adaptive: list[Family]
+    oracles: dict[str, Spot]
 
     @property
     def target(self) -> Spot:
-        """The target alone.
-
-        Raises:
-            ValueError: the records hold none.
-        """
-        if self.panel.target is None:
-            raise ValueError(f"no record of the target alone ({TARGET}) for {self.panel.title()}; sweep.py measures it")
-        return self.panel.target
+        """The target alone; errors as `Panel.required_target`."""
+        return self.panel.required_target()
 
     @property
     def records(self) -> list[Record]:
         """All records of the panel."""
-        panel = self.panel
-        spots = [*(end for end in (panel.target, panel.draft) if end), *(s for c in panel.curves.values() for s in c)]
-        return [record for spot in spots for record in spot.records]
+        return [record for spot in (*self.panel.ends, *self.panel.spots) for record in spot.records]
 
     def rival(self, family: Family) -> Family | None:
         """The fixed blocks of the same law."""
@@ -77,7 +68,7 @@ def of_records(records: Iterable[Record]) -> list[Families]:
     Raises:
         ValueError: no panel has any.
     """
-    found = [of_panel(panel) for panel in panels.panels(records, together=("block_size",))]
+    found = [_of_panel(panel) for panel in panels.panels(records, together=("block_size",))]
     found = [each for each in found if each.fixed or each.adaptive]
     if not found:
         raise ValueError("the records hold neither fixed block sizes nor stop thresholds: nothing to compare")
@@ -95,22 +86,21 @@ class _Kind(NamedTuple):
     head: str | None
 
 
-def of_panel(panel: Panel) -> Families:
+def _of_panel(panel: Panel) -> Families:
     """The families of a panel whose block sizes stand together; methods with neither number are left out."""
     sorted_ = defaultdict[_Kind, dict[float, Spot]](dict)
-    for spot in (spot for curve in panel.curves.values() for spot in curve):
+    for spot in panel.spots:
         if placed := _place(spot.records[0]):
             kind, at = placed
             sorted_[kind][at] = spot
     first = {kind: next(iter(spots.values())).records[0] for kind, spots in sorted_.items()}
     kinds = sorted(
-        first,
-        key=lambda kind: (place(first[kind], kind.name), kind.law[1] or 0.0, kind.block or 0, str(kind[4:])),
+        first, key=lambda kind: (place(first[kind], kind.name), kind.law[1] or 0.0, kind.block or 0, str(kind[4:]))
     )
-    records = [first[kind] for kind in kinds]
-    weights = [record.get("head", {}).get("w_rej") for record in records]
-    families = [
-        Family(
+    records, families = [first[kind] for kind in kinds], defaultdict[str, list[Family]](list)
+    for kind, name, record in zip(kinds, _names(kinds, records), records, strict=True):
+        weight = record.get("head", {}).get("w_rej")
+        family = Family(
             name=name,
             symbol=kind.symbol,
             law=kind.law,
@@ -118,13 +108,9 @@ def of_panel(panel: Panel) -> Families:
             on_rejection=record["point"]["on_rejection"] and weight in (None, 1.0),
             w_rej=weight,
         )
-        for kind, name, record, weight in zip(kinds, _names(kinds, records), records, weights, strict=True)
-    ]
-    fixed, adaptive, oracles = (
-        [each for each in families if each.symbol == symbol] for symbol in (GAMMA, THRESHOLD, NO_NUMBER)
-    )
-    known = {each.name: spot for each in oracles for spot in each.spots.values()}
-    return Families(panel=panel, fixed=fixed, adaptive=adaptive, oracles=known)
+        families[kind.symbol].append(family)
+    oracles = {each.name: spot for each in families[NO_NUMBER] for spot in each.spots.values()}
+    return Families(panel=panel, fixed=families[GAMMA], adaptive=families[THRESHOLD], oracles=oracles)
 
 
 def _place(record: Record) -> tuple[_Kind, float] | None:
@@ -149,7 +135,5 @@ def _names(kinds: Sequence[_Kind], records: Sequence[Record]) -> list[str]:
     )
     told = [one if kind.symbol == GAMMA else other for kind, one, other in zip(kinds, fixed, others, strict=True)]
     alphas = ["" if kind.law[1] is None else f" α {kind.law[1]:g}" for kind in kinds]
-    return [
-        label(record, alpha + words, threshold=False)
-        for record, alpha, words in zip(records, alphas, told, strict=True)
-    ]
+    apart = map("".join, zip(alphas, told, strict=True))
+    return [label(record, words, threshold=False) for record, words in zip(records, apart, strict=True)]

@@ -2,8 +2,11 @@
 
 Paper 3, section 4.2 and Table 2; METHODS section 6 *Figures*. The paper's equation 2.1,
 `T = t_draft · draft_steps + t_target · target_calls`, has no constant. Here a generation also pays for its prefill and
-for what it costs to be called at all, so there is an intercept; the fit without one is reported beside it. Needs no
-JAX.
+for what it costs to be called at all, so there is an intercept; the fit without one is reported beside it.
+
+Generations of one record ran within minutes and share what the machine was like then, so they are no independent
+witnesses. Errors are those of records as clusters (Liang & Zeger 1986, the sandwich with its factor G / (G - 1));
+taken generation by generation, two fits of the same draft step were six standard errors apart. Needs no JAX.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,6 +26,10 @@ MOST_INFLATION = 100.0
 0.995) the two coefficients cannot be told apart."""
 
 NAMES = ("draft_steps", "target_calls")
+COEFFICIENTS = (*NAMES, "generation")
+
+MOST_OFF = 10.0
+"""A log ratio beyond which a time says nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +39,9 @@ class Fit:
     Attributes:
         draft, target: seconds per draft step and per target call; 0 for a model that took no part.
         constant: seconds per generation; 0 for a fit without intercept.
-        errors: name of a coefficient that was fitted -> its standard error, of independent residuals of one variance.
+        fitted: the `COEFFICIENTS` that were.
+        covariance: of `draft`, `target` and `constant`, `[3][3]`, 0 for what was not fitted; records are clusters.
+        clusters: how many records, or generations where all are of one record.
         r_squared: explained share of the variance *about the mean*, with and without intercept, so that both compare.
         generations: how many.
     """
@@ -40,21 +49,53 @@ class Fit:
     draft: float = 0.0
     target: float = 0.0
     constant: float = 0.0
-    errors: Mapping[str, float]
+    fitted: tuple[str, ...]
+    covariance: np.ndarray
+    clusters: int
     r_squared: float
     generations: int
 
-    def seconds(self, generations: float, draft_steps: np.ndarray, target_calls: np.ndarray) -> np.ndarray:
+    @property
+    def errors(self) -> dict[str, float]:
+        """Name of a coefficient that was fitted -> its standard error."""
+        errors = dict(zip(COEFFICIENTS, np.sqrt(np.diag(self.covariance)).tolist(), strict=True))
+        return {name: errors[name] for name in self.fitted}
+
+    def seconds(self, generations: float, draft_steps: float, target_calls: float) -> float:
         """What so many generations with so many forward passes in all take (paper 3, eq. 2.1, and the constant)."""
         return self.constant * generations + self.draft * draft_steps + self.target * target_calls
 
+    def draws(self, samples: int, seed: Sequence[int]) -> "Draws":
+        """The coefficients and how wrong they may be: a multivariate t of as many degrees as clusters allow."""
+        rng, degrees = np.random.default_rng(seed), max(self.clusters - 3, 1)
+        normal = rng.multivariate_normal(np.zeros(3), self.covariance, samples, method="svd")
+        return Draws(self, normal / np.sqrt(rng.chisquare(degrees, (samples, 1)) / degrees))
+
+
+class Draws(NamedTuple):
+    """A fit, and by how much its coefficients may be off, `[samples, 3]`."""
+
+    fit: Fit
+    off: np.ndarray
+
+    def seconds(self, generations: float, draft_steps: np.ndarray, target_calls: np.ndarray) -> np.ndarray:
+        """As `Fit.seconds`, `[1 + samples]` of counts `[1 + samples]`.
+
+        Errors are taken to be of the logarithm, which leaves times positive however wide they are.
+        """
+        found = self.fit.constant * generations + self.fit.draft * draft_steps + self.fit.target * target_calls
+        counts = np.stack([draft_steps, target_calls, np.full_like(found, generations)], axis=-1)
+        off = (counts[1:] * self.off).sum(-1) / found[1:]
+        return found * np.exp(np.concatenate([[0.0], off]).clip(-MOST_OFF, MOST_OFF))
+
 
 class Runs(NamedTuple):
-    """Timed generations: seconds and counts, each `[N]`."""
+    """Timed generations: seconds, counts and the number of their record, each `[N]`."""
 
     seconds: np.ndarray
     draft_steps: np.ndarray
     target_calls: np.ndarray
+    record: np.ndarray
 
 
 def runs(records: Sequence[Record], entry: str = "latency") -> Runs:
@@ -65,11 +106,12 @@ def runs(records: Sequence[Record], entry: str = "latency") -> Runs:
         entry: "latency", or "target_latency" for the runs of the target alone beside them.
     """
     timed = [record for record in records if record.get(entry)]
-    columns = [
+    ms, steps, calls = (
         np.concatenate([np.ravel(record[entry][f"per_example_{name}"]) for record in timed] or [np.zeros(0)])
         for name in ("ms", *NAMES)
-    ]
-    return Runs(columns[0] / 1e3, *columns[1:])
+    )
+    sizes = [np.size(record[entry]["per_example_ms"]) for record in timed]
+    return Runs(ms / 1e3, steps, calls, np.repeat(np.arange(len(timed)), sizes))
 
 
 def speculative(records: Sequence[Record], *, intercept: bool = True) -> Fit:
@@ -79,7 +121,13 @@ def speculative(records: Sequence[Record], *, intercept: bool = True) -> Fit:
         ValueError: as `fit`.
     """
     both = runs([record for record in records if record["point"]["method"] not in (TARGET, DRAFT)])
-    return fit(both.seconds, draft_steps=both.draft_steps, target_calls=both.target_calls, intercept=intercept)
+    return fit(
+        both.seconds,
+        draft_steps=both.draft_steps,
+        target_calls=both.target_calls,
+        clusters=both.record,
+        intercept=intercept,
+    )
 
 
 def alone(records: Sequence[Record], end: str, *, intercept: bool = True) -> Fit:
@@ -94,10 +142,11 @@ def alone(records: Sequence[Record], end: str, *, intercept: bool = True) -> Fit
     """
     own = runs([record for record in records if record["point"]["method"] == end])
     if end == DRAFT:
-        return fit(own.seconds, draft_steps=own.draft_steps, intercept=intercept)
+        return fit(own.seconds, draft_steps=own.draft_steps, clusters=own.record, intercept=intercept)
     beside = runs(records, "target_latency")
-    seconds, calls = (np.concatenate([a, b]) for a, b in ((own[0], beside[0]), (own[2], beside[2])))
-    return fit(seconds, target_calls=calls, intercept=intercept)
+    apart = own._replace(record=own.record - 1 - np.max(own.record, initial=0))
+    both = Runs._make(np.concatenate(columns) for columns in zip(apart, beside, strict=True))
+    return fit(both.seconds, target_calls=both.target_calls, clusters=both.record, intercept=intercept)
 
 
 def fit(
@@ -105,12 +154,14 @@ def fit(
     *,
     draft_steps: np.ndarray | None = None,
     target_calls: np.ndarray | None = None,
+    clusters: np.ndarray | None = None,
     intercept: bool = True,
 ) -> Fit:
     """Least squares of seconds on counts, all `[N]`.
 
     Args:
         seconds: of each generation; draft_steps, target_calls: its counts, or `None` where a model takes no part.
+        clusters: which generations were run together; `None`, or one for all: each by itself.
         intercept: whether a generation has a constant cost too.
 
     Raises:
@@ -129,25 +180,44 @@ def fit(
     _refuse_collinear(counts, intercept)
     columns = [*counts.values(), *([np.ones(len(seconds))] if intercept else [])]
     names = [*counts, *(["generation"] if intercept else [])]
-    return _solved(np.stack(columns, axis=-1), np.asarray(seconds, float), names)
+    if clusters is None or len(np.unique(clusters)) < 2:
+        clusters = np.arange(len(seconds))
+    return _solved(np.stack(columns, -1), np.asarray(seconds, float), names, clusters)
 
 
-def _solved(design: np.ndarray, seconds: np.ndarray, names: Sequence[str]) -> Fit:
+def _solved(design: np.ndarray, seconds: np.ndarray, names: Sequence[str], clusters: np.ndarray) -> Fit:
     scale = np.linalg.norm(design, axis=0)  # columns of one size: a constant and counts of hundreds solve equally well
-    solution = np.linalg.lstsq(design / scale, seconds, rcond=None)[0] / scale
-    squares = float(((seconds - design @ solution) ** 2).sum())
-    variance = squares / max(len(seconds) - len(names), 1)
-    errors = np.sqrt(variance * np.diag(np.linalg.inv((design / scale).T @ (design / scale)))) / scale
-    about = float(((seconds - seconds.mean()) ** 2).sum())
-    value = dict(zip(names, map(float, solution), strict=True))
+    scaled = design / scale
+    solution = np.linalg.lstsq(scaled, seconds, rcond=None)[0]
+    residuals = seconds - scaled @ solution
+    squares, about = float((residuals**2).sum()), float(((seconds - seconds.mean()) ** 2).sum())
+    value = dict(zip(names, map(float, solution / scale), strict=True))
     return Fit(
         draft=value.get("draft_steps", 0.0),
         target=value.get("target_calls", 0.0),
         constant=value.get("generation", 0.0),
-        errors=dict(zip(names, map(float, errors), strict=True)),
+        fitted=tuple(names),
+        covariance=_placed(_sandwich(scaled, residuals, clusters) / np.outer(scale, scale), names),
+        clusters=len(np.unique(clusters)),
         r_squared=1 - squares / about if about else float("nan"),
         generations=len(seconds),
     )
+
+
+def _sandwich(design: np.ndarray, residuals: np.ndarray, clusters: np.ndarray) -> np.ndarray:
+    """Covariance of least squares whose residuals may have anything in common within a cluster."""
+    bread = np.linalg.inv(design.T @ design)
+    numbers, which = np.unique(clusters, return_inverse=True)
+    scores = np.zeros((len(numbers), design.shape[1]))
+    np.add.at(scores, which, design * residuals[:, None])
+    return len(numbers) / (len(numbers) - 1) * bread @ scores.T @ scores @ bread
+
+
+def _placed(covariance: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """`[3, 3]`: in the order of `COEFFICIENTS`, 0 for those that were not fitted."""
+    out, at = np.zeros((3, 3)), [COEFFICIENTS.index(name) for name in names]
+    out[np.ix_(at, at)] = covariance
+    return out
 
 
 def _refuse_collinear(counts: Mapping[str, np.ndarray], intercept: bool) -> None:

@@ -20,11 +20,7 @@ UNITS = {"js": "bits", "js_reference": "nats", "kl": "nats", "kl_reversed": "nat
 
 
 def check(quantity: str) -> None:
-    """Refuse a quantity that has no histogram.
-
-    Raises:
-        ValueError: with the nearest names.
-    """
+    """Refuse a quantity that has no histogram: ValueError with the nearest names."""
     if quantity not in LAST_EDGES:
         near = names.hint(quantity, LAST_EDGES)
         raise ValueError(f"no histogram of {quantity!r}: {near}choose one of {', '.join(LAST_EDGES)}")

@@ -32,6 +32,6 @@ def label(record: Record, apart: str = "", *, threshold: bool = True) -> str:
     return text + apart
 
 
-def place(record: Record, curve: str = "") -> tuple[int, str]:
+def place(record: Record, curve: str) -> tuple[int, str]:
     """Sorts curves in the order of paper 1's Table 2, those of methods without a place there behind, by name."""
     return record["point"]["rank"], curve

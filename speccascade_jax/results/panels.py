@@ -4,7 +4,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from speccascade_jax.core.names import DRAFT, TARGET
@@ -33,7 +33,6 @@ class Spot:
     """One point of a curve, averaged over seeds. `None` where it was not measured or is undefined.
 
     `method` is the curve's key in its panel, `label` what readers call it.
-
     `alpha` is what is swept along the curve; a stop threshold where the rule has no α (`axis` says so).
 
     Spreads: with one seed those of the record (bootstrap over examples; extremes of the trials), with several one
@@ -50,6 +49,10 @@ class Spot:
     seeds: int
     inconclusive: bool
     records: tuple[Record, ...]
+
+    def name(self) -> str:
+        """Label and place on the curve, for lists."""
+        return self.label + ("" if self.alpha is None else f" ({self.axis} {self.alpha:g})")
 
     @property
     def axis(self) -> str:
@@ -70,6 +73,7 @@ class Panel:
         metric: name of the quality metric.
         target, draft: the two ends; `None` where the records have none.
         curves: method -> its spots by rising α, in the order of `labels.place`.
+        cooler: temperature -> the target alone at that one, below this panel's, rising.
     """
 
     setting: dict[str, Any]
@@ -77,6 +81,23 @@ class Panel:
     target: Spot | None
     draft: Spot | None
     curves: dict[str, list[Spot]]
+    cooler: dict[float, Spot] = field(default_factory=dict)
+
+    @property
+    def ends(self) -> list[Spot]:
+        """Target and draft alone, where the records have them."""
+        return [end for end in (self.target, self.draft) if end]
+
+    @property
+    def spots(self) -> list[Spot]:
+        """Those of all curves."""
+        return [spot for curve in self.curves.values() for spot in curve]
+
+    def required_target(self) -> Spot:
+        """The target alone; ValueError where the records hold none."""
+        if self.target is None:
+            raise ValueError(f"no record of the target alone ({TARGET}) for {self.title()}; sweep.py measures it")
+        return self.target
 
     def title(self) -> str:
         """What the panel is, in one line."""
@@ -88,10 +109,7 @@ class Panel:
             parts.append(f"top-p = {s['top_p']:g}")
         if s["top_k"]:
             parts.append(f"top-k = {s['top_k']}")
-        if s["block_size"] is not None:
-            parts.append(f"γ = {s['block_size']}")
-        if s["bonus"] is not None:
-            parts.append(f"bonus {s['bonus']}")
+        parts += [MIXABLE[name].format(s[name]) for name in ("block_size", "bonus") if s[name] is not None]
         return ", ".join(parts)
 
     def asides(self) -> list[str]:
@@ -107,14 +125,10 @@ class Panel:
 
     def sizes(self) -> str:
         """On how much it rests, in one line."""
-        spots = [spot for curve in self.curves.values() for spot in curve]
-        spots += [end for end in (self.target, self.draft) if end]
-        seeds = sorted({spot.seeds for spot in spots})
-        text = f"{self.setting['quality_examples']} examples for quality"
-        if self.setting["latency_examples"]:
-            text += (
-                f", {self.setting['latency_examples']} examples × {self.setting['latency_trials']} trials for latency"
-            )
+        seeds, s = sorted({spot.seeds for spot in (*self.spots, *self.ends)}), self.setting
+        text = f"{s['quality_examples']} examples for quality"
+        if s["latency_examples"]:
+            text += f", {s['latency_examples']} examples × {s['latency_trials']} trials for latency"
         return f"{text}, {'–'.join(map(str, seeds))} {'seed' if seeds == [1] else 'seeds'}"
 
 
@@ -148,31 +162,42 @@ def panels(records: Iterable[Record], together: Sequence[str] = ()) -> list[Pane
             "device": f"{record['device']['kind']} ({record['device']['processor']})",
         }
         shared[tuple(values.items())].append(record)
-    return [panel for values, members in shared.items() for panel in _of_blocks(dict(values), members, together)]
+    found = [panel for values, members in shared.items() for panel in _of_blocks(dict(values), members, together)]
+    return [replace(panel, cooler=_cooler(panel, found)) for panel in found]
+
+
+def _cooler(panel: Panel, others: Sequence[Panel]) -> dict[float, Spot]:
+    """The target alone at lower temperatures, on the same examples; how and whether it was timed does not matter."""
+    if panel.setting["temperature"] is None:
+        return {}
+    free = ("temperature", "draft_temperature", "block_size", "bonus", "latency_examples", "latency_trials")
+    same = {name: value for name, value in panel.setting.items() if name not in free}
+    alone = {
+        other.setting["temperature"]: other.target
+        for other in others
+        if other.target and same.items() <= other.setting.items()
+    }
+    return {at: alone[at] for at in sorted(filter(None.__ne__, alone)) if at < panel.setting["temperature"]}
 
 
 def _of_blocks(setting: dict[str, Any], records: Sequence[Record], together: Sequence[str]) -> Iterator[Panel]:
     """One panel per block size and bonus that the records swept."""
     apart = [name for name in ("block_size", "bonus") if name not in together]
+
+    def chosen_for(record: Record) -> tuple:
+        return tuple(record["point"][name] for name in apart)
+
     swept = [r for r in records if is_swept(r)]
-    choices = {tuple(r["point"][name] for name in apart) for r in swept}
-    for choice in sorted(choices, key=str) or [(None,) * len(apart)]:
-        mine = [r for r in swept if tuple(r["point"][name] for name in apart) == choice]
-        mixed = {name: {r["point"][name] for r in mine} for name in together}
+    for choice in sorted(set(map(chosen_for, swept)), key=str) or [(None,) * len(apart)]:
+        mixed = {name: {r["point"][name] for r in swept if chosen_for(r) == choice} for name in together}
         chosen = dict.fromkeys(MIXABLE) | setting | dict(zip(apart, choice, strict=True))
         chosen |= {name: next(iter(values)) for name, values in mixed.items() if len(values) == 1}
-        members = {id(r) for r in mine}
-        yield _panel(chosen, [r for r in records if id(r) in members or not is_swept(r)])
-
-
-def _is_end(record: Record) -> bool:
-    return record["point"]["method"] in (TARGET, DRAFT)
+        yield _panel(chosen, [r for r in records if not is_swept(r) or chosen_for(r) == choice])
 
 
 def is_swept(record: Record) -> bool:
     """Whether γ is a choice of the sweep's."""
-    swept: bool = record["point"]["swept_block"]
-    return swept
+    return record["point"]["swept_block"]
 
 
 def _panel(setting: dict[str, Any], records: Sequence[Record]) -> Panel:
@@ -188,29 +213,21 @@ def _panel(setting: dict[str, Any], records: Sequence[Record]) -> Panel:
     curves: dict[str, list[Spot]] = defaultdict(list)
     for (curve, alpha), members in by_point.items():
         curves[curve].append(_spot(curve, words[curve], alpha, list(members.values())))
-    ends = {end: next((name for name in curves if _method(curves[name][0]) == end), end) for end in (TARGET, DRAFT)}
-    target, draft = (next(iter(curves.pop(name, ())), None) for name in ends.values())
+    first = {spots[0].records[0]["point"]["method"]: curve for curve, spots in reversed(curves.items())}
+    target, draft = (curves.pop(first[end])[0] if end in first else None for end in (TARGET, DRAFT))
+    names = sorted(curves, key=lambda name: order(curves[name][0]))
     return Panel(
         setting=setting,
         metric=records[0]["quality"]["metric"],
         target=target,
         draft=draft,
-        curves={name: _rising(curves[name]) for name in sorted(curves, key=lambda name: order(curves[name][0]))},
+        curves={name: sorted(curves[name], key=lambda spot: spot.alpha or 0.0) for name in names},
     )
 
 
 def order(spot: Spot) -> tuple[int, str]:
     """Sorts spots as their curves stand in tables and legends."""
     return place(spot.records[0], spot.method)
-
-
-def _rising(spots: Sequence[Spot]) -> list[Spot]:
-    return sorted(spots, key=lambda spot: spot.alpha or 0.0)
-
-
-def _method(spot: Spot) -> str:
-    name: str = spot.records[0]["point"]["method"]
-    return name
 
 
 def _along(record: Record) -> tuple[str, float | None]:
@@ -222,13 +239,13 @@ def _along(record: Record) -> tuple[str, float | None]:
 
 
 def _spot(curve: str, apart: str, alpha: float | None, records: Sequence[Record]) -> Spot:
+    point = records[0]["point"]
     relative = [r["relative_latency"] for r in records if r.get("relative_latency")]
     absolute = [r["latency"]["ms_per_example"]["value"] for r in records if r.get("latency")]
-    names = dict.fromkeys(name for record in records for name in record["measures"])
-    measured = {name: [r["measures"].get(name) for r in records] for name in names}
+    measured = {name: [r["measures"].get(name) for r in records] for record in records for name in record["measures"]}
     return Spot(
         method=curve,
-        label=label(records[0], apart, threshold=_along(records[0])[0] == records[0]["point"]["curve"]),
+        label=label(records[0], apart, threshold=_along(records[0])[0] == point["curve"]),
         alpha=alpha,
         quality=_pool([value_of(r["quality"]) for r in records]),
         latency=_pool([value_of(each) for each in relative]) if relative else None,
@@ -239,7 +256,7 @@ def _spot(curve: str, apart: str, alpha: float | None, records: Sequence[Record]
             if all(isinstance(x, int | float) for x in values)
         },
         seeds=len(records),
-        inconclusive=any(r.get("inconclusive", False) for r in records) and not _is_end(records[0]),
+        inconclusive=point["method"] not in (TARGET, DRAFT) and any(r.get("inconclusive") for r in records),
         records=tuple(records),
     )
 
@@ -264,18 +281,24 @@ def _pool(values: Sequence[Value]) -> Value:
     return Value(mean, mean - spread, mean + spread)
 
 
+LOSS = 1.0
+"""Of quality, in units of the metric: one point of BLEU, ROUGE or accuracy is about what seeds differ by."""
+
+
 class Row(NamedTuple):
     """A method's row of Table 2; `None` where no point qualifies.
 
-    `fastest`: the fastest spot that reaches the target's quality; `best`: the best one no slower than the target.
+    `fastest`: the fastest spot that reaches the target's quality; `near`: that is worse by no more than a stated loss;
+    `best`: the best one no slower than the target.
     """
 
     method: str
     fastest: Spot | None
+    near: Spot | None
     best: Spot | None
 
 
-def table2(panel: Panel, tolerance: float = 0.0, margin: float = 0.0) -> list[Row]:
+def table2(panel: Panel, tolerance: float = 0.0, margin: float = 0.0, loss: float = LOSS) -> list[Row]:
     """Paper 1's Table 2 for one panel.
 
     Inconclusive points (nothing was drafted) qualify for neither column.
@@ -284,25 +307,22 @@ def table2(panel: Panel, tolerance: float = 0.0, margin: float = 0.0) -> list[Ro
         panel: with a target.
         tolerance: quality counts as reached from `target − tolerance` on; 0 is the exact comparison.
         margin: no slower means relative latency up to `1 + margin`.
+        loss: by how much the quality of `Row.near` may lie below the target's, in units of the metric.
 
     Raises:
         ValueError: the records hold no target to compare with.
     """
-    if panel.target is None:
-        raise ValueError(f"no record of the target alone ({TARGET}) for {panel.title()}; sweep.py always measures it")
-    needed = panel.target.quality.value - tolerance
-    rows = []
+    full, rows = panel.required_target().quality.value, list[Row]()
     for method, spots in panel.curves.items():
         valid = [spot for spot in spots if spot.latency is not None and not spot.inconclusive]
-        good = [spot for spot in valid if spot.quality.value >= needed]
-        quick = [spot for spot in valid if spot.latency and spot.latency.value <= 1 + margin]
-        rows.append(Row(method, min(good, key=_latency, default=None), max(quick, key=_quality, default=None)))
+        good, near = ([spot for spot in valid if spot.quality.value >= full - less] for less in (tolerance, loss))
+        quick = [spot for spot in valid if latency_of(spot) <= 1 + margin]
+        best = max(quick, key=lambda spot: spot.quality.value, default=None)
+        fastest, nearly = (min(spots, key=latency_of, default=None) for spots in (good, near))
+        rows.append(Row(method, fastest, nearly, best))
     return rows
 
 
-def _latency(spot: Spot) -> float:
+def latency_of(spot: Spot) -> float:
+    """Relative to the target's; infinite where it was not measured."""
     return spot.latency.value if spot.latency else math.inf
-
-
-def _quality(spot: Spot) -> float:
-    return spot.quality.value

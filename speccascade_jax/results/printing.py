@@ -44,8 +44,7 @@ class Progress:
         self._console.print(f"  ({clock_time(spent)} elapsed, {clock_time(left)} left)", style="dim")
 
     def __exit__(self, *_: object) -> None:
-        measured = self.done - self.present
-        if measured:
+        if measured := self.done - self.present:
             self._console.print(f"{measured} points measured in {clock_time(self._clock() - self._begin)}")
 
 
@@ -71,32 +70,28 @@ def one_line(record: Record) -> str:
     return "  ".join(parts)
 
 
-def print_record(record: Record, console: Console | None = None) -> None:
+def print_record(record: Record) -> None:
     """A record as a readable list: what was run, quality, latency, measures, counts, the device."""
     table = Table(title=one_line(record).strip(), show_header=False, title_justify="left")
     quality, machine = record["quality"], record["device"]
     table.add_row(quality["metric"], _spread(value_of(quality), quality["interval"]))
     table.add_row("examples", f"{quality['examples']}, {quality['tokens_per_example']:.1f} tokens each")
-    for name, text in _latency_rows(record) if "latency" in record else ():
-        table.add_row(name, text)
+    if timed := record.get("latency"):
+        shown = {
+            "ms per example": timed["ms_per_example"],
+            "ms per token": timed["ms_per_token"],
+            "target's ms per example": record["target_latency"]["ms_per_example"],
+            "latency / target's": record["relative_latency"],
+        }
+        for name, entry in shown.items():
+            table.add_row(name, _spread(value_of(entry), "over trials"))
+        table.add_row("timed", f"{timed['examples']} examples × {timed['trials']} trials, batch 1")
     for name, value in {**record["measures"], **record["counts"]}.items():
         table.add_row(name.replace("_", " "), NONE if value is None else f"{value:.6g}")
     table.add_row("device", f"{machine['kind']} × {machine['count']} ({machine['platform']}, {machine['cpus']} CPUs)")
     table.add_row("versions", ", ".join(f"{name} {version}" for name, version in record["versions"].items()))
     table.add_row("key", record["key"])
-    (console or Console()).print(table)
-
-
-def _latency_rows(record: Record) -> list[tuple[str, str]]:
-    timed = record["latency"]
-    shown = {
-        "ms per example": timed["ms_per_example"],
-        "ms per token": timed["ms_per_token"],
-        "target's ms per example": record["target_latency"]["ms_per_example"],
-        "latency / target's": record["relative_latency"],
-    }
-    rows = [(name, _spread(value_of(entry), "over trials")) for name, entry in shown.items()]
-    return [*rows, ("timed", f"{timed['examples']} examples × {timed['trials']} trials, batch 1")]
+    Console().print(table)
 
 
 def print_points(labels: Sequence[str]) -> None:
@@ -105,10 +100,10 @@ def print_points(labels: Sequence[str]) -> None:
         print(f"{number:4d}  {label}")
 
 
-def show(panels: Sequence[Panel], points: bool = False, tolerance: float = 0.0, margin: float = 0.0) -> None:
+def show(panels: Sequence[Panel], points: bool = False, *limits: float) -> None:
     """Print `tables.table2.grids` to the terminal; 160 columns wide where there is none."""
     console = Console(width=None if sys.stdout.isatty() else 160)
-    for grid in table2.grids(panels, points, tolerance, margin):
+    for grid in table2.grids(panels, points, *limits):
         console.print(grid.rich())
 
 

@@ -1,11 +1,11 @@
-"""Tokens per second: predicted from counts and forward times, and measured (paper 3, eq. 2.1 and 2.3, Table 1).
+"""Tokens per second: predicted from counts and forward times, and measured (paper 3, eq. 2.1, Table 1).
 
 A prediction rests on the counts of all examples that quality is taken on, and on the fit of all speculative runs that
-were timed; the target alone has a fit of its own, as the paper's stand-alone setting. What was measured rests on the
-timed runs alone. Needs no JAX.
+were timed; the target alone has a fit of its own, as the paper's stand-alone setting. The fits' errors, between
+records and not between their generations, are in the intervals of predictions (`Fit.draws`); whether the model of times
+is right is not. What was measured rests on the timed runs alone. Needs no JAX.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -16,17 +16,8 @@ from speccascade_jax.core.names import TARGET
 from speccascade_jax.results import forward_times
 from speccascade_jax.results.bootstrap import Bootstrap
 from speccascade_jax.results.families import THRESHOLD, Families, Family
-from speccascade_jax.results.forward_times import Fit
+from speccascade_jax.results.forward_times import Draws, Fit
 from speccascade_jax.results.panels import Spot
-
-
-def of_rates(draft: float, target: float, verification_rate: float, discard_rate: float) -> float:
-    """Tokens per second by paper 3's equation 2.3, which holds where `draft_steps` are the drafted tokens.
-
-    Args:
-        draft, target: seconds per forward pass; verification_rate, discard_rate: as `engine.measures` has them.
-    """
-    return 1.0 / (draft + draft * discard_rate + (target - draft) * verification_rate)
 
 
 def _positive(fit: Fit, *names: str) -> Fit:
@@ -94,25 +85,34 @@ class Throughputs:
         return _positive(forward_times.alone(self.families.records, TARGET), "target")
 
     def predicted(self, spot: Spot) -> np.ndarray:
-        """Tokens per second from a spot's counts, `[1 + samples]`; the forward times are taken as exact."""
+        """Tokens per second from a spot's counts, `[1 + samples]`; counts and forward times are resampled."""
         counts = self.bootstrap.counts(spot.records)
-        return self._rate(spot, len(spot.records[0]["per_example"]["ids"]), counts)
+        examples = len(spot.records[0]["per_example"]["ids"])
+        seconds = self._draws(spot).seconds(examples, counts["draft_steps"], counts["target_calls"])
+        return counts["committed"] / seconds
 
     def measured(self, spot: Spot) -> np.ndarray:
         """Tokens per second of the timed runs, `[1 + samples]`."""
-        timed = self.bootstrap.timed(spot.records)
-        return timed["tokens"] / timed["seconds"]
+        return self.bootstrap.rates(spot.records)[0]
 
     def error(self, spot: Spot) -> float:
         """Predicted over measured throughput, less 1, both of the timed runs themselves."""
         timed = self.bootstrap.timed(spot.records)
-        runs = np.size(spot.records[0]["latency"]["per_example_ms"])
-        return float((self._rate(spot, runs, timed) / self.measured(spot))[0] - 1)
+        generations = sum(np.size(record["latency"]["per_example_ms"]) for record in spot.records)
+        seconds = self._times(spot).seconds(generations, timed["draft_steps"], timed["target_calls"])
+        return float(timed["seconds"] / seconds - 1)
 
-    def _rate(self, spot: Spot, generations: int, counts: Mapping[str, np.ndarray]) -> np.ndarray:
-        times = self.times_alone if spot.method == TARGET else self.times
-        tokens = counts["tokens"] if "tokens" in counts else counts["committed"]
-        return tokens / times.seconds(generations, counts["draft_steps"], counts["target_calls"])
+    def _times(self, spot: Spot) -> Fit:
+        return self.times_alone if spot.method == TARGET else self.times
+
+    def _draws(self, spot: Spot) -> Draws:
+        """The same for every spot of a fit: what is wrong with its times cancels where two of them are compared."""
+        return self._drawn[spot.method == TARGET]
+
+    @cached_property
+    def _drawn(self) -> tuple[Draws, Draws]:
+        samples, seed = self.bootstrap.samples, self.bootstrap.seed
+        return self.times.draws(samples, (seed, 0)), self.times_alone.draws(samples, (seed, 1))
 
     def speed_up_predicted(self, spot: Spot) -> np.ndarray:
         """Predicted throughput over the target's, on the same resamples."""
@@ -120,8 +120,7 @@ class Throughputs:
 
     def speed_up_measured(self, spot: Spot) -> np.ndarray:
         """Measured throughput over that of the target's runs beside, on the same resamples."""
-        timed = self.bootstrap.timed(spot.records)
-        return (timed["tokens"] / timed["seconds"]) / (timed["alone_tokens"] / timed["alone_seconds"])
+        return self.bootstrap.rates(spot.records)[1]
 
     def best_predicted(self, family: Family) -> Best:
         """The setting of the highest predicted throughput."""

@@ -159,13 +159,30 @@ def test_latencies_are_ratios_of_totals():
 def test_a_machine_that_drifts_makes_no_method_better():
     """Equal methods, timed at different times: within each record examples agree to the last digit, trials do not."""
     target = np.linspace(50, 150, 16)
-    one = record(ms=[target * 0.82, target * 0.77], target_ms=[target, target])
-    other = record(ms=[target * 0.825, target * 0.85], target_ms=[target, target], method="diff")
-    alone = Bootstrap().latency_ratio([one])
-    assert (alone.low, alone.high) == pytest.approx((0.795 - 0.025 * 2**0.5, 0.795 + 0.025 * 2**0.5))
+
+    def drifting(name, *ratios):
+        return record(ms=[target * ratio for ratio in ratios], target_ms=[target] * len(ratios), method=name)
+
+    one, other = drifting("opt", 0.82, 0.77, 0.80, 0.79), drifting("diff", 0.825, 0.85, 0.81, 0.80)
+    alone, ratios = Bootstrap().latency_ratio([one]), np.asarray([0.82, 0.77, 0.80, 0.79])
+    half = stats.t.ppf(0.975, 3) * ratios.std(ddof=1) / ratios.mean() / 2
+    assert np.log([alone.low, alone.high]) == pytest.approx(np.log(ratios.mean()) + [-half, half], abs=0.005)
     assert not Bootstrap().latency_ratio([one], [other]).excludes(1)
-    slow = record(ms=[target * 0.9, target * 0.95], target_ms=[target, target], method="diff")
-    assert Bootstrap().latency_ratio([one], [slow]).excludes(1)
+    assert Bootstrap().latency_ratio([one], [drifting("diff", 0.9, 0.95, 0.93, 0.92)]).excludes(1)
+
+
+def test_whole_requests_sent_at_random_have_the_expected_statistics():
+    ours, theirs = measured(0.1, 0), measured(0.3, 1)
+    bootstrap = Bootstrap(samples=50)
+    both = bootstrap.qualities([ours], [theirs])
+    for share, expected in zip((0.0, 1.0), both, strict=True):
+        assert bootstrap.mixed([ours], [theirs], share) == pytest.approx(expected)
+    half = bootstrap.mixed([ours], [theirs], 0.5)[0]
+    statistics = [np.asarray(each["quality"]["per_example"]["statistics"]["bleu"]) for each in (ours, theirs)]
+    drawn = [np.where(np.random.default_rng(n).random(60)[:, None] < 0.5, *statistics).sum(0) for n in range(500)]
+    assert half == pytest.approx(quality.get_metric("bleu").from_sums(np.asarray(drawn), 60).mean(), abs=0.2)
+    shares = np.linspace(0, 1, 51)
+    assert bootstrap.mixed([ours], [theirs], shares)[[0, -1]] == pytest.approx([both[0][0], both[1][-1]])
 
 
 @pytest.mark.parametrize(

@@ -46,11 +46,43 @@ def test_tolerance_and_margin():
     assert (loose.fastest.alpha, loose.best.alpha) == (0.3, 0.0)
 
 
+def test_speed_at_quality_that_is_worse_by_no_more_than_a_stated_loss():
+    """46.05 against 46.12 is no speed-up at all where only equal quality counts."""
+    records = [_record("opt", 0.1, quality=19.93, latency=0.9), _record("opt", 0.3, quality=19.0, latency=0.5)]
+    records.append(_record("opt", 0.5, quality=18.9, latency=0.2))
+    row = _rows(*records)["opt"]
+    assert row.fastest is None and row.near.alpha == 0.3  # a loss of 1 is allowed, 1.1 is not
+    assert _rows(*records, loss=0.5)["opt"].near.alpha == 0.1
+    assert _rows(*records, loss=2.0)["opt"].near.alpha == 0.5
+    assert _rows(*records, loss=0.05)["opt"].near is None
+
+
+def test_the_target_at_lower_temperatures_stands_beside_a_panel():
+    hot = [*_ENDS, _record("opt", 0.3, quality=21.0, latency=0.8)]
+    cold = [copy.deepcopy(_ENDS[0]) for _ in range(2)]
+    for record, at, quality in zip(cold, (0.5, 0.0), (20.5, 22.0), strict=True):
+        record["key"] += f"{at}"
+        record["point"] |= {"temperature": at, "latency_examples": 0}
+        record["quality"]["value"] = quality
+        del record["latency"], record["relative_latency"]
+    found = panels([*hot, *cold])
+    (panel,) = (each for each in found if each.curves)
+    assert panel.setting["temperature"] == 1.0
+    assert {at: spot.quality.value for at, spot in panel.cooler.items()} == {0.0: 22.0, 0.5: 20.5}
+    assert list(panel.cooler) == [0.0, 0.5]
+    assert not [each for each in found if each.setting["temperature"] == 0.0][0].cooler
+    (grid,) = tables.table2_grids(found)
+    assert (
+        "The target alone at lower temperatures, which sharpen as some rules do: 22.00 at T = 0, 20.50 at T = 0.5."
+        in (grid.notes)
+    )
+
+
 def test_a_method_without_a_qualifying_point_has_a_dash():
     row = _rows(_record("opt", 0.3, quality=10.0, latency=1.5))["opt"]
     assert row.fastest is None and row.best is None
     (grid,) = tables.table2_grids(panels([*_ENDS, _record("opt", 0.3, quality=10.0, latency=1.5)]))
-    assert grid.rows[0] == ["SpecCascade [OPT]", "–", "–"]
+    assert grid.rows[0] == ["SpecCascade [OPT]", "–", "–", "–"]
 
 
 def test_inconclusive_points_do_not_count_and_are_named():

@@ -20,11 +20,23 @@ def point(method, gain=0.0, ratio=1.0, noise=2.0, seed=0, own=None):
     record = copy.deepcopy(fake.run({**fake.coordinates()[0], "method": method, "alpha": None, "seed": seed, **block}))
     rng = np.random.default_rng([own if own is not None else len(method), seed])
     scores = HARD + gain + rng.normal(0, noise, 64)
-    times = SLOW * ratio * np.exp(rng.normal(0, noise / 50, 16))
+    times = SLOW * ratio * np.exp(rng.normal(0, noise / 50, (3, 16)))
     held = {"ids": list(range(64)), "statistics": {"rougeL": scores.tolist()}}
     record["quality"] |= {"metric": "rougeL", "value": float(scores.mean()), "per_example": held}
-    record["relative_latency"]["value"] = times.sum() / SLOW.sum()
-    record["latency"]["per_example_ms"], record["target_latency"]["per_example_ms"] = times.tolist(), SLOW.tolist()
+    record["relative_latency"]["value"] = times.sum() / (3 * SLOW.sum())
+    record["key"] = f"{method} {seed} {own}"
+    record["latency"]["per_example_ms"] = times.tolist()
+    record["target_latency"]["per_example_ms"] = [SLOW.tolist()] * 3
+    for name in ("tokens", "draft_steps", "target_calls"):
+        record["latency"].pop(f"per_example_{name}", None)  # nobody knows what its runs did (`working`)
+    return record
+
+
+def working(record, work):
+    """The record as one whose timed runs made these calls; equal numbers are equal work."""
+    counts = np.random.default_rng(work).integers(1, 99, (3, 3, 16)).tolist()
+    for name, each in zip(("tokens", "draft_steps", "target_calls"), counts, strict=True):
+        record["latency"][f"per_example_{name}"] = each
     return record
 
 

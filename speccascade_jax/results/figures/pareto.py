@@ -28,13 +28,13 @@ def draw_all(every: Sequence[Families], folder: Path, stem: str, form: str = "pn
     bootstrap, paths, missing = Bootstrap(), list[Path](), list[str]()
     for families in every:
         name = f"{stem}-pareto" + ("" if len(every) == 1 else f"-{tradeoff.slug(families.panel.title())}")
-        name += f"-{len(paths) + 1}" if folder / f"{name}.{form}" in paths else ""
+        path = tradeoff.unused(folder, name, form, paths)
         try:
-            draw(families, folder / f"{name}.{form}", bootstrap)
+            draw(families, path, bootstrap)
         except ValueError as error:
             missing.append(f"{families.panel.title()}: {error}")
         else:
-            paths.append(folder / f"{name}.{form}")
+            paths.append(path)
     return paths, missing
 
 
@@ -54,9 +54,7 @@ def draw(families: Families, path: Path, bootstrap: Bootstrap) -> None:
         _curve(axes, family, bootstrap, colour, marker, next(fixed) if family.symbol == GAMMA else "-")
     for name, spot in families.oracles.items():
         (x,), (y,) = _values([spot], bootstrap)
-        axes.plot(
-            x.value, y.value, "*", ms=15, color="#999999", mec="black", ls="none", label=name, clip_on=False, zorder=4
-        )
+        axes.plot(x.value, y.value, "*", ms=15, color="#999999", mec="black", label=name, clip_on=False, zorder=4)
     drawn = _iso_latency(axes, families)
     axes.set_xlabel("discard rate: discarded tokens per generated token   (← fewer)")
     axes.set_ylabel("verification rate: target calls per generated token   (↓ fewer)")

@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
+from speccascade_jax.results import mixture
 from speccascade_jax.results.labels import SHARES
 from speccascade_jax.results.panels import Panel, Spot, Value, share_of
 
@@ -54,25 +55,33 @@ def draw_all(
         raise ValueError("the records hold no method beside target and draft alone: nothing to plot")
     paths: list[Path] = []
     for panel in panels:
-        name = stem if len(panels) == 1 else f"{stem}-{slug(panel.title())}"
-        if folder / f"{name}.{form}" in paths:
-            name += f"-{len(paths) + 1}"
-        paths.append(folder / f"{name}.{form}")
+        paths.append(unused(folder, stem if len(panels) == 1 else f"{stem}-{slug(panel.title())}", form, paths))
         draw(panel, paths[-1], share)
     return paths
 
 
+def unused(folder: Path, name: str, form: str, taken: Sequence[Path]) -> Path:
+    """The file `name.form`, numbered where another figure took it: settings may differ in what titles leave out."""
+    path = folder / f"{name}.{form}"
+    return folder / f"{name}-{len(taken) + 1}.{form}" if path in taken else path
+
+
 def draw(panel: Panel, path: Path, share: str = "rejection_rate") -> None:
-    """Write one panel's figure, replacing an old one in a single step; no plot of latency where none was measured."""
-    timed = any(spot.latency for curve in panel.curves.values() for spot in curve)
+    """Write one panel's figure, replacing an old one in a single step.
+
+    Left: quality against latency as in paper 1's Figure 4, left out where none was measured; right: its Figure 3.
+    """
+    timed = any(spot.latency for spot in panel.spots)
     figure, plots = plt.subplots(
         1, 1 + timed, figsize=(12 if timed else 7.5, 5.6), sharey=True, layout="constrained", squeeze=False
     )
     first, last = plots[0, 0], plots[0, -1]
     if timed:
-        _latency_axes(first, panel)
+        _axes(first, panel, lambda spot: spot.latency)
+        first.set_xlabel("latency relative to the target alone, batch 1   (← faster)")
+        first.axvline(1.0, color="0.8", lw=1, zorder=0)
+        _baselines(first, panel)
     _axes(last, panel, lambda spot: share_of(spot, share))
-    _ends(last, panel, lambda spot: share_of(spot, share))
     last.set_xlabel(f"{SHARES[share]}" + ("" if share == "draft_share" else "   (← fewer)"))
     last.tick_params(labelleft=True)
     first.set_ylabel(f"{METRIC_NAMES.get(panel.metric, panel.metric)}   (better →)")
@@ -84,6 +93,17 @@ def draw(panel: Panel, path: Path, share: str = "rejection_rate") -> None:
     save(figure, path)
 
 
+def _baselines(axes: Axes, panel: Panel) -> None:
+    """What needs no method at all: requests sent at random, and the target at lower temperatures (no faster)."""
+    if mixed := mixture.line(panel):
+        axes.plot(*mixed, color="0.65", lw=2.5, zorder=0.5, label="Whole requests sent at random")
+    if panel.cooler:
+        qualities = [spot.quality.value for spot in panel.cooler.values()]
+        named = ", ".join(f"{at:g}" for at in panel.cooler)
+        axes.scatter([1.0] * len(qualities), qualities, marker="_", s=260, color="0.25", lw=2, zorder=4,
+                     label=f"Target alone at T = {named}")  # fmt: skip
+
+
 def save(figure: Figure, path: Path) -> None:
     """Write a figure, replacing an old one in a single step, and close it."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,16 +113,8 @@ def save(figure: Figure, path: Path) -> None:
     partial.replace(path)
 
 
-def _latency_axes(axes: Axes, panel: Panel) -> None:
-    """Quality against latency, as in paper 1's Figure 4."""
-    _axes(axes, panel, lambda spot: spot.latency)
-    _ends(axes, panel, lambda spot: spot.latency)
-    axes.set_xlabel("latency relative to the target alone, batch 1   (← faster)")
-    axes.axvline(1.0, color="0.8", lw=1, zorder=0)
-
-
 def _axes(axes: Axes, panel: Panel, horizontal: Horizontal) -> None:
-    """The curves, and the target's quality as a dotted line."""
+    """The curves, the target's quality as a dotted line, and both ends."""
     spare = itertools.cycle(SPARE)
     for method, spots in panel.curves.items():
         colour, marker = STYLES.get(method) or next(spare)
@@ -117,42 +129,29 @@ def _axes(axes: Axes, panel: Panel, horizontal: Horizontal) -> None:
         axes.scatter(xs, ys, c=faces, edgecolors=colour, marker=marker, s=110 if marker == "*" else 46, zorder=3)
         if len(shown) > 1:
             axes.scatter(xs[-1:], ys[-1:], s=230, facecolors="none", edgecolors=colour, lw=1.2, zorder=3)
-        axes.plot([], [], color=colour, marker=marker, lw=1.6, ms=10 if marker == "*" else 6.5, label=_name(spots))
+        alphas = [spot.alpha for spot in spots if spot.alpha is not None]
+        name = spots[0].label + (f", {spots[0].axis} {alphas[0]:g} … {alphas[-1]:g}" if alphas else "")
+        axes.plot([], [], color=colour, marker=marker, lw=1.6, ms=10 if marker == "*" else 6.5, label=name)
     if panel.target:
         axes.axhline(panel.target.quality.value, color="0.25", ls=":", lw=1.4, zorder=0, label="Target's quality")
     axes.grid(alpha=0.25, lw=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _name(spots: Sequence[Spot]) -> str:
-    """A curve in the legend: method and range of α."""
-    alphas = [spot.alpha for spot in spots if spot.alpha is not None]
-    return spots[0].label + (f", {spots[0].axis} {alphas[0]:g} … {alphas[-1]:g}" if alphas else "")
+    _ends(axes, panel, horizontal)
 
 
 def _ends(axes: Axes, panel: Panel, horizontal: Horizontal) -> None:
     """Target and draft alone, named where they stand; nothing where they have no place on the axis."""
-    for spot, marker in ((panel.target, "s"), (panel.draft, "o")):
-        x = None if spot is None else horizontal(spot)
-        if spot is None or x is None:
-            continue
-        at = (x.value, spot.quality.value)
+    shown = [(spot, x) for spot in panel.ends if (x := horizontal(spot)) is not None]
+    for spot, x in shown:
+        at, marker = (x.value, spot.quality.value), "s" if spot is panel.target else "o"
         axes.errorbar(*at, xerr=bars([x]), yerr=bars([spot.quality]), fmt=marker, ms=9, color="0.25",
                       mfc="white", mew=2, elinewidth=0.8, zorder=4)  # fmt: skip
-        name = spot.label
-        text = axes.annotate(
-            name[0].lower() + name[1:],
-            at,
-            xytext=(10, -14),
-            textcoords="offset points",
-            fontsize=10,
-            weight="bold",
-            zorder=5,
-        )
+        name = spot.label[0].lower() + spot.label[1:]
+        text = axes.annotate(name, at, xytext=(10, -14), textcoords="offset points", fontsize=10, weight="bold",
+                             zorder=5)  # fmt: skip
         text.set_path_effects([withStroke(linewidth=3, foreground="white")])
-    places = [x.value for spot in (panel.target, panel.draft) if spot and (x := horizontal(spot))]
     low, high = axes.get_xlim()
-    axes.set_xlim(low, max([high, *(place + 0.16 * (high - low) for place in places)]))  # room for the names
+    axes.set_xlim(low, max([high, *(x.value + 0.16 * (high - low) for _, x in shown)]))  # room for the names
 
 
 def bars(values: Sequence[Value]) -> list[list[float]]:

@@ -4,7 +4,7 @@ import csv
 import io
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rich.console import JustifyMethod
@@ -61,7 +61,7 @@ class Grid:
         """For a page; the notes follow as a list."""
         aligned = ["---"] + ["---:"] * (len(self.header) - 1)
         rows = self._cells(_markdown, "**{}**")
-        lines = [_pipes(cells) for cells in ([_markdown(name) for name in self.header], aligned, *rows)]
+        lines = [f"| {' | '.join(cells)} |" for cells in ([_markdown(name) for name in self.header], aligned, *rows)]
         notes = [f"- {_markdown(note)}" for note in self.notes]
         return "\n".join([f"**{_markdown(self.title)}**", "", *lines, "", *notes]) + "\n"
 
@@ -108,7 +108,3 @@ def _latex_header(text: str) -> str:
     lines = [_latex(line) for line in textwrap.wrap(text, 22, break_long_words=False, break_on_hyphens=False)]
     stacked = r" \\ ".join(lines)
     return rf"\shortstack[r]{{{stacked}}}" if len(lines) > 1 else stacked
-
-
-def _pipes(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

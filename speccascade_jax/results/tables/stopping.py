@@ -4,7 +4,7 @@ What stands in the cells and what must be said below; the numbers come from `res
 `pareto`. Brackets hold 95% bootstrap intervals over examples. Needs no JAX.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -14,9 +14,8 @@ from speccascade_jax.results.bootstrap import Bootstrap, Interval
 from speccascade_jax.results.families import GAMMA, Families, Family
 from speccascade_jax.results.forward_times import Fit
 from speccascade_jax.results.panels import Spot
-from speccascade_jax.results.store import Record
 from speccascade_jax.results.tables.grid import NONE, Grid
-from speccascade_jax.results.throughput import Best, Throughputs
+from speccascade_jax.results.throughput import Throughputs
 
 _RESAMPLES = (
     f"[low, high]: 95% bootstrap over examples, {Bootstrap().samples:,} resamples, the same for every entry; seeds are "
@@ -25,7 +24,8 @@ _RESAMPLES = (
 _CHOSEN = "No interval allows for γ and h having been chosen on the same examples, nor for how many are compared."
 _PREDICTED = (
     "Predicted: from the counts of the {} examples that quality is taken on and t_draft = {:.3g} ms, t_target = {:.3g} "
-    "ms, {:.3g} ms per generation (R² {:.3f}); the target alone from its own fit. Forward times are taken as exact."
+    "ms, {:.3g} ms per generation (R² {:.3f}); the target alone from its own fit. Intervals hold the errors of "
+    "both fits, records taken as a whole."
 )
 _MEASURED = (
     "Measured: of the timed runs, at batch 1; a speed-up is over the target's runs beside, and intervals resample "
@@ -36,7 +36,14 @@ _MEASURED = (
 def forward_time_grids(families: Families) -> list[Grid]:
     """Paper 3's Table 2: where both models take part (all, and family by family), and each of them alone."""
     records, notes, rows = families.records, list[str](), list[list[str]]()
-    for name, fitted in _fits(families, records):
+    fits = {"Both models, all": partial(forward_times.speculative, records)}
+    for family in (*families.fixed, *families.adaptive):
+        members = [record for spot in family.spots.values() for record in spot.records]
+        fits[_family_name(family)] = partial(forward_times.speculative, members)
+    for end in (families.target, families.panel.draft):
+        if end:
+            fits[end.label] = partial(forward_times.alone, records, end.records[0]["point"]["method"])
+    for name, fitted in fits.items():
         try:
             rows.append([name, *_fit_cells(fitted(), fitted(intercept=False))])
         except ValueError as error:
@@ -46,23 +53,11 @@ def forward_time_grids(families: Families) -> list[Grid]:
     header += [f"without constant: {name}" for name in ("t_draft ms", "t_target ms", "R²")]
     notes += [
         "Least squares of a generation's seconds on its draft steps and target calls, and a constant for its prefill "
-        "and its call, which paper 3's equation 2.1 lacks: on the right the fit without. ± standard error, of "
-        "independent residuals. R²: explained share of the variance about the mean.",
+        "and its call, which paper 3's equation 2.1 lacks: on the right the fit without. ± standard error, records "
+        "taken as a whole. R²: explained share of the variance about the mean.",
         f"{families.panel.sizes()}. Device: {families.panel.setting['device']}.",
     ]
     return [Grid(title=f"Forward times: {families.panel.title()}", header=header, rows=rows, notes=notes)]
-
-
-def _fits(families: Families, records: Sequence[Record]) -> Iterator[tuple[str, Callable[..., Fit]]]:
-    """What each row is called, and what fits it."""
-    groups = {"Both models, all": records}
-    for family in (*families.fixed, *families.adaptive):
-        groups[_family_name(family)] = [record for spot in family.spots.values() for record in spot.records]
-    for name, members in groups.items():
-        yield name, partial(forward_times.speculative, members)
-    for end in (families.target, families.panel.draft):
-        if end:
-            yield end.label, partial(forward_times.alone, records, end.records[0]["point"]["method"])
 
 
 def _fit_cells(fit: Fit, plain: Fit) -> list[str]:
@@ -93,61 +88,43 @@ def _best_grid(found: Throughputs) -> Grid:
     for family in (*families.fixed, *families.adaptive):
         rival = None if family.symbol == GAMMA else families.rival(family)
         row = [_family_name(family)]
-        for column, best in ((1, found.best_predicted), (5, found.best_measured)):
-            cells, over = _best_cells(found, family.symbol, best(family), None if rival is None else best(rival))
-            row += cells
-            if over is not None and over.low > 0:
-                bold.add((len(rows), column + 3))
+        for best in (found.best_predicted, found.best_measured):
+            own = best(family)
+            over = found.bootstrap.interval(own.speed_up / best(rival).speed_up - 1) if rival else None
+            row += [f"{family.symbol} = {own.at:g}", _rate(found, own.tokens), _rate(found, own.speed_up, ".2f", "×")]
+            row.append(_percent(over) if over else NONE)
+            if over and over.low > 0:
+                bold.add((len(rows), len(row) - 1))
         rows.append(row)
     for name, spot in {families.target.label: families.target, **families.oracles}.items():
         rows.append([name, *_single_cells(found, spot)])
-    header = ["Method"] + [
-        f"{how}: {what}"
-        for how in ("predicted", "measured")
-        for what in ("best at", "tokens/s", "speed-up", "over best fixed γ")
-    ]
+    columns = ("best at", "tokens/s", "speed-up", "over best fixed γ")
+    header = ["Method", *(f"{how}: {what}" for how in ("predicted", "measured") for what in columns)]
     notes = [_resting(found), _MEASURED, _RESAMPLES, "Bold: faster than the best fixed γ beyond the interval.", _CHOSEN]
     return Grid(title=f"Throughput: {families.panel.title()}", header=header, rows=rows, notes=notes, bold=bold)
 
 
-def _best_cells(found: Throughputs, symbol: str, own: Best, rival: Best | None) -> tuple[list[str], Interval | None]:
-    """A family's four cells, and its gain over the best fixed γ of its law."""
-    interval = found.bootstrap.interval
-    over = interval(own.speed_up / rival.speed_up - 1) if rival else None
-    cells = [f"{symbol} = {own.at:g}", _cell(interval(own.tokens), ".1f"), _cell(interval(own.speed_up), ".2f", "×")]
-    return [*cells, _percent(over) if over else NONE], over
-
-
 def _single_cells(found: Throughputs, spot: Spot) -> list[str]:
     """The cells of what has no number to choose; an oracle need not have been timed."""
-    interval, cells = found.bootstrap.interval, list[str]()
-    timed = all(record.get("latency") for record in spot.records)
-    kinds = [(found.predicted, found.speed_up_predicted, True), (found.measured, found.speed_up_measured, timed)]
+    cells, target = list[str](), spot is found.families.target
+    kinds = [(found.predicted, found.speed_up_predicted, True), (found.measured, found.speed_up_measured, _timed(spot))]
     for tokens, speed_up, known in kinds:
-        if not known:
-            cells += [NONE] * 4
-        elif spot is found.families.target:
-            cells += [NONE, _cell(interval(tokens(spot)), ".1f"), "1.00×", NONE]
+        if known:
+            faster = "1.00×" if target else _rate(found, speed_up(spot), ".2f", "×")
+            cells += [NONE, _rate(found, tokens(spot)), faster, NONE]
         else:
-            cells += [NONE, _cell(interval(tokens(spot)), ".1f"), _cell(interval(speed_up(spot)), ".2f", "×"), NONE]
+            cells += [NONE] * 4
     return cells
 
 
 def _prediction_grid(found: Throughputs) -> Grid:
-    families, rows, errors = found.families, list[list[str]](), list[float]()
-    interval = found.bootstrap.interval
-    for name, at, spot in _places(families):
-        discard, verification = (interval(each) for each in pareto.rates(spot, found.bootstrap))
-        row = [
-            name,
-            at,
-            _cell(verification, ".3f"),
-            _cell(discard, ".3f"),
-            _cell(interval(found.predicted(spot)), ".1f"),
-        ]
-        if all(record.get("latency") for record in spot.records):
+    rows, errors = list[list[str]](), list[float]()
+    for name, at, spot in _places(found.families):
+        discard, verification = (_rate(found, each, ".3f") for each in pareto.rates(spot, found.bootstrap))
+        row = [name, at, verification, discard, _rate(found, found.predicted(spot))]
+        if _timed(spot):
             errors.append(found.error(spot))
-            row += [_cell(interval(found.measured(spot)), ".1f"), f"{errors[-1]:+.1%}"]
+            row += [_rate(found, found.measured(spot)), f"{errors[-1]:+.1%}"]
         rows.append(row if len(row) > 5 else [*row, NONE, NONE])
     header = ["Method", "at", "verification rate", "discard rate", "predicted tokens/s", "measured tokens/s", "error"]
     notes = [
@@ -156,7 +133,7 @@ def _prediction_grid(found: Throughputs) -> Grid:
         f"Error: predicted over measured, less 1, both of the timed runs; at most {max(map(abs, errors)):.1%}.",
         _RESAMPLES,
     ]
-    title = f"Predicted and measured throughput: {families.panel.title()}"
+    title = f"Predicted and measured throughput: {found.families.panel.title()}"
     return Grid(title=title, header=header, rows=rows, notes=notes)
 
 
@@ -169,31 +146,26 @@ def _threshold_grid(found: Throughputs) -> Grid:
             notes.append(f"{family.name}: {error}.")
             rows.append([family.name, *[NONE] * 6])
             continue
-        interval, near = found.bootstrap.interval, [f"{h:g}" for h in given.between]
+        near = [f"{h:g}" for h in given.between]
         how = f"between {near[0]} and {near[1]}" if len(near) == 2 else f"measured at {near[0]}"
         if len(near) == 1 and not np.isclose(given.at, given.between[0]):
             how = f"that of {near[0]}, the nearest"
-        row = [family.name, f"{given.at:.3f}", _cell(interval(given.tokens), ".1f"), how]
-        row += [f"{given.best.at:g}", _cell(interval(given.best.tokens), ".1f"), _percent(interval(given.lost))]
-        rows.append(row)
+        best, lost = f"{given.best.at:g}", found.bootstrap.interval(given.lost)
+        row = [family.name, f"{given.at:.3f}", _rate(found, given.tokens), how, best]
+        rows.append([*row, _rate(found, given.best.tokens), _percent(lost)])
+    weighted = [f"{each.name} ({each.w_rej:g})" for each in found.families.adaptive if each.w_rej not in (None, 1.0)]
+    why = "Left out, for the loss of their heads weighed rejections other than once (w_rej), which moves all that h is"
     header = ["Method", "suggested h", "tokens/s there", "read off", "best h", "tokens/s there", "left on the table"]
     notes += [
         "Theorem 3.1 with Δ = 0: h = 1 − t_draft / t_target, of P(some token is rejected): methods that compare h with "
         "anything else (max q, entropy) are left out.",
-        *_weighted(found.families),
+        *([f"{why} compared with away from that probability: {', '.join(weighted)}."] if weighted else []),
         "Tokens/s are predicted; between two measured thresholds they are taken as linear in h.",
         _resting(found),
         _RESAMPLES,
     ]
     title = f"Theorem 3.1's threshold: {found.families.panel.title()}"
     return Grid(title=title, header=header, rows=rows, notes=notes)
-
-
-def _weighted(families: Families) -> list[str]:
-    """Which heads are left out of theorem 3.1's table, if any are."""
-    named = [f"{each.name} ({each.w_rej:g})" for each in families.adaptive if each.w_rej not in (None, 1.0)]
-    why = "Left out, for the loss of their heads weighed rejections other than once (w_rej), which moves all that h is"
-    return [f"{why} compared with away from that probability: {', '.join(named)}."] if named else []
 
 
 def dominance_grids(families: Families) -> list[Grid]:
@@ -209,6 +181,7 @@ def dominance_grids(families: Families) -> list[Grid]:
             "(spec_decode) over several block_sizes"
         )
     bold = {(n, 6) for n, each in enumerate(compared) if each.verdict == pareto.DOMINATES}
+    alone = [family.name for family in families.adaptive if not families.rival(family)]
     header = ["Front of", "against", "discard rate", "verification rate", "front's there", "difference", "verdict"]
     notes = [
         "The front's verification rate at the fixed blocks' discard rate, by straight lines between thresholds that "
@@ -217,11 +190,7 @@ def dominance_grids(families: Families) -> list[Grid]:
         "Dominates, loses: the paired interval of the difference lies below, above 0; ties: it includes 0.",
         _RESAMPLES,
         _CHOSEN,
-        *(
-            f"{family.name}: no fixed blocks of the same law."
-            for family in families.adaptive
-            if not families.rival(family)
-        ),
+        *(f"{name}: no fixed blocks of the same law." for name in alone),
         f"{families.panel.setting['quality_examples']} examples.",
     ]
     title, rows = f"Verification against discard rate: {families.panel.title()}", list(map(_dominance_row, compared))
@@ -251,6 +220,15 @@ def _resting(found: Throughputs) -> str:
 
 def _family_name(family: Family) -> str:
     return f"{family.name} (fixed γ)" if family.symbol == GAMMA else family.name
+
+
+def _timed(spot: Spot) -> bool:
+    return all(record.get("latency") for record in spot.records)
+
+
+def _rate(found: Throughputs, scores: np.ndarray, form: str = ".1f", unit: str = "") -> str:
+    """`scores` `[1 + samples]` with their interval."""
+    return _cell(found.bootstrap.interval(scores), form, unit)
 
 
 def _cell(interval: Interval, form: str, unit: str = "") -> str:

@@ -27,11 +27,36 @@ def table(records, **how):
 def test_table_2_shows_intervals_and_marks_the_best():
     grid = table(WINNER)
     chow, diff, opt, *_ = grid.rows
-    assert [cell.endswith(" *") for cell in chow + diff + opt] == [False] * 5 + [True, False, True, False]
-    assert grid.bold == {(1, 2), (2, 1)}
-    assert re.fullmatch(r"2\.\d\d× \[1\.\d\d, 2\.\d\d\] \*", opt[1])
-    assert re.fullmatch(r"\d\d\.\d\d \[\+4\.\d\d, \+5\.\d\d\] \*", diff[2])
-    assert grid.rows[3][0] == "Target alone" and "[" not in "".join(grid.rows[3] + grid.rows[4])
+    assert [cell.endswith(" *") for cell in chow + diff + opt] == [False] * 7 + [True, False, True, False, False]
+    assert grid.bold == {(1, 3), (2, 1)}
+    assert re.fullmatch(r"[12]\.\d\d× \[1\.\d\d, 2\.\d\d\] \*", opt[1])
+    assert re.fullmatch(r"[12]\.\d\d× \[1\.\d\d, 2\.\d\d\]; \+[\d.]+ \[\+?-?[\d.]+, \+[\d.]+\]", opt[2])
+    assert re.fullmatch(r"\d\d\.\d\d \[\+4\.\d\d, \+5\.\d\d\] \*", diff[3])
+    assert grid.rows[3][0] == "Target alone" and "[" not in "".join(grid.rows[3][2:] + grid.rows[4])
+
+
+def test_the_targets_row_is_what_it_timed_against_itself():
+    busy = hand.point(panels.TARGET, ratio=1.25, noise=1)
+    grid = table([busy, *WINNER[1:]])
+    (row,) = (row for row in grid.rows if row[0] == "Target alone")
+    assert re.fullmatch(r"0\.(79|80|81)× \[0\.7\d, 0\.8\d\]", row[1])
+    assert any("the machine was busy, latencies mean little" in note for note in grid.notes)
+    untimed = hand.point(panels.TARGET)
+    del untimed["relative_latency"]
+    assert [row for row in table([untimed, *WINNER[1:]]).rows if row[0] == "Target alone"][0][1] == "–"
+
+
+def test_points_below_requests_sent_at_random_are_said_to_be():
+    """The draft takes a tenth of the time and loses 9 points: at half the time a coin loses 5."""
+    good, bad = hand.point("opt", gain=-1, ratio=0.5, noise=0.1), hand.point("chow", gain=-8, ratio=0.5, noise=0.1)
+    notes = table([*WINNER[:2], good, bad]).notes
+    assert "equal latency than 1 of 2 points: TokenCascade [Chow]." in " ".join(notes) or (
+        "equal latency than 1 of 2 points: SpecCascade [Chow]." in " ".join(notes)
+    )
+    assert any(note.startswith("Beyond the interval: ") for note in notes)
+    assert any(note.endswith("than none of the points.") for note in table([*WINNER[:2], good]).notes)
+    slow = hand.point("chow", gain=-1, ratio=1.5, noise=0.1)  # slower than the target, so it counts as the target
+    assert any("than 1 of 1 points" in note for note in table([*WINNER[:2], slow]).notes)
 
 
 def test_speed_ups_lie_within_their_brackets():
@@ -43,7 +68,7 @@ def test_speed_ups_lie_within_their_brackets():
 def test_ties_are_marked_and_nobody_is_bold():
     records = [hand.TARGET, hand.point("diff", gain=1, own=7, ratio=0.7), hand.point("opt", gain=1, own=8, ratio=0.7)]
     grid = table(records)
-    assert all(cell.endswith(" ≈") for row in grid.rows[:2] for cell in row[1:]) and not grid.bold
+    assert all(cell.endswith(" ≈") for row in grid.rows[:2] for cell in (row[1], row[3])) and not grid.bold
 
 
 def test_the_notes_explain_brackets_marks_and_what_they_leave_out():
@@ -56,7 +81,9 @@ def test_the_notes_explain_brackets_marks_and_what_they_leave_out():
 def test_older_records_have_no_marks_and_a_note_says_so():
     old = [hand.strip(hand.point("diff", gain=5, ratio=0.8)), hand.strip(hand.point("opt", gain=1, ratio=0.5))]
     grid = table([hand.TARGET, *old])
-    assert [re.fullmatch(r"[\d.]+×?", cell) is not None for row in grid.rows[:2] for cell in row[1:]] == [True] * 4
+    assert [re.fullmatch(r"[\d.]+(×; [\d.]+|×?)", cell) is not None for row in grid.rows[:2] for cell in row[1:]] == [
+        True
+    ] * 6
     assert not grid.bold
     assert any(
         note.startswith("No interval and no mark for the quality of 2 and the latency of 2 of 3") for note in grid.notes
