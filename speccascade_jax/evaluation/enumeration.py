@@ -25,6 +25,7 @@ def enumerate_points(
     samplings: Iterable[Sampling] = (Sampling(),),
     seeds: Sequence[int] = (0,),
     bonus: str | None = None,
+    cooler: Sequence[float] = (),
 ) -> list[list[Point]]:
     """The points of a sweep, in groups that share a compilation and a batch (the α's of one rule).
 
@@ -39,6 +40,7 @@ def enumerate_points(
             methods which ask one are each measured with, instead of the pair's own.
         block_sizes: of methods whose blocks end at γ; those that stop where the draft is unsure keep their own cap.
         bonus: of rules; `None`, and methods, take the method's own.
+        cooler: the target alone is judged, not timed, at these shares of every temperature above 0 too.
 
     Raises:
         ValueError: an unknown method, an α outside a rule's domain, any other value without a meaning, a point named
@@ -65,6 +67,7 @@ def enumerate_points(
         for sampling, seed in itertools.product(samplings, seeds)
         for curve in curves
     ]
+    groups += [[point] for point in _cooler(groups, cooler)]
     points = list(itertools.chain(*groups))
     for point in points:
         validate(point)
@@ -72,6 +75,30 @@ def enumerate_points(
         twice = next(point for n, point in enumerate(points) if point in points[:n])
         raise ValueError(f"the sweep names a point twice: {twice.label()}")
     return groups
+
+
+def _cooler(groups: Sequence[Sequence[Point]], shares: Sequence[float]) -> list[Point]:
+    """The target alone at shares of each temperature, where it is not among the points; not timed: it is no faster."""
+    several("cooler", shares)
+    if strange := [share for share in shares if not 0 <= share < 1]:
+        raise ValueError(
+            f"cooler={tuple(shares)!r} holds {strange[0]!r}: these are shares of a temperature, 0 to below 1"
+        )
+    targets = [point for group in groups for point in group if point.method.name == TARGET]
+    known = {(_law(point.sampling), point.seed) for point in targets}
+    found = dict[tuple, Point]()
+    for point, share in itertools.product(targets, shares):
+        colder = replace(point.sampling, temperature=share * point.sampling.temperature, draft_temperature=None)
+        at = _law(colder), point.seed
+        if point.sampling.temperature > 0 and at not in known:
+            untimed = replace(point.evaluation, latency_examples=0)
+            found[at] = replace(point, sampling=colder, evaluation=untimed)
+    return list(found.values())
+
+
+def _law(sampling: Sampling) -> tuple[float, float, int]:
+    """What of a sampling the target alone heeds."""
+    return sampling.temperature, sampling.top_p, sampling.top_k
 
 
 def _check_heads(templates: Iterable[Method]) -> None:

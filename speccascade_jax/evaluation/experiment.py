@@ -66,6 +66,7 @@ def sweep(
     draft_temperatures: Sequence[float | None] = (None,),
     seeds: Sequence[int] = (0,),
     bonus: str | None = None,
+    cooler: Sequence[float] = (0.0, 0.5),
     plan: int = 0,
     together: Sequence[str] = (),
     share: str = "rejection_rate",
@@ -88,6 +89,7 @@ def sweep(
         temperatures, top_ps, top_k, draft_temperatures, bonus: as `sc.decode` takes them; a draft temperature `None` is
             the method's own.
         seeds: each is a record of its own; tables and plots average over them.
+        cooler: the target alone is judged at these shares of every temperature above 0 too: what sharpening gains.
         plan: where above 0, every rule among `methods` that `alphas` does not name gets as many α's, placed where an
             estimate from one pass over the examples sees its rejection rate move (`surveying.plan`, at the first
             temperature and top-p).
@@ -115,7 +117,7 @@ def sweep(
     ]
     given: dict[str, Any] = {"pair": pair, "evaluation": evaluation, "samplings": samplings, "seeds": seeds}
     given |= {"methods": methods, "stop_thresholds": stop_thresholds, "heads": heads}
-    given |= {"block_sizes": block_sizes, "bonus": bonus}
+    given |= {"block_sizes": block_sizes, "bonus": bonus, "cooler": cooler}
     groups = enumerate_points(alphas=alphas, **given)
     if plan:
         planned = _planned(list(itertools.chain(*groups)), methods, dict(alphas or {}), plan)

@@ -71,7 +71,8 @@ class Evaluation:
         max_new_tokens: longest output in tokens; `None` is the task's.
         first_example: the first one measured on, for quality and latency; those before it are passed over.
         quality_examples: examples that quality and counts are taken on; quality_batch: rows decoded together.
-        latency_examples: examples timed one at a time; latency_trials: how often each. Published tables: 500 and 3.
+        latency_examples: examples timed one at a time; latency_trials: how often each; with fewer than 3 no
+            latency is called better. Published tables: 500 and 3.
         resamples: bootstrap resamples behind the spread of quality.
         execute_code: allow metrics that run what the models wrote, in the sandbox.
     """
@@ -82,8 +83,8 @@ class Evaluation:
     first_example: int = 0
     quality_examples: int = 64
     quality_batch: int = 32
-    latency_examples: int = 16
-    latency_trials: int = 2
+    latency_examples: int = 12
+    latency_trials: int = 3
     resamples: int = 200
     execute_code: bool = False
 

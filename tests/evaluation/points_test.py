@@ -234,3 +234,25 @@ def test_two_checkpoints_are_told_apart_whatever_their_name():
 def test_half_a_pair_is_refused(parts, message):
     with pytest.raises(ValueError, match=message):
         ModelPair(name="two", **parts)
+
+
+def test_the_target_alone_is_judged_at_lower_temperatures_too_and_not_timed():
+    """A part of what rules gain at T > 0 is sharpening, which needs no rule."""
+    samplings = [Sampling(temperature=at, top_p=0.9, draft_temperature=0.0) for at in (0.0, 0.8, 1.0)]
+    given = {"pair": ModelPair(name="p"), "evaluation": Evaluation(task="tiny_translation"), "methods": ("chow",)}
+    plain, more = (
+        enumerate_points(**given, samplings=samplings, seeds=(0, 3), cooler=each) for each in ((), (0.0, 0.5))
+    )
+    added = [point for group in more for point in group if group not in plain]
+    assert more[: len(plain)] == plain and {point.method.name for point in added} == {"autoregressive"}
+    assert sorted((point.sampling.temperature, point.seed) for point in added) == [
+        (0.4, 0),
+        (0.4, 3),
+        (0.5, 0),
+        (0.5, 3),
+    ]
+    assert all(point.evaluation.latency_examples == 0 and point.sampling.top_p == 0.9 for point in added)
+    assert not [point for point in added if point.sampling.temperature == 0.0]  # the sweep has it: at T = 0 it is timed
+    for strange in ((1.0,), (-0.5,), (float("nan"),)):
+        with pytest.raises(ValueError, match="shares of a temperature, 0 to below 1"):
+            enumerate_points(**given, cooler=strange)

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 from matplotlib import pyplot as plt
 
 from speccascade_jax.results import histograms
@@ -45,6 +46,26 @@ def test_the_figure_names_everything(script, store, monkeypatch):
     assert "SpecCascade [Token], α 0.3 … 1" in texts and "Target's quality" in texts
     assert "relative to the target alone" in left.get_xlabel() and "faster" in left.get_xlabel()
     assert "rejected share" in right.get_xlabel() and left.get_ylabel().startswith("BLEU")
+    plt.close(figure)
+
+
+def test_what_needs_no_method_is_drawn_beside_latencies(script, store, monkeypatch):
+    """Requests sent at random from end to end, and the target at a lower temperature."""
+    records = [json.loads(line) for line in store.read_text().splitlines()]
+    target, draft = (
+        next(r for r in records if r["point"]["method"] == name) for name in ("autoregressive", "autoregressive_draft")
+    )
+    colder = json.loads(json.dumps(target)) | {"key": "colder"}
+    colder["point"]["temperature"], colder["quality"]["value"] = 0.5, 77.0
+    store.write_text("".join(json.dumps(record) + "\n" for record in [*records, colder]))
+    figure = _figure(script, store, monkeypatch)
+    (grey,) = (line for line in figure.axes[0].get_lines() if line.get_label() == "Whole requests sent at random")
+    first, last = np.column_stack(grey.get_data())[[0, -1]]
+    assert first.tolist() == [1.0, pytest.approx(target["quality"]["value"])]
+    assert last.tolist() == pytest.approx([draft["relative_latency"]["value"], draft["quality"]["value"]])
+    (dash,) = (each for each in figure.axes[0].collections if each.get_label() == "Target alone at T = 0.5")
+    assert dash.get_offsets().tolist() == [[1.0, 77.0]]
+    assert not [line for line in figure.axes[1].get_lines() if line.get_label() == "Whole requests sent at random"]
     plt.close(figure)
 
 

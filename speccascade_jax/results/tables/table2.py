@@ -33,7 +33,9 @@ def grids(
     panels: Sequence[Panel], points: bool = False, tolerance: float = 0.0, margin: float = 0.0, loss: float = LOSS
 ) -> list[Grid]:
     """Table 2, or with `points` the list of all points, for every setting; arguments as `panels.table2`."""
-    return [points_grid(panel) for panel in panels] if points else table2_grids(panels, tolerance, margin, loss)
+    if points:  # ends without a method stand beside another panel, or are all there is
+        return [points_grid(panel) for panel in panels if panel.curves] or [points_grid(panel) for panel in panels]
+    return table2_grids(panels, tolerance, margin, loss)
 
 
 def table2_grids(
