@@ -171,6 +171,19 @@ def test_a_machine_that_drifts_makes_no_method_better():
     assert Bootstrap().latency_ratio([one], [drifting("diff", 0.9, 0.95, 0.93, 0.92)]).excludes(1)
 
 
+def test_rates_are_of_tokens_made_on_both_sides():
+    """Sampled outputs differ in length: twice the tokens in twice the time are no slower."""
+    rng = np.random.default_rng(0)
+    target, tokens = rng.uniform(50, 150, (3, 12)), rng.integers(5, 50, (3, 12))
+    made = record(ms=target, target_ms=target / 2)
+    made["latency"] |= {f"per_example_{name}": 2 * tokens for name in paired.TIMED}
+    made["target_latency"] |= {f"per_example_{name}": tokens for name in paired.TIMED}
+    rate, over = Bootstrap().rates([made])
+    assert rate[0] == pytest.approx(2 * tokens.sum() / target.sum() * 1e3) and over == pytest.approx(np.ones(1001))
+    sums = Bootstrap().timed([made, made])
+    assert sums["seconds"] == pytest.approx(2 * target.sum() / 1e3) and sums["alone_tokens"] == 2 * tokens.sum()
+
+
 def test_whole_requests_sent_at_random_have_the_expected_statistics():
     ours, theirs = measured(0.1, 0), measured(0.3, 1)
     bootstrap = Bootstrap(samples=50)

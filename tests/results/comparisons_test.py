@@ -146,6 +146,8 @@ def test_what_made_the_same_calls_is_never_told_apart():
     assert latency_marks(*same) == ["≈", "≈"]
     panel, _ = spots(*same, working(other, 2))
     assert comparisons.noise(panel) == pytest.approx(np.log(0.74 / 0.65), abs=0.02)
+    shown = spots(*same)[1]
+    assert comparisons.latency_marks(shown, Bootstrap(), 0.0) == ["≈", "≈"]  # whatever their latencies say
     # the best of all ties with one of the two within noise, and then with the other
     best = working(point("chow", ratio=0.64), 2)
     assert latency_marks(*same, best) == ["≈", "≈", "≈"]
