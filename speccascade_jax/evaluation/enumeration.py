@@ -90,7 +90,8 @@ def _cooler(groups: Sequence[Sequence[Point]], shares: Sequence[float]) -> list[
     for point, share in itertools.product(targets, shares):
         colder = replace(point.sampling, temperature=share * point.sampling.temperature, draft_temperature=None)
         at = _law(colder), point.seed
-        if point.sampling.temperature > 0 and at not in known:
+        same = colder.temperature == 0 and any(law == at[0] for law, _ in (known | set(found)))  # for every seed
+        if point.sampling.temperature > 0 and at not in known and not same:
             untimed = replace(point.evaluation, latency_examples=0)
             found[at] = replace(point, sampling=colder, evaluation=untimed)
     return list(found.values())

@@ -245,14 +245,13 @@ def test_the_target_alone_is_judged_at_lower_temperatures_too_and_not_timed():
     )
     added = [point for group in more for point in group if group not in plain]
     assert more[: len(plain)] == plain and {point.method.name for point in added} == {"autoregressive"}
-    assert sorted((point.sampling.temperature, point.seed) for point in added) == [
-        (0.4, 0),
-        (0.4, 3),
-        (0.5, 0),
-        (0.5, 3),
-    ]
+    found = sorted((point.sampling.temperature, point.seed) for point in added)
+    assert found == [(0.4, 0), (0.4, 3), (0.5, 0), (0.5, 3)]
     assert all(point.evaluation.latency_examples == 0 and point.sampling.top_p == 0.9 for point in added)
-    assert not [point for point in added if point.sampling.temperature == 0.0]  # the sweep has it: at T = 0 it is timed
+    assert not [point for point in added if point.sampling.temperature == 0.0]  # the sweep has it
+    alone = enumerate_points(**given, samplings=samplings[2:], seeds=(3, 0), cooler=(0.0,))[-1]
+    assert (alone[0].sampling.temperature, alone[0].seed) == (0.0, 3)  # greedy outputs are one, whatever the seed
+    assert len(enumerate_points(**given, samplings=samplings[2:], seeds=(3, 0), cooler=(0.0,))) == 2 * 3 + 1
     for strange in ((1.0,), (-0.5,), (float("nan"),)):
         with pytest.raises(ValueError, match="shares of a temperature, 0 to below 1"):
             enumerate_points(**given, cooler=strange)
