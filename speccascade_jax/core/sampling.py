@@ -9,7 +9,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from speccascade_jax.core.types import Array, LawPair, Sampling
+from speccascade_jax.core.types import Array, LawPair, LogPair, Sampling
+from speccascade_jax.core.types import Laws as Buffers
 
 
 def argmax(values: Array) -> Array:
@@ -104,18 +105,37 @@ def expand(values: Array, ndim: int) -> Array:
     return values.reshape(values.shape + (1,) * (ndim - values.ndim))
 
 
-def make_law_pair(q: Array, q_tilde: Array, greedy: Array, p_logits: Array, sampling: Sampling) -> LawPair:
+def log_laws(logits: Array, scaled: Array, sampling: Sampling) -> Buffers:
+    """The logs of `softmax(logits)` and of `scaled`, `S` of the logits, which `transform` gives; `[B, ..., V]` each.
+
+    They are taken of the logits, not of the laws: in float32 a law is 0 where its logit lies 87 below the largest.
+    """
+    logits = logits.astype(jnp.float32)
+    heat, top_p, top_k = (expand(x, logits.ndim) for x in (sampling.temperature, sampling.top_p, sampling.top_k))
+    cold = heat <= 0.0
+    whole = jax.nn.log_softmax((logits - logits.max(-1, keepdims=True)) / jnp.where(cold, 1.0, heat), axis=-1)
+    # what was cut off is truly 0, and what is left of it float32 can hold
+    cut = cold | (top_k > 0) | (top_p < 1.0)
+    return Buffers(jax.nn.log_softmax(logits, axis=-1), jnp.where(cut, jnp.log(scaled), whole))
+
+
+def make_law_pair(
+    q: Array, q_tilde: Array, greedy: Array, p_logits: Array, sampling: Sampling, logs: Buffers | None = None
+) -> LawPair:
     """What a rule may read at every position.
 
     Args:
-        q, q_tilde: `[B, ..., V]`, the draft's raw law and the one its tokens were drawn from.
+        q, q_tilde: `[B, ..., V]`, the draft's raw law and the one its tokens were drawn from; logs: theirs, `log_laws`
+            of its logits, or `None`: of what float32 holds of them.
         greedy: bool `[B]`, whether the draft is greedy.
         p_logits: `[B, ..., V]`, the target's; sampling: its transform.
     """
     p, p_tilde, _ = raw_and_scaled(p_logits, sampling)
+    own, theirs = logs or Buffers(jnp.log(q), jnp.log(q_tilde)), log_laws(p_logits, p_tilde, sampling)
+    both = LogPair(q=own.q, p=theirs.q, q_tilde=own.q_tilde, p_tilde=theirs.q_tilde)
     # the full leading shape: positions are gathered from every field alike
     greedy = jnp.broadcast_to(expand(greedy, q.ndim), (*q.shape[:-1], 1))
-    return LawPair(q=q, p=p, q_tilde=q_tilde, p_tilde=p_tilde, greedy=greedy)
+    return LawPair(q=q, p=p, q_tilde=q_tilde, p_tilde=p_tilde, greedy=greedy, logs=both)
 
 
 def _truncate(laws: Array, top_k: Array, top_p: Array) -> Array:

@@ -61,6 +61,7 @@ class LawPair:
             temperature 1, nothing truncated. Decisions read these.
         q_tilde, p_tilde: float32 `[..., V]`, the scaled laws that tokens are really drawn from.
         greedy: bool `[..., 1]`, whether the draft is decoded greedily (`bild_star` asks).
+        logs: the logs of the four laws, made from logits; see `log`.
     """
 
     q: Array
@@ -68,6 +69,28 @@ class LawPair:
     q_tilde: Array
     p_tilde: Array
     greedy: Array
+    logs: LogPair | None = None
+
+    def log(self, name: str) -> Array:
+        """The log of the law of that name, float32 `[..., V]`; -inf only where the law is truly 0.
+
+        A law itself is 0 in float32 already where its logit lies 87 below the largest. The draft's logs know better for
+        rules that say `Rule.reads_logs`; for others, and of pairs made by hand, they are of what float32 holds.
+        """
+        if self.logs is None:
+            return jax.numpy.log(getattr(self, name))
+        found: Array = getattr(self.logs, name)
+        return found
+
+
+@flax.struct.dataclass
+class LogPair:
+    """Logs of the laws of a `LawPair`, float32 `[..., V]` each."""
+
+    q: Array
+    p: Array
+    q_tilde: Array
+    p_tilde: Array
 
 
 @flax.struct.dataclass
@@ -106,10 +129,14 @@ class Laws:
 
     They are carried from round to round and written in place, so that no round has to fill them first. What an earlier
     round, or a row that does not draft, has left there means nothing.
+
+    Attributes:
+        logs: the logs of both, where the rule reads them (`Rule.reads_logs`).
     """
 
     q: Array
     q_tilde: Array
+    logs: Laws | None = None
 
 
 @flax.struct.dataclass
@@ -127,6 +154,8 @@ class Draft:
         bad: bool `[B, G + 1]`, where the draft's logits were not finite.
         lawful: bool `[B]`, whether there is a law at entry `length` where one was asked for: a drafter without a model
             has none, and the token there then comes from `p̃`. `None`: everywhere.
+        logs: the logs of `q` and `q_tilde`, exact where float32 cannot hold the laws, for rules that read them
+            (`Request.block` has room for them then). `None`: those of what `q` and `q_tilde` are.
     """
 
     tokens: Array
@@ -137,11 +166,12 @@ class Draft:
     steps: Array
     bad: Array
     lawful: Array | None = None
+    logs: Laws | None = None
 
     @property
     def laws(self) -> Laws:
         """The buffers, to be carried on."""
-        return Laws(self.q, self.q_tilde)
+        return Laws(self.q, self.q_tilde, self.logs)
 
 
 @flax.struct.dataclass

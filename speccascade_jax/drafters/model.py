@@ -1,6 +1,7 @@
 """A language model that drafts, token by token, until its stop policy or the block's end says stop."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import flax.struct
@@ -10,8 +11,8 @@ import jax.numpy as jnp
 from speccascade_jax.core import rngs
 from speccascade_jax.core.arrays import is_stop
 from speccascade_jax.core.protocols import DraftStep, LanguageModel, Outcome, Request, Start, StopPolicy
-from speccascade_jax.core.sampling import expand, raw_and_scaled, sample
-from speccascade_jax.core.types import Array, Cache, Draft, Params, PyTree
+from speccascade_jax.core.sampling import expand, log_laws, raw_and_scaled, sample
+from speccascade_jax.core.types import Array, Cache, Draft, Laws, Params, PyTree
 from speccascade_jax.models.along import catch_up
 
 
@@ -109,6 +110,7 @@ class ModelDrafter:
             greedy=request.controls.draft.temperature <= 0,
             steps=steps,
             bad=jnp.zeros((rows, self.block + 1), bool),
+            logs=request.block.logs,
         )
 
     def _forward(self, params: Params, carry: _Drafting) -> tuple[Array, Array | None, Cache]:
@@ -135,7 +137,10 @@ class ModelDrafter:
             at = jnp.minimum(carry.slot, self.block - 1)
             token = sample(q_tilde, jax.lax.dynamic_index_in_dim(uniforms, at, axis=1, keepdims=False))
         ends = is_stop(token, request.stop_ids) | (carry.slot + 1 >= request.room)
-        draft = self._record(carry, q, q_tilde, token, draws, ~jnp.isfinite(logits.max(-1)))
+        laws = Laws(q, q_tilde)
+        if request.block.logs is not None:
+            laws = replace(laws, logs=log_laws(logits, q_tilde, request.controls.draft))
+        draft = self._record(carry, laws, token, draws, ~jnp.isfinite(logits.max(-1)))
         return _Drafting(
             slot=carry.slot + 1,
             # a stop id or the limit ends the row if it is kept: no bonus, so no law is needed there
@@ -147,21 +152,23 @@ class ModelDrafter:
             draft=draft,
         )
 
-    def _record(self, carry: _Drafting, q: Array, q_tilde: Array, token: Array, draws: Array, bad: Array) -> Draft:
+    def _record(self, carry: _Drafting, laws: Laws, token: Array, draws: Array, bad: Array) -> Draft:
         old, slot = carry.draft, carry.slot
         write = jax.lax.dynamic_update_slice_in_dim
         at = jnp.minimum(slot, max(self.block - 1, 0))
         kept = jax.lax.dynamic_slice_in_dim(old.tokens, at, 1, axis=1)[:, 0]
         tokens = write(old.tokens, jnp.where(draws, token, kept)[:, None], at, axis=1)
         if self.sits_out:
-            q, q_tilde = (self._own_rows(carry, buffer, new) for buffer, new in ((old.q, q), (old.q_tilde, q_tilde)))
+            laws = jax.tree.map(partial(self._own_rows, carry), old.laws, laws)
+        # slots a row does not reach are overwritten with junk that nothing reads: cheaper than a select over V
+        written: Laws = jax.tree.map(lambda held, new: write(held, new[:, None], slot, axis=1), old.laws, laws)
         return replace(
             old,
             tokens=tokens,
             length=old.length + draws,
-            # slots a row does not reach are overwritten with junk that nothing reads: cheaper than a select over V
-            q=write(old.q, q[:, None], slot, axis=1),
-            q_tilde=write(old.q_tilde, q_tilde[:, None], slot, axis=1),
+            q=written.q,
+            q_tilde=written.q_tilde,
+            logs=written.logs,
             steps=old.steps + carry.going,
             bad=write(old.bad, (bad & carry.going)[:, None], slot, axis=1),
         )

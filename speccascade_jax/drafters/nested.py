@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from speccascade_jax.core import rngs
 from speccascade_jax.core.checks import whole
 from speccascade_jax.core.protocols import Outcome, Request, Start
-from speccascade_jax.core.types import Array, Cache, Controls, Draft, Laws, Params, Round
+from speccascade_jax.core.types import Array, Cache, Controls, Draft, LawPair, Laws, Params, Round
 from speccascade_jax.engine.loop import DecodeState, Engine, run_rounds
 from speccascade_jax.models.along import catch_up
 
@@ -65,8 +65,7 @@ class NestedDrafter:
         calls = state.counters.target_calls - jnp.where(request.active, behind, 0)
 
         def collect(held: Laws, turn: Round) -> Laws:
-            raw = turn.pair.p if self.engine.verifier.lossless else turn.law
-            return _put(held, Laws(raw, turn.law), turn.start - begin, turn.active)
+            return _put(held, self._handed(turn.pair, turn.law, held), turn.start - begin, turn.active)
 
         def unfinished(s: DecodeState) -> Array:
             return ~s.done & (s.length - begin < goal)
@@ -82,6 +81,7 @@ class NestedDrafter:
             length=length,
             q=held.q,
             q_tilde=held.q_tilde,
+            logs=held.logs,
             greedy=self._greedy(inner),
             steps=state.counters.target_calls - calls,
             bad=bad,
@@ -113,11 +113,19 @@ class NestedDrafter:
         drafted = self.engine.draft(params, state, inner, no_room, complete=verifier.reads_q)
         pair, bad, _, cache = self.engine.score(params, state, drafted, inner, 1, drafted.target_cache)
         law = verifier.law(pair, inner.alpha[:, None, None])
-        raw = pair.p if verifier.lossless else law
-        held = _put(held, Laws(raw, law), length, ~state.done)
+        held = _put(held, self._handed(pair, law, held), length, ~state.done)
         cache = self.engine.target.rollback(cache, state.length)
         unusable = (bad[:, 0] | (drafted.draft.bad[:, 0] & verifier.reads_q)) & ~state.done
         return replace(state, drafter=drafted.drafter, laws=drafted.draft.laws, target_cache=cache), held, unusable
+
+    def _handed(self, pair: LawPair, law: Array, held: Laws) -> Laws:
+        """What the level above reads as raw, what it divides by, and the logs of both if it has room for them."""
+        lossless = self.engine.verifier.lossless
+        laws = Laws(pair.p if lossless else law, law)
+        if held.logs is None:
+            return laws
+        logs = Laws(pair.log("p"), pair.log("p_tilde")) if lossless else Laws(jnp.log(law), jnp.log(law))
+        return replace(laws, logs=logs)
 
     def _greedy(self, inner: Controls) -> Array:
         """Whether what is handed up is a one-hot everywhere: under a lossy rule a sampled draft shows through."""

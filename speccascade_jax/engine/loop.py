@@ -154,10 +154,14 @@ class Engine:
             drafter=self.drafter.init(
                 params["drafter"], Start(prompt, rng, example_ids, features, width + room, back, level)
             ),
-            laws=Laws(q=jnp.zeros(shape, jnp.float32), q_tilde=jnp.zeros(shape, jnp.float32)),
+            laws=self._buffers(shape),
             counters=Counters.zeros(rows, self.block),
             failed_at=jnp.full((rows, 2), -1, jnp.int32),
         )
+
+    def _buffers(self, shape: tuple[int, ...]) -> Laws:
+        blank = Laws(q=jnp.zeros(shape, jnp.float32), q_tilde=jnp.zeros(shape, jnp.float32))
+        return replace(blank, logs=blank) if self.verifier.reads_logs else blank
 
     def draft(self, params: Params, state: DecodeState, controls: Controls, room: Array, complete: bool) -> Drafted:
         """A block of at most `room` `[B]` tokens."""
@@ -176,6 +180,8 @@ class Engine:
         )
         with jax.named_scope("draft"):
             draft, drafter, cache = self.drafter.propose(params["drafter"], state.drafter, request)
+            if self.verifier.reads_logs and draft.logs is None:
+                draft = replace(draft, logs=Laws(jnp.log(draft.q), jnp.log(draft.q_tilde)))
         return Drafted(draft, drafter, cache, keys, self._unverified(state, draft))
 
     def score(
@@ -190,7 +196,7 @@ class Engine:
             out, cache = self.target.extend(params["target"], cache, tokens)
             logits = out.logits[..., : self.target.vocab_size]
         with jax.named_scope("sampling"):
-            pair = make_law_pair(draft.q, draft.q_tilde, draft.greedy, logits, controls.target)
+            pair = make_law_pair(draft.q, draft.q_tilde, draft.greedy, logits, controls.target, draft.logs)
         features = out.hidden if self.drafter.reads_features else None
         return pair, ~jnp.isfinite(logits.max(-1)) & ~drafted.unverified[:, None], features, cache
 

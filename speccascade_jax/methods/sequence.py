@@ -47,7 +47,9 @@ def lowest_tenth(logs: Array, counted: Array) -> Array:
     at = 0.1 * jnp.maximum(counted.sum(-1) - 1, 0)
     low = jnp.floor(at).astype(jnp.int32)
     values = jnp.take_along_axis(ordered, jnp.stack([low, jnp.ceil(at).astype(jnp.int32)], axis=-1), axis=-1)
-    return values[:, 0] + (at - low) * (values[:, 1] - values[:, 0])
+    share = at - low
+    # not the difference of the two: that of infinities is no number
+    return jnp.where(share > 0, (1.0 - share) * values[:, 0] + share * values[:, 1], values[:, 0])
 
 
 SCORES: dict[str, Score | None] = {"sum": total, "mean": mean, "quantile": lowest_tenth, "random": None}
@@ -180,8 +182,8 @@ def _only(rows: Array, write: Callable[[], Generation]) -> Generation:
 
 def log_likelihood(turn: Round) -> Array:
     """float32 `[B]`: the raw `log` of the token that a model writing alone has just committed."""
-    chosen = jnp.take_along_axis(turn.pair.p[:, 0], turn.tokens[:, :1], axis=-1)[:, 0]
-    return jnp.where(turn.num_new > 0, jnp.log(chosen), 0.0)
+    chosen = jnp.take_along_axis(turn.pair.log("p")[:, 0], turn.tokens[:, :1], axis=-1)[:, 0]
+    return jnp.where(turn.num_new > 0, chosen, 0.0)
 
 
 def _chosen(anew: Array, target: Generation, draft: Generation) -> Generation:

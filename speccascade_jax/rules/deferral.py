@@ -21,7 +21,7 @@ from speccascade_jax.rules.rule import Alpha, Rule
 
 def chow(pair: LawPair, alpha: Array) -> Array:
     """Defer where `max q < 1 − α` (paper 1, eq. 2)."""
-    return max_of(pair.q) < 1.0 - alpha
+    return 1.0 - max_of(pair.q) > alpha  # 1 − α is 1 in float32 where α is tiny
 
 
 def chow_log(pair: LawPair, alpha: Array) -> Array:
@@ -31,22 +31,22 @@ def chow_log(pair: LawPair, alpha: Array) -> Array:
 
 def diff(pair: LawPair, alpha: Array) -> Array:
     """Defer where `max q < max p − α` (paper 1, eq. 5)."""
-    return max_of(pair.q) < max_of(pair.p) - alpha
+    return max_of(pair.p) - max_of(pair.q) > alpha
 
 
 def diff_log(pair: LawPair, alpha: Array) -> Array:
     """Defer where `H(p) < H(q) − α`."""
-    return entropy(pair.p) < entropy(pair.q) - alpha
+    return entropy(pair.q) - entropy(pair.p) > alpha
 
 
 def opt(pair: LawPair, alpha: Array) -> Array:
     """Defer where `max q < max p − α TV(p̃, q̃)` (paper 1, eq. 10): more disagreement defers less."""
-    return max_of(pair.q) < max_of(pair.p) - alpha * total_variation(pair.p_tilde, pair.q_tilde)
+    return max_of(pair.p) - max_of(pair.q) > alpha * total_variation(pair.p_tilde, pair.q_tilde)
 
 
 def opt_log(pair: LawPair, alpha: Array) -> Array:
     """Defer where `H(p) < H(q) − α TV(p̃, q̃)`."""
-    return entropy(pair.p) < entropy(pair.q) - alpha * total_variation(pair.p_tilde, pair.q_tilde)
+    return entropy(pair.q) - entropy(pair.p) > alpha * total_variation(pair.p_tilde, pair.q_tilde)
 
 
 def bild_star(pair: LawPair, alpha: Array) -> Array:
@@ -54,7 +54,7 @@ def bild_star(pair: LawPair, alpha: Array) -> Array:
 
     Draft sampled: `D = −Σ q log p`; draft greedy: `D = −log p(argmax q)`. Where `q > 0 = p`, `D` is infinite.
     """
-    surprise = -jnp.log(pair.p)
+    surprise = -pair.log("p")
     sampled = jnp.where(pair.q > 0, pair.q * surprise, 0.0).sum(-1, keepdims=True)
     # q̃ is the one-hot of argmax q exactly where the draft is greedy
     greedy = jnp.where(pair.q_tilde > 0, surprise, 0.0).sum(-1, keepdims=True)
@@ -63,12 +63,12 @@ def bild_star(pair: LawPair, alpha: Array) -> Array:
 
 def token_v1(pair: LawPair, alpha: Array) -> Array:
     """Defer token `v` where `q(v) < max p − α` (paper 1, eq. 13)."""
-    return pair.q < max_of(pair.p) - alpha
+    return max_of(pair.p) - pair.q > alpha
 
 
 def token_v2(pair: LawPair, alpha: Array) -> Array:
     """Defer token `v` where `p(v) < max p − α` (paper 1, eq. 14)."""
-    return pair.p < max_of(pair.p) - alpha
+    return max_of(pair.p) - pair.p > alpha
 
 
 def token_v3(pair: LawPair, alpha: Array) -> Array:
@@ -132,7 +132,8 @@ def _fuzzy(divergence: str, top_k: int, scaled: bool) -> Rule:
     name = f"fuzzy_{divergence}" + (f"_top{top_k}" if top_k else "") + ("_scaled" if scaled else "")
     deferral = divergences.Threshold(divergence, top_k, scaled)
     alpha = Alpha(grid=(0.0, _LARGEST.get(divergence, 1.0)), typical=0.3)
-    return _cascade(name=name, deferral=deferral, alpha=alpha, variant=name.removeprefix("fuzzy_"))
+    logs, variant = divergences.DIVERGENCES[divergence].reads_logs, name.removeprefix("fuzzy_")
+    return _cascade(name=name, deferral=deferral, alpha=alpha, variant=variant, reads_logs=logs)
 
 
 def get(rule: str | Rule) -> Rule:

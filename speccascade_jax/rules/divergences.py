@@ -6,81 +6,122 @@ Formulas: METHODS section 5; paper 2, section 3.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from speccascade_jax.core.sampling import keep_largest
 from speccascade_jax.core.types import Array, LawPair
 
 
+class Law(NamedTuple):
+    """A law, or a part of one, and its log, `[..., V]` each; where the law is 0 in float32 its log may be finite."""
+
+    mass: Array
+    log: Array
+
+
 class Divergence(NamedTuple):
-    """`scale · Σ_v terms(p(v), q(v))`; a constant inside the sum makes XLA:CPU take up to four times as long."""
+    """`scale · Σ_v terms(p(v), q(v))`; a constant inside the sum makes XLA:CPU take up to four times as long.
 
-    terms: Callable[[Array, Array], Array]
+    `largest`: the value where no token has mass in both, if finite; `reads_logs`: whether the log of `q` counts.
+    """
+
+    terms: Callable[[Law, Law], Array]
     scale: float = 1.0
+    largest: float = math.inf
+    reads_logs: bool = False
 
 
-def relative(a: Array, b: Array) -> Array:
+def relative(a: Law, b: Law) -> Array:
     """`a log(a/b)`, the terms of KL(a ‖ b) in nats."""
-    return jnp.where(a > 0, a * (jnp.log(jnp.where(a > 0, a, 1.0)) - jnp.log(b)), 0.0)
+    both = jnp.where(b.log > -jnp.inf, a.mass * (a.log - b.log), jnp.inf)
+    return jnp.where(a.log > -jnp.inf, both, 0.0)
 
 
-def kl(p: Array, q: Array) -> Array:
+def kl(p: Law, q: Law) -> Array:
     """KL(p ‖ q), nats; infinite where the draft excludes what the target may say."""
     return relative(p, q)
 
 
-def kl_reversed(p: Array, q: Array) -> Array:
+def kl_reversed(p: Law, q: Law) -> Array:
     """KL(q ‖ p), nats: what the authors' code calls `kl`."""
     return relative(q, p)
 
 
-def js(p: Array, q: Array) -> Array:
+def js(p: Law, q: Law) -> Array:
     """Jensen-Shannon, half of `KL(p ‖ M) + KL(q ‖ M)`, `M = (p + q)/2`; base 2: in [0, 1]."""
-    middle = 0.5 * (p + q)
+    p, q, middle = (Law(mass, jnp.log(mass)) for mass in (p.mass, q.mass, 0.5 * (p.mass + q.mass)))
     return relative(p, middle) + relative(q, middle)
 
 
-def js_reference(p: Array, q: Array) -> Array:
+def js_reference(p: Law, q: Law) -> Array:
     """Half of `KL(M ‖ p) + KL(M ‖ q)`, nats: the authors' code, to which the thresholds of the paper belong."""
-    middle = 0.5 * (p + q)
+    mass = 0.5 * (p.mass + q.mass)
+    somewhere = jnp.maximum(p.log, q.log) > -jnp.inf
+    middle = Law(mass, jnp.where(somewhere, jnp.log(jnp.maximum(mass, jnp.finfo(jnp.float32).tiny)), -jnp.inf))
     return relative(middle, p) + relative(middle, q)
 
 
-def tv(p: Array, q: Array) -> Array:
+def tv(p: Law, q: Law) -> Array:
     """Total variation, half of `Σ abs(p − q)`, in [0, 1]."""
-    return jnp.abs(p - q)
+    return jnp.abs(p.mass - q.mass)
 
 
 DIVERGENCES = {
-    "js": Divergence(js, 0.5 / math.log(2.0)),
-    "js_reference": Divergence(js_reference, 0.5),
-    "kl": Divergence(kl),
+    "js": Divergence(js, 0.5 / math.log(2.0), largest=1.0),
+    "js_reference": Divergence(js_reference, 0.5, reads_logs=True),
+    "kl": Divergence(kl, reads_logs=True),
     "kl_reversed": Divergence(kl_reversed),
-    "tv": Divergence(tv, 0.5),
+    "tv": Divergence(tv, 0.5, largest=1.0),
 }
 
 
-def divergence(name: str, p: Array, q: Array, top_k: int = 0) -> Array:
+def divergence(
+    name: str, p: Array, q: Array, top_k: int = 0, log_p: Array | None = None, log_q: Array | None = None
+) -> Array:
     """`Div(p, q)`, float32 `[..., 1]`, never negative.
 
     Args:
         name: a row of `DIVERGENCES`.
-        p, q: laws `[..., V]` of target and draft.
+        p, q: laws `[..., V]` of target and draft; log_p, log_q: their logs, where they know more than float32 laws.
         top_k: where positive, over the target's `top_k` likeliest tokens (ties: lowest index) and one bucket for all
             others together; 0 is the whole vocabulary.
     """
-    terms, scale = DIVERGENCES[name]
+    laws = Law(p, jnp.log(p) if log_p is None else log_p), Law(q, jnp.log(q) if log_q is None else log_q)
     if not top_k:
-        return jnp.maximum(scale * terms(p, q).sum(-1, keepdims=True), 0.0)
-    inside = keep_largest(p, jnp.ones_like(p), jnp.full((*p.shape[:-1], 1), min(top_k, p.shape[-1]), jnp.float32))
-    rest_p, rest_q = (jnp.where(inside, 0.0, law).sum(-1, keepdims=True) for law in (p, q))
+        return _over(DIVERGENCES[name], laws)
+    need = jnp.full((*p.shape[:-1], 1), min(top_k, p.shape[-1]), jnp.float32)
+    inside = keep_largest(_ranked(laws[0]), jnp.ones_like(p), need)
     # outside, both laws are 0 and their term is 0 too
-    top = terms(jnp.where(inside, p, 0.0), jnp.where(inside, q, 0.0)).sum(-1, keepdims=True)
-    return jnp.maximum(scale * (top + terms(rest_p, rest_q)), 0.0)
+    top = [Law(jnp.where(inside, law.mass, 0.0), jnp.where(inside, law.log, -jnp.inf)) for law in laws]
+    return _over(DIVERGENCES[name], top, [_together(law, ~inside) for law in laws])
+
+
+def _over(divergence: Divergence, *parts: Sequence[Law]) -> Array:
+    """The divergence of laws given in parts, a pair of laws each."""
+    terms, scale, largest, _ = divergence
+    found = jnp.maximum(scale * sum(terms(*part).sum(-1, keepdims=True) for part in parts), 0.0)
+    if math.isinf(largest):
+        return found
+    # τ may be this very number, and rounding must not leave a hair less
+    overlap = sum(jnp.minimum(p.mass, q.mass).sum(-1, keepdims=True) for p, q in parts)
+    return jnp.where(overlap > 0, jnp.minimum(found, largest), largest)
+
+
+def _ranked(law: Law) -> Array:
+    """Numbers >= 0 in the order of the law, of its log where float32 has no more than 0."""
+    below = jnp.where(law.log > -jnp.inf, 1e-9 / (1.0 + jnp.maximum(-law.log, 0.0)), 0.0)
+    return jnp.where(law.mass > 0, law.mass * 2.0**100, below)
+
+
+def _together(law: Law, chosen: Array) -> Law:
+    """The chosen tokens `[..., V]` as one, `[..., 1]`."""
+    log = jax.nn.logsumexp(jnp.where(chosen, law.log, -jnp.inf), axis=-1, keepdims=True)
+    return Law(jnp.where(chosen, law.mass, 0.0).sum(-1, keepdims=True), log)
 
 
 @dataclass(frozen=True)
@@ -95,6 +136,11 @@ class Threshold:
     top_k: int = 0
     scaled: bool = False
 
+    def of(self, pair: LawPair) -> Array:
+        """What is compared with τ, `[..., 1]`."""
+        p, q = ("p_tilde", "q_tilde") if self.scaled else ("p", "q")
+        laws, logs = (getattr(pair, p), getattr(pair, q)), (pair.log(p), pair.log(q))
+        return divergence(self.name, *laws, self.top_k, *logs)
+
     def __call__(self, pair: LawPair, alpha: Array) -> Array:
-        p, q = (pair.p_tilde, pair.q_tilde) if self.scaled else (pair.p, pair.q)
-        return divergence(self.name, p, q, self.top_k) >= alpha
+        return self.of(pair) >= alpha

@@ -16,5 +16,6 @@ def entropy(law: Array) -> Array:
 
 
 def total_variation(first: Array, second: Array) -> Array:
-    """`TV = ½ Σ abs(first − second)`, `[..., 1]`."""
-    return 0.5 * jnp.abs(first - second).sum(-1, keepdims=True)
+    """`TV = ½ Σ abs(first − second)`, `[..., 1]`; exactly 1 where no token has mass in both."""
+    apart = ~(jnp.minimum(first, second) > 0).any(-1, keepdims=True)
+    return jnp.where(apart, 1.0, 0.5 * jnp.abs(first - second).sum(-1, keepdims=True))

@@ -37,10 +37,11 @@ class Alpha:
         Raises:
             ValueError: names the first such value and the domain.
         """
-        low, high = self.domain
+        # α is a float32: 0.7 is not below an end of 0.7
+        (low, high), values = np.float32(self.domain), np.asarray(values, np.float32)
         bad = ~((values >= low) & ((values <= high) if self.closed else (values < high)))
         if bad.any():
-            value, end = float(np.asarray(values)[bad].ravel()[0]), "]" if self.closed else ")"
+            value, end = float(values[bad].ravel()[0]), "]" if self.closed else ")"
             raise ValueError(f"alpha={value:g} is outside the domain [{low:g}, {high:g}{end} of {whose}")
 
     def bounds(self, vocab_size: int) -> tuple[float, float]:
@@ -90,6 +91,7 @@ class Rule:
         alpha: what α may be; `None`: the rule has none.
         reads_q: whether `π` depends on the draft's law; if not, no draft pass is spent on the bonus position.
         lossless: whether `π = p̃` for every α.
+        reads_logs: whether it reads logs of the draft's laws (`LawPair.log`), which are then carried beside them.
         greedy_only: defined at temperature 0 only.
         title, variant: what tables call it, "SpecCascade" and "Chow"; by default its name.
     """
@@ -101,6 +103,7 @@ class Rule:
     alpha: Alpha | None = Alpha()
     reads_q: bool = True
     lossless: bool = False
+    reads_logs: bool = False
     greedy_only: bool = False
     title: str = ""
     variant: str = ""

@@ -31,7 +31,8 @@ class Verifier(Protocol):
 
     Attributes:
         name: for errors and records; reads_q: whether `π` depends on the draft's law, so that a bonus from `π` takes
-            one more draft pass; lossless: whether `π = p̃`; defers: whether `deferred` says anything.
+            one more draft pass; lossless: whether `π = p̃`; defers: whether `deferred` says anything;
+            reads_logs: whether it reads logs of the draft's laws (`Rule.reads_logs`).
     """
 
     @property
@@ -42,6 +43,8 @@ class Verifier(Protocol):
     def lossless(self) -> bool: ...
     @property
     def defers(self) -> bool: ...
+    @property
+    def reads_logs(self) -> bool: ...
 
     def verify(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array, bonus: str) -> Verdict:
         """Decide a block and draw one token after what is kept; laws over `[B, G + 1, V]`, `alpha` `[B]`."""
@@ -84,6 +87,10 @@ class TokenWise:
     @property
     def defers(self) -> bool:
         return self.rule.deferral is not None
+
+    @property
+    def reads_logs(self) -> bool:
+        return self.rule.reads_logs
 
     def __call__(self, pair: LawPair, alpha: Array) -> Acceptance:
         """What is kept and what replaces the rest, at every position; `alpha` is `[..., 1]`."""

@@ -62,7 +62,7 @@ class Confidence(Capped):
     threshold: ClassVar[str] = "it drafts while max q >= 1 - stop_threshold"
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
-        sure = step.max_q >= 1.0 - controls.stop_threshold
+        sure = 1.0 - step.max_q <= controls.stop_threshold  # the complement of `deferral.chow`, to the last bit
         return Decision(draw=sure, proceed=sure & self.below_cap(step)), state
 
 
@@ -91,7 +91,7 @@ class CumulativeConfidence(Capped):
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
         product = jnp.where(step.slot == 0, 1.0, state) * step.max_q
-        sure = product >= 1.0 - controls.stop_threshold
+        sure = 1.0 - product <= controls.stop_threshold
         return Decision(draw=sure, proceed=sure & self.below_cap(step)), product
 
 

@@ -163,3 +163,30 @@ def test_a_broken_draft_is_named():
         sc.decode(
             conformance.tabular_pair(q_table, np.full_like(p_table, np.nan)), [[0]], method="seq_cascade", alpha=0.0
         )
+
+
+@pytest.mark.parametrize(
+    ("logs", "expected"),
+    [
+        ([-np.inf, -np.inf, -1.0], -np.inf),
+        ([-np.inf, -1.0], -np.inf),
+        ([-np.inf], -np.inf),
+        ([-3.0] + [-1.0] * 10, -1.0),
+        ([-np.inf] + [-1.0] * 10, -1.0),
+        ([-3.0] + [-2.0] + [-1.0] * 9, -2.0),
+        ([-4.0, -1.0, -2.0], np.quantile([-4.0, -1.0, -2.0], 0.1)),
+    ],
+)
+def test_the_quantile_of_tokens_that_the_draft_excludes_is_a_number(logs, expected):
+    """float64's quantile, and where that is the difference of infinities, the lower one."""
+    padded, counted = jnp.asarray([logs + [7.0] * 3]), jnp.asarray([[True] * len(logs) + [False] * 3])
+    assert float(sequence.lowest_tenth(padded, counted)[0]) == pytest.approx(expected)
+
+
+def test_a_token_100_below_the_first_has_a_log_likelihood():
+    """At temperature 20 it is drawn, at temperature 1 its probability is 0 in float32."""
+    q = np.float32([[0.0, -100.0]] * 2)
+    pair = sc.Pair(target=sc.TableLM(q), draft=sc.TableLM(q))
+    given = {"method": "seq_cascade", "temperature": 20.0, "max_new_tokens": 200, "stop_ids": []}
+    kept, anew = (sc.decode(pair, [[0]], alpha=alpha, **given).stats["deferral_rate"] for alpha in (-1e4, -1.0))
+    assert (kept, anew) == (0.0, 1.0)

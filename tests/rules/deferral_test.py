@@ -6,9 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from speccascade_jax.core.controls import make_controls
+from speccascade_jax.core.protocols import DraftStep
 from speccascade_jax.core.types import LawPair
 from speccascade_jax.rules import deferral, measures, rule
 from speccascade_jax.rules.deferral import RULES
+from speccascade_jax.rules.rule import checked_alpha
+from speccascade_jax.stopping.policies import Confidence
 from tests.support import conformance, reference
 
 VOCAB = 11
@@ -206,3 +210,59 @@ def test_a_rule_needs_exactly_one_of_deferral_and_law():
         rule.Rule(name="neither")
     with pytest.raises(ValueError, match="either a deferral function or a law"):
         rule.Rule(name="both", deferral=deferral.chow, law=RULES["lossy"].law)
+
+
+# --- at the edge of what float32 holds
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_bild_star_where_the_targets_law_is_zero_in_float32(temperature):
+    """`-log p` of a token 100 below the target's first: 100 nats, not infinity."""
+    q, p = np.float32([[-4.0, 0.0, 0.0], [9.0, 0.0, 0.0]]), np.float32([[-100.0, 0.0, 0.0], [-100.0, 0.0, 0.0]])
+    pair = conformance.law_pair(q, p, temperature)
+    for row in range(2):
+        log_p, soft = reference.log_law(p[row], 1.0), reference.softmax(q[row])
+        exact = -(soft * log_p).sum() if temperature else -log_p[np.argmax(q[row])]
+        for alpha, deferred in ((exact * 0.999, True), (exact * 1.001, False)):
+            found = RULES["bild_star"].deferral(pair, jnp.full((2, 1), alpha, jnp.float32))
+            assert bool(found[row, 0]) is deferred, (row, alpha)
+
+
+@pytest.mark.parametrize("alpha", [-1e-9, -1e-7, 0.0, 1e-9])
+@pytest.mark.parametrize("name", ["chow", "diff", "opt", "token_v1", "token_v2", "chow_log", "diff_log", "opt_log"])
+def test_an_alpha_near_zero_decides_as_in_float64(name, alpha):
+    """1 - α and max p - α are 1 and max p in float32 there, and α's sign is lost."""
+    alpha = float(np.float32(alpha))
+    certain, half, flat = [0.0, -200.0, -200.0, -200.0], [0.0, 0.0, -200.0, -200.0], [0.0] * 4
+    q, p = (
+        np.float32(x) for x in zip(*[(a, b) for a in (certain, half, flat) for b in (certain, half, flat)], strict=True)
+    )
+    pair = conformance.law_pair(q, p, 1.0)
+    found = np.broadcast_to(RULES[name].deferral(pair, jnp.full((len(q), 1), alpha, jnp.float32)), q.shape)
+    for row in range(len(q)):
+        # in float64 these laws are exact: 1, 1/2, 1/4 and nothing
+        laws = [np.round(reference.softmax(x[row]), 12) for x in (q, p)]
+        expected = np.broadcast_to(reference.DECISIONS[name](*laws, *laws, alpha, False), 4)
+        np.testing.assert_array_equal(found[row], expected, err_msg=f"{laws}")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("alpha", [-1e-9, -1e-12])
+def test_chow_below_zero_is_lossless_and_its_cascade_never_drafts(alpha, temperature):
+    """However sure the draft is; the policy of a token cascade decides as the rule does."""
+    q, p = np.eye(5, dtype=np.float32) * 100, np.float32(np.random.default_rng(0).normal(size=(5, 5)))
+    np.testing.assert_allclose(
+        law("chow", q, p, alpha, temperature), law("spec_decode", q, p, 0.0, temperature), atol=1e-6
+    )
+    step = DraftStep(None, jnp.ones((1,)), None, jnp.zeros((), jnp.int32), None, None)
+    decision, _ = Confidence(3)(None, (), step, make_controls(1, stop_threshold=alpha))
+    assert not decision.draw[0]
+
+
+@pytest.mark.parametrize("beta", [round(0.05 * n, 2) for n in range(1, 20)])
+def test_an_alpha_that_is_the_end_of_its_domain_is_inside(beta):
+    """β >= 1 − α at equality, although α is a float32 and 1 − β a float64."""
+    edge = round(1 - beta, 2)
+    assert checked_alpha(deferral.lossy(beta).alpha, "it", edge, 1) == np.float32(edge)
+    with pytest.raises(ValueError, match="outside the domain"):
+        checked_alpha(deferral.lossy(beta).alpha, "it", edge - 1e-3, 1)

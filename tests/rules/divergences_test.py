@@ -9,8 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import jensenshannon
 
+import speccascade_jax as sc
+from speccascade_jax.methods.settings import Level
 from speccascade_jax.rules import deferral
-from speccascade_jax.rules.divergences import DIVERGENCES, divergence
+from speccascade_jax.rules.divergences import DIVERGENCES, Threshold, divergence
+from speccascade_jax.rules.measures import total_variation
 from tests.support import conformance, reference
 
 NAMES = list(DIVERGENCES)
@@ -88,3 +91,78 @@ def test_one_choice_is_one_function():
 def test_what_has_no_meaning_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         deferral.fuzzy(*arguments)
+
+
+# --- where float32 holds the laws no more, but their logs
+
+
+def wide_logits():
+    """Pairs of logits `(q, p)` whose tokens lie up to 300 apart, and what is masked in one of the two or in both."""
+    rng = np.random.default_rng(5)
+    q, p = rng.uniform(-150, 150, (2, 60, 11)).astype(np.float32)
+    q[:20, 1:], p[:20, 1:] = 0.05 * q[:20, 1:], 0.05 * p[:20, 1:]  # one token far off the others
+    q[:10, 0], p[10:20, 0] = -120.0, -120.0
+    q[40:50, 3] = p[40:50, 3] = -np.inf
+    q[50:55, 4], p[55:, 5] = -np.inf, -np.inf
+    return q, p
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.1, 1.0), (0.1, 0.9), (0.0, 1.0)])
+@pytest.mark.parametrize("top_k", [0, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_gaps_that_float32_cannot_hold_are_the_float64_value(name, top_k, temperature, top_p):
+    """Raw and scaled: a law is 0 in float32 where its logit lies 87 below the largest, and at T = 0.1 where it is 9."""
+    q, p = wide_logits()
+    pair = conformance.law_pair(q, p, temperature, top_p)
+    for scaled in (False, True):
+        rows = [
+            [reference.log_law(x, *(temperature, top_p) if scaled else (1.0, 1.0)) for x in row]
+            for row in zip(p, q, strict=True)
+        ]
+        expected = np.array([reference.divergence_of_logs(name, *row, top_k) for row in rows])
+        found = np.asarray(Threshold(name, top_k, scaled).of(pair))[:, 0]
+        np.testing.assert_array_equal(np.isinf(found), np.isinf(expected))
+        finite = np.isfinite(expected)
+        np.testing.assert_allclose(found[finite], expected[finite], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "alpha"), [("kl", 0.5), ("js_reference", 0.5)])
+@pytest.mark.parametrize("drafters", [("draft",), (Level(model="middle", budget=2, block_size=2),)])
+def test_an_engine_decides_by_them_too(name, alpha, drafters):
+    """The draft gives e^-100 to what the target gives 0.002: 0.2 nats, where float32's laws say infinity."""
+    q, p = np.zeros((3, 3), np.float32), np.zeros((3, 3), np.float32)
+    q[:, 2], p[:, 2] = -100.0, -6.0
+    exact = reference.divergence_of_logs(name, *(reference.log_law(x[0], 1.0) for x in (p, q)))
+    assert 0.01 < exact < alpha / 2
+    pair = sc.Pair(target=sc.TableLM(p), draft=sc.TableLM(q), others={"middle": sc.TableLM(q)})
+    sizes = {} if len(drafters) == 1 and isinstance(drafters[0], Level) else {"block_size": 2}
+    out = sc.decode(
+        pair,
+        [[0]] * 8,
+        rule=f"fuzzy_{name}",
+        alpha=alpha,
+        temperature=1.0,
+        max_new_tokens=6,
+        drafters=drafters,
+        **sizes,
+    )
+    assert out.stats["deferral_rate"] == 0.0 and out.stats["rejected"] == 0
+
+
+@pytest.mark.parametrize("vocab_size", [4, 37, 8192])
+def test_laws_without_a_common_token_are_at_the_largest_distance_whatever_rounding_leaves(vocab_size):
+    """So that `Div >= τ` holds at τ = 1."""
+    rng = np.random.default_rng(0)
+    q, p = rng.normal(size=(2, 40, vocab_size)).astype(np.float32)
+    half = rng.permutation(vocab_size)[: vocab_size // 2]
+    q[:, half] = -np.inf
+    p[:, np.setdiff1d(np.arange(vocab_size), half)] = -np.inf
+    pair = conformance.law_pair(q, p, 1.0)
+    assert (np.asarray(pair.q.sum(-1)) != 1.0).any() or vocab_size < 8192  # rounding there is
+    for name in ("js", "tv"):
+        for top_k, scaled in ((0, False), (0, True), (vocab_size // 2, False)):  # all that the target may say
+            rule = deferral.fuzzy(name, top_k, scaled)
+            assert np.asarray(rule.deferral(pair, jnp.ones((40, 1)))).all(), rule.name
+    np.testing.assert_array_equal(total_variation(pair.p, pair.q), 1.0)
+    nearly = conformance.law_pair(np.where(np.isinf(q), -60.0, q), p, 1.0)
+    assert (np.asarray(divergence("tv", nearly.p, nearly.q)) <= 1.0).all()

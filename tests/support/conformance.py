@@ -11,7 +11,7 @@ from scipy import stats
 
 import speccascade_jax as sc
 from speccascade_jax.core.controls import make_controls
-from speccascade_jax.core.sampling import make_law_pair, softmax, transform
+from speccascade_jax.core.sampling import log_laws, make_law_pair, softmax, transform
 from speccascade_jax.core.types import LawPair, Prompt
 from speccascade_jax.engine.generate import compilations, generate
 from speccascade_jax.methods import table
@@ -83,7 +83,8 @@ def logit_pairs(seed=0, count=40, vocab_size=11):
 @jax.jit
 def _law_pair(q_logits, p_logits, controls):
     q, q_tilde = softmax(q_logits), transform(q_logits, controls.draft)
-    return make_law_pair(q, q_tilde, controls.draft.temperature <= 0, p_logits, controls.target)
+    logs = log_laws(q_logits, q_tilde, controls.draft)
+    return make_law_pair(q, q_tilde, controls.draft.temperature <= 0, p_logits, controls.target, logs)
 
 
 def law_pair(q_logits, p_logits, temperature, top_p=1.0, draft_temperature=None):

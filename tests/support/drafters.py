@@ -38,7 +38,8 @@ class Turns:
             draft, after, _ = arm.propose(own, mine, replace(request, active=active))
             request, states = replace(request, block=draft.laws), [*states, after]
             merged = draft if merged is None else _merge(turn == number, draft, merged)
-        return replace(merged, q=request.block.q, q_tilde=request.block.q_tilde), tuple(states), request.target.cache
+        laws = {name: getattr(request.block, name) for name in ("q", "q_tilde", "logs")}
+        return replace(merged, **laws), tuple(states), request.target.cache
 
     def commit(self, params, state, outcome: Outcome) -> Any:
         each = zip(self.arms, params, state, strict=True)

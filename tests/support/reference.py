@@ -90,6 +90,39 @@ def divergence(name, p, q, top_k=0):
     }[name]()
 
 
+def log_law(logits, temperature, top_p=1.0):
+    """The log of `scale`, float64 `[V]`, finite as far as float64 reaches: -inf only where a token is excluded."""
+    logits = np.asarray(logits, np.float64)
+    with np.errstate(divide="ignore"):
+        if temperature == 0 or top_p < 1:
+            return np.log(scale(logits, temperature, top_p))
+    scaled = logits / temperature - (logits / temperature).max()
+    return scaled - np.log(np.exp(scaled).sum())
+
+
+def divergence_of_logs(name, log_p, log_q, top_k=0):
+    """`divergence` of laws given as logs."""
+    if top_k:
+        order = sorted(range(len(log_p)), key=lambda v: (-log_p[v], v))
+        parts = [(law[order[:top_k]], law[order[top_k:]]) for law in (log_p, log_q)]
+        log_p, log_q = (np.append(top, np.logaddexp.reduce(rest)) for top, rest in parts)
+    log_m = np.logaddexp(log_p, log_q) - math.log(2)
+
+    def kl(x, y):
+        return sum(
+            0.0 if a == -np.inf else math.inf if b == -np.inf else math.exp(a) * (a - b)
+            for a, b in zip(x, y, strict=True)
+        )
+
+    return {
+        "kl": lambda: kl(log_p, log_q),
+        "kl_reversed": lambda: kl(log_q, log_p),
+        "js": lambda: (kl(log_p, log_m) + kl(log_q, log_m)) / 2 / math.log(2),
+        "js_reference": lambda: (kl(log_m, log_p) + kl(log_m, log_q)) / 2,
+        "tv": lambda: np.abs(np.exp(log_p) - np.exp(log_q)).sum() / 2,
+    }[name]()
+
+
 # the decision of every deferral rule: (q, p, q̃, p̃, α, greedy) -> a number or a vector, true where it defers
 DECISIONS = {
     "chow": lambda q, p, qt, pt, a, g: q.max() < 1 - a,

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade_jax.core.sampling import make_law_pair, raw_and_scaled
+from speccascade_jax.core.sampling import log_laws, make_law_pair, raw_and_scaled
 from speccascade_jax.core.types import Array, Controls, LawPair, Prompt
 from speccascade_jax.models.along import along
 from speccascade_jax.pairs.pair import Pair
@@ -145,7 +145,8 @@ def _grid(rule: Rule, grid: Sequence[float]) -> np.ndarray:
 @jax.jit
 def _laws(q_logits: Array, p_logits: Array, controls: Controls) -> LawPair:
     q, q_tilde, _ = raw_and_scaled(q_logits, controls.draft)
-    return make_law_pair(q, q_tilde, controls.draft.temperature <= 0, p_logits, controls.target)
+    logs = log_laws(q_logits, q_tilde, controls.draft)
+    return make_law_pair(q, q_tilde, controls.draft.temperature <= 0, p_logits, controls.target, logs)
 
 
 @jax.jit
@@ -159,8 +160,9 @@ def quantities(pair: LawPair, tokens: Array) -> dict[str, Array]:
     for name, law in (("q", pair.q), ("p", pair.p)):
         found |= {f"max_{name}": measures.max_of(law), f"entropy_{name}": measures.entropy(law)}
     for name in divergences.DIVERGENCES:
-        found[name] = divergences.divergence(name, pair.p, pair.q)
-        found[f"{name}_scaled"] = divergences.divergence(name, pair.p_tilde, pair.q_tilde)
+        for scaled in (False, True):
+            compared = divergences.Threshold(name, scaled=scaled)
+            found[f"{name}_scaled" if scaled else name] = compared.of(pair)
     return found
 
 

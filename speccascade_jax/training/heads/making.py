@@ -19,7 +19,7 @@ import numpy as np
 from speccascade_jax.core import rngs
 from speccascade_jax.core.arrays import bucket
 from speccascade_jax.core.checks import whole
-from speccascade_jax.core.sampling import make_law_pair, raw_and_scaled, sample
+from speccascade_jax.core.sampling import log_laws, make_law_pair, raw_and_scaled, sample
 from speccascade_jax.core.types import Array, Controls
 from speccascade_jax.engine.generate import raise_on_failure
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
@@ -165,7 +165,8 @@ def label(q_logits: Array, p_logits: Array, controls: Controls, uniforms: Array,
         `proposals` int32, `kept`, `max_q`, `entropy_q` and `q_of_proposal` float32, each `[B, L]`.
     """
     q, q_tilde, _ = raw_and_scaled(q_logits, controls.draft)
-    pair = make_law_pair(q, q_tilde, controls.draft.temperature <= 0, p_logits, controls.target)
+    logs = log_laws(q_logits, q_tilde, controls.draft)
+    pair = make_law_pair(q, q_tilde, controls.draft.temperature <= 0, p_logits, controls.target, logs)
     proposals = sample(q_tilde, uniforms)
     return {"proposals": proposals} | judged(pair, proposals, controls.alpha, deferral.get(rule))
 
