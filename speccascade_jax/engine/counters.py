@@ -20,7 +20,9 @@ class Counters:
             target's own included, that were not committed.
         draft_steps: forward passes of the draft this row needed.
         unverified_tokens: the tokens of such blocks; neither kept nor examined.
-        deferred: float32, Σ of `η` over the committed positions the rule decided; decided: how many those are.
+        deferred: float32, Σ of `η` over the committed positions of a deferral rule; decided: how many those are. `η` is
+            1 where the target wrote a token whatever the rule says (a bonus that is its own), and 0 in a block that was
+            committed unverified.
         examined_at, kept_at: `[B, G]` by position in the block; deferred_at: float32, `Σ r(x)` over the
             examined drafts; kept_although_deferred_at: float32, the same over the kept ones.
     """
@@ -63,7 +65,7 @@ def count_round(old: Counters, turn: Round, defers: bool, bonus: str) -> Counter
     verified = (turn.active & ~turn.unverified).astype(jnp.int32)
     examined = verified[:, None] * (turn.num_kept + turn.rejected)[:, None] > slots
     kept = verified[:, None] * turn.num_kept[:, None] > slots
-    decided = _decided(turn, defers, bonus)
+    decided = defers & (jnp.arange(block + 1)[None] < turn.num_new[:, None])
     # did the target draw a token itself?
     own = (turn.rejected | (bonus != "none") | (turn.draft.length == 0)) & ~turn.unverified
     return Counters(
@@ -78,7 +80,7 @@ def count_round(old: Counters, turn: Round, defers: bool, bonus: str) -> Counter
         draft_steps=old.draft_steps + active * turn.draft.steps,
         unverified=old.unverified + active - verified,
         unverified_tokens=old.unverified_tokens + (active - verified) * turn.num_new,
-        deferred=old.deferred + jnp.where(decided, turn.eta, 0.0).sum(-1),
+        deferred=old.deferred + jnp.where(decided, _deferral(turn, bonus), 0.0).sum(-1),
         decided=old.decided + decided.sum(-1),
         examined_at=old.examined_at + examined,
         kept_at=old.kept_at + kept,
@@ -87,12 +89,11 @@ def count_round(old: Counters, turn: Round, defers: bool, bonus: str) -> Counter
     )
 
 
-def _decided(turn: Round, defers: bool, bonus: str) -> Array:
-    """bool `[B, G + 1]`: the committed positions that the rule decided."""
-    slots = jnp.arange(turn.tokens.shape[1])[None]
-    if not defers:
-        return jnp.zeros(turn.tokens.shape, bool)
-    decided = (slots < turn.num_new[:, None]) & ~turn.unverified[:, None]
-    # a bonus from the target, or one for which there was no law to decide by, is not the rule's decision
-    own = bonus != "target" if turn.draft.lawful is None else (bonus != "target") & turn.draft.lawful[:, None]
-    return decided & (own | (slots < turn.draft.length[:, None]))
+def _deferral(turn: Round, bonus: str) -> Array:
+    """float32 `[B, G + 1]`: the chance that a token drafted at a position is handed to the target."""
+    behind = jnp.arange(turn.tokens.shape[1])[None] >= turn.draft.length[:, None]
+    theirs = behind & (bonus == "target")
+    if turn.draft.lawful is not None:
+        theirs |= behind & ~turn.draft.lawful[:, None]
+    # no law of the target was asked for an unverified block; what stands there belongs to other rows' calls
+    return jnp.where(turn.unverified[:, None], 0.0, jnp.where(theirs, 1.0, turn.eta))

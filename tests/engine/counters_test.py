@@ -1,0 +1,94 @@
+"""Counters against a recount in NumPy: deferral rates, blocks nobody verified, blocks of nothing."""
+
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.engine.generate import generate
+from speccascade_jax.engine.measures import summarise
+from speccascade_jax.methods import table
+from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.settings import Settings
+from speccascade_jax.pairs.prompts import make_prompt
+from tests.support import conformance, reference
+
+ROWS, LENGTH, VOCAB, STOP = 24, 11, 5, 4
+Q, P = conformance.tables(VOCAB, seed=61)
+PROMPTS = [[row % 4] for row in range(ROWS)]
+
+
+def trace(turn):
+    return {
+        "new": turn.num_new, "drafted": turn.draft.length, "unverified": turn.unverified, "tokens": turn.tokens,
+        "active": turn.active,
+    }  # fmt: skip
+
+
+METHODS = {
+    "token_cascade": {"method": "token_cascade", "alpha": 0.5},
+    "token_cascade_log": {"method": "token_cascade_log", "alpha": 1.2},
+    "bild": {"method": "bild", "alpha": 1.5, "stop_threshold": 0.7},
+    "fuzzy": {"method": "fuzzy", "rule": "fuzzy_tv", "alpha": 0.3, "block_size": 2},
+    "target's bonus": {"rule": "token_v3", "alpha": 0.4, "block_size": 2, "bonus": "target"},
+    "rule's bonus": {"rule": "token_v3", "alpha": 0.4, "block_size": 2},
+    "no bonus": {"rule": "chow", "alpha": 0.5, "block_size": 2, "bonus": "none"},
+}
+
+
+def generated(settings, rows=ROWS):
+    """The generation and its rounds, at temperature 1."""
+    pair = conformance.tabular_pair(Q, P)
+    given = settings | {"temperature": 1.0}
+    engine, params = assemble(pair, stop_ids=[STOP], **given)
+    chosen = Settings.of("test", given)
+    controls = table.get(chosen.method).controls(chosen, rows)
+    prompt = make_prompt(pair, PROMPTS[:rows])
+    out = generate(engine, params, prompt, 3, controls=controls, max_new_tokens=LENGTH, record=trace)
+    return engine, out, {name: np.asarray(x)[: int(out.num_rounds)] for name, x in out.record.items()}
+
+
+def recount(name, engine, record, bonus):
+    """`η` of every committed position: the rule's, 1 where the target wrote behind a block, 0 in unverified blocks."""
+    rule, alpha = engine.verifier.rule.name, METHODS[name]["alpha"]
+    cold = 0.0 if name == "fuzzy" else None
+    etas = []
+    for row in range(ROWS):
+        last = PROMPTS[row][-1]
+        for turn in np.flatnonzero(record["active"][:, row]):
+            for slot in range(record["new"][turn, row]):
+                if record["unverified"][turn, row]:
+                    eta = 0.0
+                elif slot >= record["drafted"][turn, row] and bonus == "target":
+                    eta = 1.0
+                else:
+                    r = reference.decision(rule, Q[last], P[last], alpha, 1.0, draft_temperature=cold)
+                    eta = (r * reference.scale(Q[last], 1.0 if cold is None else cold)).sum()
+                etas.append(eta)
+                last = record["tokens"][turn, row, slot]
+    return etas
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_deferral_rate_is_the_mean_over_committed_positions(name):
+    """METHODS section 9: the bonus included; of a token cascade it is the share that the target wrote."""
+    engine, out, record = generated(METHODS[name])
+    measured = summarise(out.stats, out.lengths)
+    etas = recount(name, engine, record, engine.bonus)
+    assert len(etas) == measured["committed"] == int(out.stats.decided.sum())
+    assert measured["deferral_rate"] == pytest.approx(np.mean(etas), abs=1e-5)
+    assert 0.02 < measured["deferral_rate"] < 0.98
+    if name.startswith("token_cascade"):
+        assert measured["unverified_tokens"] > 0
+        assert measured["deferral_rate"] == pytest.approx(1 - measured["draft_share"], abs=1e-6)
+
+
+@pytest.mark.parametrize("bonus", ["none", "rule"])
+def test_an_empty_block_discards_nothing(bonus):
+    """The target gives one token, under any bonus; it was sampled and committed."""
+    pair = conformance.tabular_pair(Q, P)
+    out = sc.decode(
+        pair, PROMPTS, max_new_tokens=LENGTH, temperature=1.0, stop_ids=[STOP], bonus=bonus, block_size=2,
+        method="stop_confidence", rule="token_v3", alpha=0.4, stop_threshold=0.0,
+    )  # fmt: skip
+    assert out.stats["drafted"] == 0 and out.stats["committed"] == out.stats["target_calls"] == out.lengths.sum()
+    assert (out.stats["rows"]["discarded"] == 0).all()
