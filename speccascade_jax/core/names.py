@@ -2,6 +2,8 @@
 
 import difflib
 import importlib
+import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,6 +18,12 @@ def hint(name: object, known: Iterable[str]) -> str:
     """`"did you mean a, b? "` with the nearest of the known names, at most three; empty where none is near."""
     near = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.4)
     return f"did you mean {', '.join(near)}? " if near else ""
+
+
+def natural(text: str) -> tuple[tuple[float, str], ...]:
+    """Sorts names by the numbers in them: `token_v2` before `token_v10`, "γ = 8" before "γ = 10"."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", text)
+    return tuple((float(part), "") if n % 2 else (-math.inf, part) for n, part in enumerate(parts))
 
 
 def look_up(what: str, name: str, table: Mapping[str, Any], kind: Any, also: str = "") -> Any:

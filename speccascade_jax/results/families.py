@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from speccascade_jax.core.names import natural
 from speccascade_jax.results import distinctions, panels
 from speccascade_jax.results.distinctions import HEAD
 from speccascade_jax.results.labels import label, place
@@ -95,7 +96,8 @@ def _of_panel(panel: Panel) -> Families:
             sorted_[kind][at] = spot
     first = {kind: next(iter(spots.values())).records[0] for kind, spots in sorted_.items()}
     kinds = sorted(
-        first, key=lambda kind: (place(first[kind], kind.name), kind.law[1] or 0.0, kind.block or 0, str(kind[4:]))
+        first,
+        key=lambda kind: (place(first[kind], kind.name), kind.law[1] or 0.0, kind.block or 0, natural(str(kind[4:]))),
     )
     records, families = [first[kind] for kind in kinds], defaultdict[str, list[Family]](list)
     for kind, name, record in zip(kinds, _names(kinds, records), records, strict=True):

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from speccascade_jax.core.names import natural
 from speccascade_jax.results.store import Record
 
 SHARES = {
@@ -32,6 +33,6 @@ def label(record: Record, apart: str = "", *, threshold: bool = True) -> str:
     return text + apart
 
 
-def place(record: Record, curve: str) -> tuple[int, str]:
+def place(record: Record, curve: str) -> tuple[int, tuple[tuple[float, str], ...]]:
     """Sorts curves in the order of paper 1's Table 2, those of methods without a place there behind, by name."""
-    return record["point"]["rank"], curve
+    return record["point"]["rank"], natural(curve)

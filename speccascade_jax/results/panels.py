@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from speccascade_jax.core.names import DRAFT, TARGET
+from speccascade_jax.core.names import DRAFT, TARGET, natural
 from speccascade_jax.results.distinctions import HEAD, MIXABLE, suffixes
 from speccascade_jax.results.labels import label, place
 from speccascade_jax.results.store import Record, check_format
@@ -188,7 +188,9 @@ def _of_blocks(setting: dict[str, Any], records: Sequence[Record], together: Seq
         return tuple(record["point"][name] for name in apart)
 
     swept = [r for r in records if is_swept(r)]
-    for choice in sorted(set(map(chosen_for, swept)), key=str) or [(None,) * len(apart)]:
+    for choice in sorted(set(map(chosen_for, swept)), key=lambda choice: natural(str(choice))) or [
+        (None,) * len(apart)
+    ]:
         mixed = {name: {r["point"][name] for r in swept if chosen_for(r) == choice} for name in together}
         chosen = dict.fromkeys(MIXABLE) | setting | dict(zip(apart, choice, strict=True))
         chosen |= {name: next(iter(values)) for name, values in mixed.items() if len(values) == 1}
@@ -225,7 +227,7 @@ def _panel(setting: dict[str, Any], records: Sequence[Record]) -> Panel:
     )
 
 
-def order(spot: Spot) -> tuple[int, str]:
+def order(spot: Spot) -> tuple[int, tuple[tuple[float, str], ...]]:
     """Sorts spots as their curves stand in tables and legends."""
     return place(spot.records[0], spot.method)
 

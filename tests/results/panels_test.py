@@ -196,7 +196,7 @@ def test_methods_without_a_choice_of_block_size_stand_beside_every_block_size():
         assert list(panel.curves) == ["seq_cascade", "token_cascade", "opt"]
         assert panel.asides() == ["TokenCascade [Chow]: γ = 10, bonus target."]
     (alone,) = panels([*_ENDS, *cascade, _record("token_cascade", 0.1, block_size=5, **own)])
-    assert list(alone.curves) == ["token_cascade (γ = 10)", "token_cascade (γ = 5)"] and "γ" not in alone.title()
+    assert list(alone.curves) == ["token_cascade (γ = 5)", "token_cascade (γ = 10)"] and "γ" not in alone.title()
 
 
 def test_stop_thresholds_are_one_curve_where_the_rule_has_no_alpha():
@@ -228,3 +228,15 @@ def test_heads_of_other_weights_are_other_curves_whatever_their_files_are_called
     assert tables.points_grid(panel).rows[-1][0].startswith("SpecDec++ (head")
     (panel,) = panels([*_ENDS, _headed(0.3, "a" * 32, rule="[opt]"), _headed(0.3, "b" * 32, rule="[opt]")])
     assert list(panel.curves) == ["specdecpp[opt]@0.3 (head aaaaaa)", "specdecpp[opt]@0.3 (head bbbbbb)"]
+
+
+def test_what_is_numbered_stands_in_the_order_of_its_numbers():
+    """Curves of methods without a place of their own, what sets curves apart, and panels."""
+    sizes = (5, 10, 3, 20)
+    records = [_record("autoregressive"), *(_record(f"my.token_v{n}", 0.5) for n in (10, 2, 1))]
+    records += [_record("opt", 0.5, block_size=n) for n in sizes]
+    assert [panel.setting["block_size"] for panel in panels(records)] == sorted(sizes)
+    together = panels(records, together=("block_size",))[0]
+    names = list(together.curves)
+    assert [name for name in names if "token" in name] == ["my.token_v1", "my.token_v2", "my.token_v10"]
+    assert [name for name in names if "opt" in name] == [f"opt (γ = {n})" for n in sorted(sizes)]

@@ -18,6 +18,7 @@ import numpy as np
 from rich.console import Console
 
 from speccascade_jax.core.files import plain, write_atomically
+from speccascade_jax.core.names import natural
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.evaluation.points import Evaluation, Method, Point, Sampling
 from speccascade_jax.evaluation.session import Session
@@ -118,7 +119,10 @@ def load_heads(folder: Path, needed: tuple[str, ...] = ()) -> dict[str, head_fil
     Raises:
         FileNotFoundError: there are none. ValueError: one of `needed` is not among them.
     """
-    found = {path.stem: head_files.load(path) for path in sorted(folder.glob("*.msgpack"))}
+    found = {
+        path.stem: head_files.load(path)
+        for path in sorted(folder.glob("*.msgpack"), key=lambda path: natural(path.stem))
+    }
     if not found:
         raise FileNotFoundError(f"no heads in {folder}: train some (--mode=train)")
     if missing := [name for name in needed if name not in found]:
