@@ -7,11 +7,13 @@ import pytest
 
 import speccascade_jax as sc
 from speccascade_jax.core.controls import make_controls
-from speccascade_jax.core.types import Prompt
+from speccascade_jax.core.sampling import argmax
+from speccascade_jax.core.types import BoundModel, Prompt
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
 from speccascade_jax.engine.generate import generate
 from speccascade_jax.engine.loop import Engine
+from speccascade_jax.models.along import along
 from speccascade_jax.models.fake import Fake
 from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.deferral import RULES
@@ -89,3 +91,45 @@ def test_caches_of_every_level_follow(outer_rule):
     # greedy: the middle model's output is what a plain draft of it would be
     np.testing.assert_array_equal(deep.tokens, flat.tokens)
     assert int(deep.inner["counters"].kept.sum()) > 0
+
+
+def drafted(turn):
+    return {
+        "tokens": turn.draft.tokens, "length": turn.draft.length, "kept": turn.num_kept, "start": turn.start,
+        "active": turn.active,
+    }  # fmt: skip
+
+
+def test_what_is_drafted_continues_what_was_kept():
+    """A cache that no one rolled back changes no output, for the target verifies; what it drafts is another model's."""
+    models = [Fake(16, noise=0.6, seed=n) for n in range(3)] + [Fake(16, seed=3)]
+    lossless, params = Speculative(RULES["spec_decode"]), {"model": ()}
+    drafter = ModelDrafter(models[0], Fixed(2))
+    for model in models[1:3]:
+        drafter = NestedDrafter(Engine(target=model, drafter=drafter, verifier=lossless), 3)
+        params = {"target": (), "drafter": params}
+    engine = Engine(target=models[3], drafter=drafter, verifier=lossless)
+    prompt = Prompt(np.array([[3, 4, 5, 0], [7, 0, 0, 0]], np.int32), np.array([3, 1], np.int32))
+    controls = make_controls(2, inner=(make_controls(2, inner=(make_controls(2),)),))
+    out = generate(
+        engine, {"target": (), "drafter": params}, prompt, controls=controls, max_new_tokens=40, record=drafted
+    )
+    # what each drafting model says along the output, level by level
+    said = [np.asarray(argmax(along(BoundModel((), model), prompt, out.tokens))) for model in models]
+    record = {name: np.asarray(x)[: int(out.num_rounds)] for name, x in out.record.items()}
+    rejected = 0
+    for turn, row in zip(*np.nonzero(record["active"]), strict=True):
+        at = record["start"][turn, row] - int(prompt.length[row])
+        kept, length = record["kept"][turn, row], record["length"][turn, row]
+        seen = min(kept + 1, length, 40 - at)
+        assert record["tokens"][turn, row, :seen].tolist() == said[2][row, at : at + seen].tolist()
+        rejected += kept < length
+    assert rejected > 5
+    # the engines further in: every token that they were given up to the first rejection is the right one too
+    for level, inner in ((2, out.inner), (1, out.inner["inner"])):
+        counts = inner["counters"]
+        right = (said[level] == said[level - 1]).mean()
+        kept = counts.kept.sum() / counts.examined.sum()
+        assert kept == pytest.approx(right, abs=0.15), (
+            f"level {level} keeps {kept:.2f}; its draft is right in {right:.2f}"
+        )

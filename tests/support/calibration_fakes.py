@@ -16,8 +16,8 @@ EXAMPLES = 400
 TASK = Evaluation(task="tiny_translation", latency_examples=16, latency_trials=1)
 SOURCE = ModelPair(name="fake")
 
-Law = Callable[[Method], tuple[float, float, float]]
-"""Method -> quality relative to the target's, latency relative to the target's, share of examined tokens kept."""
+Law = Callable[[Method], tuple[float, ...]]
+"""Method -> quality and latency relative to the target's, share of examined tokens kept and, if another, of drafted."""
 
 
 class FakeSession:
@@ -46,7 +46,7 @@ class FakeSession:
         return {n for point in self.asked for n in examples_of(point)}
 
     def _record(self, point: Point) -> Record:
-        quality, latency, kept = self.law(point.method)
+        quality, latency, kept, *used = self.law(point.method)
         ids, timed = examples_of(point), point.evaluation.latency_examples
         own = np.random.default_rng(zlib.crc32(f"{point.method} {point.seed}".encode()))
         hard = np.random.default_rng(0).normal(50, 10, EXAMPLES)
@@ -62,7 +62,7 @@ class FakeSession:
                 "metric": "rougeL", "value": scores.mean(), "examples": len(ids),
                 "per_example": {"ids": ids, "statistics": {"rougeL": scores}},
             },
-            "measures": {"acceptance_rate": kept, "rejection_rate": 1 - kept, "draft_utilisation": kept},
+            "measures": {"acceptance_rate": kept, "rejection_rate": 1 - kept, "draft_utilisation": [kept, *used][-1]},
         } | (times if timed else {})  # fmt: skip
 
 

@@ -123,3 +123,24 @@ def test_a_first_threshold_that_loses_too_much_is_refused(tmp_path):
 def test_what_has_no_meaning_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         thresholds.check(BASE, AppendixD(**changes))
+
+
+def test_what_is_kept_of_drafted_tokens_decides_and_not_of_examined_ones(tmp_path):
+    """Of a block that is rejected at its first token one is examined: kept / examined says little about the length."""
+
+    def examined_few(method):
+        quality, latency, kept = law(method)
+        return quality, latency, min(kept + 0.35, 1.0), kept
+
+    found, _ = _run(tmp_path, examined_few)
+    assert found.baseline_acceptance == pytest.approx(0.62) and found.threshold == 0.4
+    # from 0.5 on at least 0.9 of examined tokens are kept, and never so many of drafted ones
+    assert {step.block_size for step in found.steps} == {10}
+    assert all(step.acceptance == pytest.approx(min(step.utilisation + 0.35, 1.0)) for step in found.steps)
+
+    def examined_many(method):
+        quality, latency, kept = law(method)
+        return quality, latency, kept, min(kept + 0.4, 1.0)
+
+    grown, _ = _run(tmp_path / "other", examined_many)
+    assert grown.baseline_acceptance == pytest.approx(1.0) and {step.block_size for step in grown.steps} > {10, 15}
