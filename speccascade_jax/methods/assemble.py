@@ -13,13 +13,14 @@ from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import checked_stop_ids
 from speccascade_jax.runtime import compilation_cache
+from speccascade_jax.runtime.program_memory import release_when_crowded
 
 
 def build(pair: Pair, settings: Settings, *, stop_ids: Sequence[int] | None = None, head: Head | None = None) -> Built:
     """A program for a pair and the parameters to pass to it.
 
     Whoever decodes comes through here first, so it is here that the compilation cache is switched on
-    (`compilation_cache.switch_on`), and not by an import.
+    (`compilation_cache.switch_on`), and not by an import, and that programs are given back when there are too many.
 
     Args:
         stop_ids: end a row; `None`: the vocabulary's, or none without a vocabulary.
@@ -33,6 +34,7 @@ def build(pair: Pair, settings: Settings, *, stop_ids: Sequence[int] | None = No
     recipe, stops = table.get(settings.method), checked_stop_ids(pair, stop_ids)
     built = recipe.build(pair, settings, stops, head)
     compilation_cache.switch_on()
+    release_when_crowded()
     return built
 
 

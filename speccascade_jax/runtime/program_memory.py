@@ -6,24 +6,44 @@ from pathlib import Path
 import jax
 
 _MAPS, _LIMIT = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+class _Seen:
+    """How many programs there have been, and how many memory maps when they were last counted."""
+
+    programs = counted = maps = 0
+
+
+def _on_event(event: str, duration: float, **_: object) -> None:
+    _Seen.programs += event == _COMPILED
+
+
+jax.monitoring.register_event_duration_secs_listener(_on_event)
 
 
 def release_when_crowded(share: float = 0.4) -> bool:
     """Drop all compiled programs if this process uses more than `share` of the memory maps it may have.
 
-    XLA on a CPU maps some 550 areas per program of the engine (jax 0.10.2); Linux allows 65,530 by default, and the
-    program that exceeds them dies of a segmentation fault in the compiler. What is needed again is compiled again, or
-    read from the persistent cache. Does nothing on systems without `/proc`.
+    Called where programs are made: by `methods.assemble.build`, so by every `decode` and `stream`, and by every group
+    of a sweep. XLA on a CPU maps some 550 areas per program of the engine (jax 0.10.2); Linux allows 65,530 by default,
+    and the program that exceeds them dies of a segmentation fault in the compiler. What is needed again is compiled
+    again, or read from the persistent cache. Dropped with the programs are the engines that JAX's tables kept alive.
+    Maps are counted, which takes milliseconds, only where something was compiled since the last time. Does nothing on
+    systems without `/proc`.
 
     Returns:
         Whether programs were dropped.
     """
     if not (_MAPS.exists() and _LIMIT.exists()):
         return False
-    with _MAPS.open("rb") as maps:
-        used = sum(1 for _ in maps)
-    if used <= share * int(_LIMIT.read_text()):
+    if _Seen.counted != _Seen.programs:
+        with _MAPS.open("rb") as maps:
+            _Seen.maps = sum(1 for _ in maps)
+        _Seen.counted = _Seen.programs
+    if _Seen.maps <= share * int(_LIMIT.read_text()):
         return False
     jax.clear_caches()
     gc.collect()
+    _Seen.counted = -1
     return True

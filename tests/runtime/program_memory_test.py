@@ -1,9 +1,16 @@
 """Compiled programs are given back when the process runs out of room for more, and not before."""
 
+import json
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
+import pytest
 
 from speccascade_jax.runtime import program_memory
+from speccascade_jax.runtime.paths import repository_root
 
 
 def test_programs_are_dropped_only_when_crowded():
@@ -19,3 +26,72 @@ def test_programs_are_dropped_only_when_crowded():
 def test_systems_without_proc_are_left_alone(monkeypatch, tmp_path):
     monkeypatch.setattr(program_memory, "_MAPS", tmp_path / "maps")
     assert not program_memory.release_when_crowded(share=0.0)
+
+
+def test_maps_are_counted_anew_only_after_a_compilation(monkeypatch, tmp_path):
+    maps = tmp_path / "maps"
+    monkeypatch.setattr(program_memory, "_MAPS", maps)
+    maps.write_text("\n" * 3)
+    jax.jit(lambda x: 3 * x)(jnp.float32(1))
+    limit = int(program_memory._LIMIT.read_text())
+    assert not program_memory.release_when_crowded(share=10 / limit)
+    maps.write_text("\n" * 30)
+    assert not program_memory.release_when_crowded(share=10 / limit)
+    jax.jit(lambda x: 4 * x)(jnp.float32(1))
+    assert program_memory.release_when_crowded(share=10 / limit)
+
+
+MANY = """
+import json, sys
+from pathlib import Path
+import numpy as np
+import speccascade_jax as sc
+
+def maps():
+    return len(Path("/proc/self/maps").read_text().splitlines())
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+
+programs, decodes = map(int, sys.argv[1:])
+table = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+pair = sc.Pair(target=sc.TableLM(table), draft=sc.TableLM(table + 1))
+rules = ["token_v1", "token_v2", "token_v3", "chow", "diff", "opt", "lossy", "chow_log", "diff_log", "opt_log"]
+most = 0
+for number in range(programs):
+    given = {"rule": rules[number % 10], "alpha": 0.3, "block_size": 1 + number // 10}
+    if number % 10 == 9:  # the other door
+        list(sc.stream(pair, [0], max_new_tokens=2, **given))
+    else:
+        sc.decode(pair, [[0]], max_new_tokens=2, **given)
+    most = max(most, maps())
+given = {"rule": "chow", "block_size": 2, "max_new_tokens": 2}
+for number in range(decodes):
+    sc.decode(pair, [[number % 4]], alpha=number / max(decodes, 1), seed=number, **given)
+    if number == decodes // 10:
+        before = resident()
+print(json.dumps({"maps": most, "grown": resident() - before if decodes else 0}))
+"""
+
+
+def run_many(programs, decodes):
+    command = [sys.executable, "-c", MANY, str(programs), str(decodes)]
+    run = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": str(repository_root())}, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+@pytest.mark.laws
+@pytest.mark.skipif(not program_memory._MAPS.exists(), reason="Linux counts memory maps")
+def test_a_hundred_programs_in_one_process_keep_within_the_maps_there_are():
+    """Through `decode` and `stream`; without giving programs back the process dies at about 76."""
+    limit = int(program_memory._LIMIT.read_text())
+    assert run_many(100, 0)["maps"] < 0.5 * limit
+
+
+@pytest.mark.laws
+@pytest.mark.skipif(not program_memory._MAPS.exists(), reason="reads /proc")
+def test_a_thousand_decodes_of_one_program_need_no_more_memory_than_a_hundred():
+    assert run_many(0, 1000)["grown"] < 8  # MB
