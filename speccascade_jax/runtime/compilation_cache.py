@@ -2,15 +2,22 @@
 
 A decoding program takes seconds to compile and a tenth of one to read. JAX keeps compiled programs in a folder when
 told to; `switch_on` tells it, unless the user has. Programs are found by what they compute, JAX's version, XLA's flags
-and the device: a stale one can't be used by mistake, a damaged one is a warning and a compilation. Nothing is ever
-removed: the folder may be deleted at any time.
+and the device: a stale one can't be used by mistake. Every file begins with a digest of the rest: a damaged one is
+removed before XLA reads it, and made anew. Nothing else is ever removed: the folder may be deleted at any time.
+
+What is read here is executed. So the folder is the user's alone, and one that others can write is not used.
 """
 
+import hashlib
 import os
+import stat
+import tempfile
 import warnings
 from pathlib import Path
+from typing import Any
 
 import jax
+from jax._src import compilation_cache as jaxs_own  # JAX has no public way to check what it reads
 
 VARIABLE = "SPECCASCADE_COMPILATION_CACHE"
 _JAX_KEEPS_FROM = 1.0  # seconds of compilation, JAX's default
@@ -23,7 +30,7 @@ def switch_on() -> None:
     settings for it; what the environment variable `SPECCASCADE_COMPILATION_CACHE` names; `speccascade_jax/xla` in the
     user's cache folder (`XDG_CACHE_HOME`, or `~/.cache`). If the variable is empty or `off`, nothing is kept.
 
-    A folder that can't be written is a warning, and nothing is kept.
+    A folder that can't be written, or that another user owns or can write, is a warning, and nothing is kept.
     """
     set_so_far = jax.config.values
     if set_so_far["jax_compilation_cache_dir"] is not None or not set_so_far["jax_enable_compilation_cache"]:
@@ -33,8 +40,7 @@ def switch_on() -> None:
         if path is None:
             return
         path.mkdir(mode=0o700, parents=True, exist_ok=True)  # private: whoever writes here decides what we execute
-        if not os.access(path, os.W_OK | os.X_OK):
-            raise PermissionError(f"{path} is not writable")
+        _refuse_unsafe(path)
     except (OSError, RuntimeError) as error:
         warnings.warn(
             f"compiled programs are not kept ({error}): every start compiles anew. Name a folder in the environment "
@@ -42,10 +48,79 @@ def switch_on() -> None:
             stacklevel=3,
         )
         return
+    _check_what_is_read(path)
     jax.config.update("jax_compilation_cache_dir", str(path))
     if set_so_far["jax_persistent_cache_min_compile_time_secs"] == _JAX_KEEPS_FROM:
         # many small programs cost more together than one that takes a second
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def _refuse_unsafe(path: Path) -> None:
+    """Refuse a folder that cannot be written, or that others can.
+
+    Raises:
+        PermissionError: names the folder and the remedy.
+    """
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path} is not writable")
+    found = path.stat()
+    if found.st_uid != os.geteuid():
+        raise PermissionError(f"{path} belongs to another user, who could have any program run in your name")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"others can write {path} and have any program run in your name: chmod go-w {path}")
+
+
+class _Checked:
+    """A cache of files with a digest before each, as `jax._src.compilation_cache_interface.CacheInterface` has it."""
+
+    def __init__(self, path: Path):
+        self._path = path
+
+    def get(self, key: str) -> bytes | None:
+        """An entry as it was put; `None` where there is none, or a damaged one, which is removed."""
+        file = self._file(key)
+        try:
+            content = file.read_bytes()
+        except FileNotFoundError:
+            return None
+        digest, value = content[: len(_digest(b""))], content[len(_digest(b"")) :]
+        if digest == _digest(value):
+            return value
+        file.unlink(missing_ok=True)
+        return None
+
+    def put(self, key: str, value: bytes) -> None:
+        """Write an entry whole or not at all."""
+        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=key[:32], suffix=".tmp", dir=self._path)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(_digest(value) + value)
+            os.replace(temporary, self._file(key))
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    def _file(self, key: str) -> Path:
+        return self._path / f"{key}-checked"  # JAX's own files end in -cache and have no digest
+
+
+def _digest(value: bytes) -> bytes:
+    return hashlib.blake2b(value, digest_size=32).digest()
+
+
+_given_by_jax = jaxs_own.get_file_cache
+
+
+def _check_what_is_read(path: Path) -> None:
+    """Have JAX use `path` by way of `_Checked`; other folders, and one of limited size, as it always does."""
+
+    def get_file_cache(asked: str) -> Any:
+        if asked == str(path) and jax.config.values["jax_compilation_cache_max_size"] == -1:
+            return _Checked(path), asked
+        return _given_by_jax(asked)
+
+    jaxs_own.get_file_cache = get_file_cache
 
 
 def _path() -> Path | None:

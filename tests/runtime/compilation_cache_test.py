@@ -115,8 +115,72 @@ def test_neither_a_full_disk_nor_what_it_leaves_breaks_anything(tmp_path):
     assert before is None  # no import has touched JAX's settings
     assert tokens == [[0, 1, 0]]
     assert any("Error writing persistent compilation cache entry for 'jit__generate'" in text for text in warned)
-    torn = list(tmp_path.glob("jit__generate-*"))
-    assert [path.stat().st_size for path in torn] == [100]
+    assert not list(tmp_path.iterdir())  # no part of an entry is left
     _, warned, tokens = decode(tmp_path)
-    assert tokens == [[0, 1, 0]]
-    assert any("Error reading persistent compilation cache entry for 'jit__generate'" in text for text in warned)
+    assert (warned, tokens) == ([], [[0, 1, 0]])
+
+
+@pytest.mark.laws
+def test_a_damaged_entry_is_made_anew_and_never_read(tmp_path):
+    """A flipped bit in a compressed program, a torn file, an empty one, rubbish: no warning, no crash, made anew."""
+    decode(tmp_path)
+    entries = sorted(tmp_path.glob("jit_*-checked"))
+    whole = {path: path.read_bytes() for path in entries}
+    flipped = bytearray(whole[entries[0]])
+    flipped[len(flipped) // 2] ^= 4
+    damages = [bytes(flipped), whole[entries[0]][:-7], b"", b"rubbish" * 99]
+    for damage in damages:
+        for path in entries:
+            path.write_bytes(damage if path == entries[0] else damage[::-1] + whole[path][5:])
+        _, warned, tokens = decode(tmp_path)
+        assert (warned, tokens) == ([], [[0, 1, 0]])
+        assert sorted(tmp_path.iterdir()) == entries
+        for path in entries:
+            assert path.read_bytes() != damage and compilation_cache._Checked(tmp_path).get(
+                path.name[: -len("-checked")]
+            )
+
+
+def test_an_entry_with_any_bit_flipped_is_removed(tmp_path):
+    cache, file = compilation_cache._Checked(tmp_path / "new"), tmp_path / "new/key-checked"
+    assert cache.get("key") is None
+    cache.put("key", b"a program")
+    whole = file.read_bytes()
+    assert cache.get("key") == b"a program" and file.stat().st_mode & 0o077 == 0
+    for bit in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(damaged)
+        assert cache.get("key") is None and not file.exists()
+    for length in range(len(whole)):
+        file.write_bytes(whole[:length])
+        assert cache.get("key") is None and not file.exists()
+    cache.put("key", b"a program")
+    cache.put("key", b"another")
+    assert cache.get("key") == b"another" and [path.name for path in file.parent.iterdir()] == ["key-checked"]
+
+
+@pytest.mark.parametrize(("mode", "owner", "said"), [
+    (0o777, 0, r"others can write .*named and have any program run in your name: chmod go-w"),
+    (0o770, 0, r"others can write .*named"),
+    (0o700, 1, r".*named belongs to another user, who could"),
+])  # fmt: skip
+def test_a_folder_that_others_could_write_is_not_used(tmp_path, monkeypatch, mode, owner, said):
+    """What is read there is executed."""
+    folder = tmp_path / "named"
+    folder.mkdir()
+    folder.chmod(mode)
+    monkeypatch.setenv(compilation_cache.VARIABLE, str(folder))
+    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + owner)
+    with pytest.warns(UserWarning, match=f"not kept \\({said}") as caught:
+        assert switched_on() == (None, 1.0)
+    assert len(caught) == 1 and "\n" not in str(caught[0].message)
+    folder.chmod(0o755)  # to be read by others does no harm
+    monkeypatch.undo()
+
+
+def test_folders_of_the_users_own_are_read_as_jax_does(tmp_path):
+    (tmp_path / "theirs").mkdir()
+    compilation_cache._check_what_is_read(tmp_path / "ours")
+    own, theirs = (compilation_cache.jaxs_own.get_file_cache(str(tmp_path / name))[0] for name in ("ours", "theirs"))
+    assert isinstance(own, compilation_cache._Checked) and not isinstance(theirs, compilation_cache._Checked)
