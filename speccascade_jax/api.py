@@ -1,6 +1,7 @@
 """The front door: `decode` and `target_law`."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,10 +13,10 @@ import numpy as np
 
 from speccascade_jax.core.checks import check_example_ids, check_seed, whole
 from speccascade_jax.core.controls import make_controls
-from speccascade_jax.core.sampling import make_law_pair, softmax, transform
+from speccascade_jax.core.sampling import log_laws, make_law_pair, softmax, transform
 from speccascade_jax.core.types import Array, Controls, Prompt
 from speccascade_jax.data.vocabularies.vocabulary import Ids
-from speccascade_jax.engine.generate import Generation, model_names, raise_on_failure
+from speccascade_jax.engine.generate import Failure, Generation, failures, model_names, raise_if_failed
 from speccascade_jax.engine.measures import summarise
 from speccascade_jax.methods import table
 from speccascade_jax.methods.assemble import build
@@ -34,7 +35,9 @@ class DecodeOutput:
         texts: decoded outputs; `None` for a pair without a vocabulary. A decoder-only pair's continue their prompts,
             spaces included.
         tokens: int32 `[B, max_new_tokens]`, 0 after the end; lengths: int32 `[B]`, a stop id included.
-        stats: the measures of METHODS section 9 over the batch, and `rows`: the counters per row.
+        stats: the measures of METHODS section 9 over the rows that did not fail, and `rows`: the counters per row.
+        failed: the rows that met NaN or infinite logits, with the model and the position (`engine.generate.Failure`):
+            their outputs end there. Empty where all is well.
         generation: the raw result.
     """
 
@@ -43,6 +46,7 @@ class DecodeOutput:
     lengths: np.ndarray
     stats: dict[str, Any]
     generation: Generation
+    failed: tuple[Failure, ...] = ()
 
 
 def decode(
@@ -75,7 +79,8 @@ def decode(
     Raises:
         ValueError: an argument without meaning; names it and the remedy, before anything is compiled.
         TypeError: a setting that there is not.
-        FloatingPointError: NaN logits; names the model, the row and the position.
+        FloatingPointError: NaN logits in every row; names the model, the row and the position. Where some rows are well
+            they are returned, with a warning, and the others are in `failed`.
     """
     chosen = Settings.of("decode", settings)
     program, params = build(pair, chosen, stop_ids=stop_ids)
@@ -93,15 +98,21 @@ def decode(
 def collect(
     pair: Pair, generation: Generation, prompt: Prompt | None = None, *, draft_alone: bool = False
 ) -> DecodeOutput:
-    """A generation on the host, as text where the pair has a vocabulary; raises on NaN logits.
+    """A generation on the host, as text where the pair has a vocabulary; raises where all rows met NaN logits.
 
     Args:
         prompt: what it began from; without it, texts begin anew instead of continuing the prompt's.
         draft_alone: whether the draft wrote alone.
     """
     generation, before = jax.device_get((generation, prompt))  # one transfer
-    raise_on_failure(generation, model_names(draft_alone))
     tokens, lengths = np.asarray(generation.tokens), np.asarray(generation.lengths)
+    failed = failures(generation.failed_at, model_names(draft_alone))
+    if len(failed) == len(tokens):
+        raise_if_failed(failed)
+    if failed:
+        warnings.warn(
+            f"{len(failed)} of {len(tokens)} rows failed and end early (DecodeOutput.failed): {failed[0]}", stacklevel=3
+        )
     texts = None
     if pair.vocabulary is not None:
         begins: list[Ids] = [()] * len(tokens) if before is None else decoder_context(before)
@@ -109,8 +120,9 @@ def collect(
         texts = [pair.vocabulary.decode(row[:n].tolist(), after=begin) for row, n, begin in rows]
     fields = type(generation.stats).__dataclass_fields__
     per_row_stats = {name: getattr(generation.stats, name) for name in fields}
-    measured = summarise(generation.stats, lengths, draft_alone=draft_alone)
-    return DecodeOutput(texts, tokens, lengths, {**measured, "rows": per_row_stats}, generation)
+    well = np.delete(np.arange(len(tokens)), [failure.row for failure in failed])
+    measured = summarise(generation.stats, lengths, rows=well, draft_alone=draft_alone)
+    return DecodeOutput(texts, tokens, lengths, {**measured, "rows": per_row_stats}, generation, failed)
 
 
 def target_law(
@@ -155,5 +167,6 @@ def target_law(
 def _target_law(rule: Rule, q_logits: Array, p_logits: Array, controls: Controls) -> Array:
     greedy = controls.draft.temperature <= 0
     q, q_tilde = softmax(q_logits), transform(q_logits, controls.draft)
-    pair = make_law_pair(q, q_tilde, greedy, p_logits, controls.target)
+    logs = log_laws(q_logits, q_tilde, controls.draft)
+    pair = make_law_pair(q, q_tilde, greedy, p_logits, controls.target, logs)
     return rule.target_law(pair, controls.alpha[:, None])

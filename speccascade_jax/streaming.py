@@ -17,7 +17,7 @@ from speccascade_jax.core import rngs
 from speccascade_jax.core.checks import check_example_ids, check_seed, whole
 from speccascade_jax.core.types import SOURCES, Array, Controls, Params, Prompt
 from speccascade_jax.data.vocabularies.vocabulary import Ids, TextVocabulary
-from speccascade_jax.engine.generate import model_names, on_device, raise_if_failed
+from speccascade_jax.engine.generate import failures, model_names, on_device, raise_if_failed
 from speccascade_jax.engine.loop import DecodeState, Engine
 from speccascade_jax.methods import table
 from speccascade_jax.methods.assemble import assemble
@@ -143,7 +143,7 @@ def _tokens(
     ids: list[int] = []
     shown = ""
     for number, turn in enumerate(rounds):
-        raise_if_failed(turn.failed_at, model_names(draft_alone))
+        raise_if_failed(failures(turn.failed_at, model_names(draft_alone)))
         for slot, (token, source) in enumerate(zip(turn.tokens, turn.sources, strict=True)):
             ids.append(token)
             last = turn.done and slot + 1 == len(turn.tokens)

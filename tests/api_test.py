@@ -272,9 +272,23 @@ def test_nan_logits_name_model_row_and_position(broken, value):
     healthy, damaged = sc.TableLM(chain(None)), sc.TableLM(chain(8, value))
     models = {"target": healthy, "draft": healthy} | {broken: damaged}
     # row 1: 2, 5 | 6, 7, 8, then the damaged row: positions 0 and 1 are the prompt's, 5 is the first without a law
-    message = f"the {broken} model gave NaN or infinite logits in row 1 at position 5 of its decoder sequence"
-    with pytest.raises(FloatingPointError, match=message):
-        run(sc.Pair(**models), [[0], [2, 5], [0, 0], [0]] * 4, temperature=0.0)
+    said = f"the {broken} model gave NaN or infinite logits in row 1 at position 5 of its decoder sequence"
+    prompts, pair = [[0], [2, 5], [0, 0], [0]] * 4, sc.Pair(**models)
+    with pytest.warns(UserWarning, match=rf"4 of 16 rows failed and end early \(DecodeOutput.failed\): {said}"):
+        out = run(pair, prompts, temperature=0.0)
+    assert [(each.row, each.model, each.position) for each in out.failed] == [(r, broken, 5) for r in (1, 5, 9, 13)]
+    well = np.delete(np.arange(16), [1, 5, 9, 13])
+    fine = run(sc.Pair(target=healthy, draft=healthy), prompts, temperature=0.0)
+    assert not fine.failed
+    np.testing.assert_array_equal(out.tokens[well], fine.tokens[well])
+    np.testing.assert_array_equal(out.lengths[well], fine.lengths[well])
+    assert out.tokens[1, : out.lengths[1]].tolist() == [6, 7, 8][: out.lengths[1]]  # whole rounds before it
+    # failed rows are in no measure
+    assert out.stats["committed"] == out.lengths[well].sum() == out.stats["rows"]["committed"][well].sum()
+    message = f"the {broken} model .* in row 0 at position 5 of its decoder sequence; check its weights"
+    for alone in ([[2, 5]], [[2, 5]] * 16):
+        with pytest.raises(FloatingPointError, match=message):
+            run(pair, alone, temperature=0.0)
 
 
 def test_nan_logits_that_no_row_meets_are_harmless():

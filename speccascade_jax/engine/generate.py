@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -149,26 +149,47 @@ def model_names(draft_alone: bool) -> tuple[str, str]:
     return ("draft", "draft") if draft_alone else ("target", "draft")
 
 
-def raise_on_failure(generation: Generation, names: Sequence[str] = ("target", "draft")) -> None:
-    """Refuse a generation that met NaN or infinite logits; arguments and errors as `raise_if_failed`."""
-    raise_if_failed(np.asarray(generation.failed_at), names)
+class Failure(NamedTuple):
+    """A row that met NaN or infinite logits: whose they were, and where in the row's decoder sequence.
+
+    The row's output ends with the round before the one that reached it.
+    """
+
+    row: int
+    model: str
+    position: int
+
+    def __str__(self) -> str:
+        return (
+            f"the {self.model} model gave NaN or infinite logits in row {self.row} at position {self.position} of its "
+            f"decoder sequence"
+        )
 
 
-def raise_if_failed(failed_at: np.ndarray, names: Sequence[str] = ("target", "draft")) -> None:
-    """Refuse NaN or infinite logits.
+def failures(failed_at: Any, names: Sequence[str] = ("target", "draft")) -> tuple[Failure, ...]:
+    """The rows that failed.
 
     Args:
-        failed_at: int `[B, 2]`, as in `DecodeState`.
-        names: what the two models are called.
+        failed_at: int `[B, 2]`, as in `DecodeState`; names: what the two models are called.
+    """
+    found = np.asarray(failed_at)
+    models = np.argmax(found >= 0, axis=-1)
+    rows = np.flatnonzero((found >= 0).any(-1)).tolist()
+    return tuple(Failure(row, names[models[row]], int(found[row, models[row]])) for row in rows)
+
+
+def raise_on_failure(generation: Generation, names: Sequence[str] = ("target", "draft")) -> None:
+    """Refuse a generation in which any row met NaN or infinite logits; arguments and errors as `raise_if_failed`."""
+    raise_if_failed(failures(generation.failed_at, names))
+
+
+def raise_if_failed(failed: Sequence[Failure]) -> None:
+    """Refuse rows that failed.
 
     Raises:
-        FloatingPointError: names the model, the row and the position.
+        FloatingPointError: names the model, the row and the position of the first.
     """
-    if (failed_at < 0).all():
-        return
-    row = int(np.argmax((failed_at >= 0).any(-1)))
-    name, at = [(n, int(p)) for n, p in zip(names, failed_at[row], strict=True) if p >= 0][0]
-    raise FloatingPointError(
-        f"the {name} model gave NaN or infinite logits in row {row} at position {at} of its decoder sequence; "
-        f"check its weights (a checkpoint of another configuration?) and the row's prompt"
-    )
+    if failed:
+        raise FloatingPointError(
+            f"{failed[0]}; check its weights (a checkpoint of another configuration?) and the row's prompt"
+        )

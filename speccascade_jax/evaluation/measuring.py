@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from speccascade_jax.core.names import TARGET
-from speccascade_jax.engine.generate import raise_on_failure
+from speccascade_jax.engine.generate import Generation, failures, model_names, raise_if_failed
 from speccascade_jax.engine.measures import per_example, summarise
 from speccascade_jax.evaluation import latency
 from speccascade_jax.evaluation.environment import device, versions
@@ -53,7 +53,15 @@ def describe(session: Session, point: Point) -> Record:
 
 
 def judge(session: Session, points: Sequence[Point]) -> list[Record]:
-    """Quality, counts and measures of each point, all points in shared batches."""
+    """Quality, counts and measures of each point, all points in shared batches.
+
+    Examples in which a model gave NaN or infinite logits are left out of all three, not counted as bad outputs: the
+    record names them (`failed_examples`, and `failure`, the first of them), and having judged other examples it is
+    compared with no other record.
+
+    Raises:
+        FloatingPointError: every example of a point failed.
+    """
     check_code(points[0].evaluation)
     examples = session.window(points[0].evaluation, points[0].evaluation.quality_examples)
     encoded = session.prompts.encoder_tokens
@@ -65,8 +73,7 @@ def judge(session: Session, points: Sequence[Point]) -> list[Record]:
     for chosen, kept in in_batches(np.arange(len(rows)), session.evaluation.quality_batch):
         alphas = [points[n].method.alpha for n in which[chosen]]
         generation = session.prepare(points[0], rows[chosen], alphas)(points[0].seed)
-        raise_on_failure(generation)
-        per_row = generation.tokens, generation.lengths, generation.stats
+        per_row = generation.tokens, generation.lengths, generation.stats, generation.failed_at
         generations.append(jax.tree.map(lambda x, kept=kept: np.asarray(x)[:kept], per_row))
     measured = jax.tree.map(lambda *parts: np.concatenate(parts), *generations)
     alone = points[0].method.recipe.draft_alone
@@ -75,9 +82,19 @@ def judge(session: Session, points: Sequence[Point]) -> list[Record]:
 
 
 def _score(
-    session: Session, measured: tuple[np.ndarray, np.ndarray, Any], rows: np.ndarray, draft_alone: bool
+    session: Session, measured: tuple[np.ndarray, np.ndarray, Any, np.ndarray], rows: np.ndarray, draft_alone: bool
 ) -> Record:
-    tokens, lengths, stats = measured
+    failed = failures(measured[-1], model_names(draft_alone))
+    if len(failed) == len(rows):
+        raise_if_failed(failed)
+    lost = [each.row for each in failed]
+    told = {}
+    if failed:
+        ids = [session.examples[row].id for row in rows[lost]]
+        first = f"example {ids[0]}: NaN or infinite logits of the {failed[0].model} at position {failed[0].position}"
+        told = {"failed_examples": ids, "failure": first}
+    tokens, lengths, stats = jax.tree.map(lambda x: np.delete(x, lost, axis=0), measured[:-1])
+    rows = np.delete(rows, lost)
     decode = session.vocabulary.decode
     context = decoder_context(session.prompts)  # what outputs of decoder-only models continue, spaces included
     parts = zip(tokens, lengths, rows, strict=True)
@@ -94,35 +111,51 @@ def _score(
         **apart,
         "quality": scored | {"tokens_per_example": float(np.mean(lengths))},
         "per_example": {"ids": ids, **per_example(stats, draft_alone=draft_alone)},
+        **told,
     }
 
 
 def time_beside_target(session: Session, points: Sequence[Point]) -> list[Record]:
     """Latency of one or two points, absolute and relative to the target alone.
 
-    Empty without latency examples, and for an oracle: what it knows beforehand cost time that no method has.
+    Empty without latency examples, and for an oracle: what it knows beforehand cost time that no method has. A run that
+    met NaN or infinite logits, of the point or of the target beside it, ended early and says nothing about time: there
+    is no latency then, and `failed_timings` says how many runs did.
     """
     evaluation = points[0].evaluation
     examples, trials = evaluation.latency_examples, evaluation.latency_trials
     if not examples or not points[0].method.recipe.timed:
         return [{} for _ in points]
-    baseline = _runner(session, replace(points[0], method=Method(name=TARGET)))
-    methods = [_runner(session, point) for point in points]
+    (baseline, *methods), seen = zip(
+        *(_runner(session, point) for point in (replace(points[0], method=Method(name=TARGET)), *points)), strict=True
+    )
     for run in (baseline, *methods):
         jax.block_until_ready(run(0, 0))  # compiles, or warms the caches
+    for runs in seen:
+        runs.clear()
     alone, timings = latency.interleave(baseline, methods, examples=examples, trials=trials)
+    ended, *early = (sum(len(failures(each)) for each in runs) for runs in seen)
     return [
-        {
+        {"failed_timings": ended + failed}
+        if ended + failed
+        else {
             "latency": latency.latency(timed, draft_alone=point.method.recipe.draft_alone),
             "target_latency": latency.latency(alone),
             "relative_latency": latency.relative_latency(timed, alone),
         }
-        for point, timed in zip(points, timings, strict=True)
+        for point, timed, failed in zip(points, timings, early, strict=True)
     ]
 
 
-def _runner(session: Session, point: Point) -> latency.Run:
-    trials = point.evaluation.latency_trials
+def _runner(session: Session, point: Point) -> tuple[latency.Run, list[Any]]:
+    """`(example, trial) -> generation`, and a list of where its generations failed, to be looked at afterwards."""
+    trials, seen = point.evaluation.latency_trials, list[Any]()
     rows = session.window(point.evaluation, point.evaluation.latency_examples)
     prepared = [session.prepare(point, np.asarray([row])) for row in rows]
-    return lambda example, trial: prepared[example]((point.seed * trials + trial) % 2**32)
+
+    def run(example: int, trial: int) -> Generation:
+        generation = prepared[example]((point.seed * trials + trial) % 2**32)
+        seen.append(generation.failed_at)
+        return generation
+
+    return run, seen

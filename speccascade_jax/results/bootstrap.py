@@ -64,6 +64,12 @@ def has_quality(record: Record) -> bool:
     return len(record["quality"].get("per_example", {}).get("ids", ())) >= LEAST_EXAMPLES
 
 
+def judged_alike(records: Sequence[Record]) -> bool:
+    """Whether all tell the quality of enough examples, and left out the same ones, on which a model failed."""
+    lost = {tuple(sorted(record.get("failed_examples", ()))) for record in records}
+    return len(lost) <= 1 and all(map(has_quality, records))
+
+
 def has_latency(record: Record) -> bool:
     """Whether a record tells the times of its examples one by one, and of enough of them."""
     both = (record.get(name, {}).get("per_example_ms", ()) for name in ("latency", "target_latency"))

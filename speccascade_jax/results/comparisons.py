@@ -17,7 +17,7 @@ from speccascade_jax.results.bootstrap import (
     Bootstrap,
     Interval,
     has_latency,
-    has_quality,
+    judged_alike,
     trials,
 )
 from speccascade_jax.results.panels import Panel, Spot, latency_of
@@ -133,7 +133,18 @@ def uncompared(panel: Panel) -> list[str]:
     }
     counts = " and ".join(f"the {what} of {number}" for what, number in lacking.items() if number)
     why = f"their records hold no single examples, or fewer than {LEAST_EXAMPLES}"
-    return [f"No interval and no mark for {counts} of {len(spots)} points: {why}."] if counts else []
+    said = [f"No interval and no mark for {counts} of {len(spots)} points: {why}."] if counts else []
+    return [*said, *_failed(spots)]
+
+
+def _failed(spots: Sequence[Spot]) -> list[str]:
+    """Which spots left examples out, as one sentence."""
+    lost = {spot.label: sum(len(r.get("failed_examples", ())) for r in spot.records) for spot in spots}
+    untimed = {spot.label: sum(r.get("failed_timings", 0) for r in spot.records) for spot in spots}
+    told = [f"{label}: {count} examples" for label, count in lost.items() if count]
+    told += [f"{label}: {count} timed runs, so all" for label, count in untimed.items() if count]
+    why = "a model gave NaN or infinite logits; no interval against points on all examples"
+    return [f"Left out, because {why}: {'; '.join(told)}."] if told else []
 
 
 def _marks(
@@ -161,7 +172,7 @@ def _marks(
 
 
 def _judged(*spots: Spot) -> bool:
-    return all(has_quality(record) for spot in spots for record in spot.records)
+    return judged_alike([record for spot in spots for record in spot.records])
 
 
 def _tried(*spots: Spot) -> bool:

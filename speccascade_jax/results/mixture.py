@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from speccascade_jax.results.bootstrap import Bootstrap, Interval, has_latency, has_quality
+from speccascade_jax.results.bootstrap import Bootstrap, Interval, has_latency, judged_alike
 from speccascade_jax.results.panels import Panel, Spot, latency_of
 
 
@@ -31,7 +31,7 @@ def line(panel: Panel, points: int = 41) -> Line | None:
         return None
     share = np.linspace(0, 1, points)
     quality = (1 - share) * target.quality.value + share * draft.quality.value
-    if all(map(has_quality, (*target.records, *draft.records))):
+    if judged_alike((*target.records, *draft.records)):
         all_examples = Bootstrap(samples=1)
         quality = np.asarray([all_examples.mixed(target.records, draft.records, each)[0] for each in share])
     return Line(1 - share + share * latency_of(draft), quality)
@@ -46,7 +46,7 @@ def gain(panel: Panel, spot: Spot, bootstrap: Bootstrap) -> Interval | None:
     if target is None or draft is None or not (draft.latency and spot.latency) or latency_of(draft) >= 1:
         return None
     judged = (*spot.records, *target.records, *draft.records)
-    if not all(map(has_quality, judged)) or not all(map(has_latency, (*spot.records, *draft.records))):
+    if not judged_alike(judged) or not all(map(has_latency, (*spot.records, *draft.records))):
         return None
     saved = 1 - bootstrap.latencies(spot.records), 1 - bootstrap.latencies(draft.records)
     share = np.clip(saved[0] / np.maximum(saved[1], 1e-9), 0, 1)

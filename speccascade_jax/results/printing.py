@@ -67,6 +67,10 @@ def one_line(record: Record) -> str:
         parts.append(f"rejected {rejection:4.0%}")
     if record.get("inconclusive") and point["block_size"] is not None:
         parts.append("inconclusive: nothing was drafted")
+    if lost := record.get("failed_examples"):
+        parts.append(f"{len(lost)} examples left out, {record['failure']}")
+    if early := record.get("failed_timings"):
+        parts.append(f"no latency: {early} timed runs met NaN or infinite logits")
     return "  ".join(parts)
 
 

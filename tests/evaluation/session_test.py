@@ -18,7 +18,7 @@ from speccascade_jax.evaluation import environment, experiment, measuring, sessi
 from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.points import DRAFT, TARGET, Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.pairs import prompts
-from speccascade_jax.results import panels
+from speccascade_jax.results import panels, printing
 from speccascade_jax.results import store as results
 from speccascade_jax.results.bootstrap import TIMED
 from tests.support import text_pair
@@ -321,3 +321,57 @@ def test_prompts_are_cut_as_the_task_says(pair, monkeypatch):
         monkeypatch.setitem(TASKS, "tiny_translation", short)
         found = session.Session(SOURCE, replace(SMALL, quality_examples=1, latency_examples=0), pair)
         assert found.prompts.tokens[0, : found.prompts.length[0]].tolist() == kept
+
+
+# --- examples that a model fails on
+
+
+def _damaged(pair, loaded, among):
+    """The pair, its target NaN behind a token that some examples reach, and which those are; `among`: a timed one."""
+    point = _point("autoregressive", temperature=0.0, block=None)
+    tokens = np.asarray(loaded.prepare(point, np.arange(7))(0).tokens)[:, :-1]
+    counts = {token: np.flatnonzero((tokens == token).any(1)).tolist() for token in np.unique(tokens)}
+    token, rows = next(
+        (t, rows) for t, rows in counts.items() if 0 < len(rows) < 7 and (set(rows) & {0, 1} != set()) is among
+    )
+    table = np.array(pair.target.params)
+    table[token] = np.nan
+    return replace(pair, target=sc.TableLM(table)), rows
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_examples_that_fail_are_left_out_and_the_record_says_so(pair, loaded, timed):
+    """Neither scored, nor counted, nor timed; the others are what they would be without them."""
+    broken, rows = _damaged(pair, loaded, timed)
+    opened = session.Session(SOURCE, SMALL, broken)
+    record, healthy = (
+        next(iter(measuring.evaluate(each, [_point("token_v3", 0.3, temperature=0.0)]))) for each in (opened, loaded)
+    )
+    ids = [opened.examples[row].id for row in range(7)]
+    well = [ids[row] for row in range(7) if row not in rows]
+    assert sorted(record["failed_examples"]) == sorted(ids[row] for row in rows)
+    assert sorted(record["per_example"]["ids"]) == sorted(record["quality"]["per_example"]["ids"]) == sorted(well)
+    assert record["quality"]["examples"] == len(well)
+    by_id = dict(zip(healthy["per_example"]["ids"], healthy["per_example"]["committed"], strict=True))
+    assert record["counts"]["committed"] == sum(by_id[each] for each in well)
+    assert record["failure"].startswith(f"example {record['failed_examples'][0]}: NaN or infinite logits of the target")
+    line = printing.one_line(record)
+    assert f"{len(rows)} examples left out, example" in line and ("no latency" in line) is timed
+    assert ("latency" in record) is not timed and ("failed_timings" in record) is timed
+    assert not {"failed_examples", "failure", "failed_timings"} & healthy.keys()
+
+
+def test_a_sweep_goes_on_and_a_point_that_fails_everywhere_is_refused(pair, loaded, tmp_path):
+    broken, rows = _damaged(pair, loaded, True)
+    opened = session.Session(SOURCE, SMALL, broken)
+    groups = [[_point(TARGET, temperature=0.0, block=None)], [_point("token_v3", 0.3, temperature=0.0)]]
+    groups += [[_point("spec_decode", temperature=0.0)], [_point(DRAFT, temperature=0.0, block=None)]]
+    with results.ResultStore(tmp_path / "sweep.jsonl") as store:
+        experiment.measure(groups, store, opened)
+        assert len(store.records) == 4
+        experiment.present(store)
+        held = {record["point"]["method"]: len(record.get("failed_examples", ())) for record in store.records}
+    assert held[DRAFT] == 0 and held[TARGET] == held["spec_decode"] == len(rows)
+    hopeless = session.Session(SOURCE, SMALL, replace(pair, target=sc.TableLM(np.full((320, 320), np.nan))))
+    with pytest.raises(FloatingPointError, match="the target model gave NaN or infinite logits"):
+        measuring.judge(hopeless, [_point("token_v3", 0.3)])

@@ -172,3 +172,21 @@ def test_identical_methods_are_told_apart_in_at_most_5_of_100_tables(methods, tr
         marks = comparisons.latency_marks(shown, Bootstrap(samples=400), comparisons.noise(panel))
         apart += set(marks) != {"≈"}
     assert apart / 200 <= 0.05, apart / 200
+
+
+def failing(record, count=2):
+    """The record with its first examples left out, as one of which a model failed on them."""
+    lost, judged = record["quality"]["per_example"]["ids"][:count], record["quality"]["per_example"]
+    judged = {"ids": judged["ids"][count:], "statistics": {n: x[count:] for n, x in judged["statistics"].items()}}
+    return record | {"quality": record["quality"] | {"per_example": judged}, "failed_examples": lost}
+
+
+def test_a_point_that_left_examples_out_has_no_interval_and_the_table_says_so():
+    """On other examples it is compared with no one; nobody is best of a column in which it stands."""
+    records = [failing(point("chow", gain=9)), point("diff", gain=5), point("opt")]
+    assert quality_marks(*records) == ["", "", ""]
+    panel, (spot, *others) = spots(*records)
+    assert comparisons.quality_gain(panel, spot, Bootstrap()) is None
+    assert comparisons.quality_gain(panel, others[0], Bootstrap()) is not None
+    (said,) = comparisons.uncompared(panel)
+    assert "NaN or infinite logits" in said and f"{spot.label}: 2 examples" in said

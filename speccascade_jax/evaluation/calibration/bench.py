@@ -60,6 +60,9 @@ class Bench:
 
         Args:
             points: of one sampling; their own window and seed do not matter.
+
+        Raises:
+            FloatingPointError: a point failed on some example, and so cannot be compared with the others.
         """
         # the target is timed like the others: a table of the store needs it in their panel
         placed = {
@@ -71,6 +74,10 @@ class Bench:
             groups[replace(one.method, alpha=None), one.seed].append(one)
         experiment.measure(list(groups.values()), self.store, self.session)
         held = {record["key"]: record for record in self.store.records}
+        for one in itertools.chain(*placed.values()):
+            if failed := {"failed_examples", "failed_timings"} & held[self.session.key(one)].keys():
+                why = held[self.session.key(one)].get("failure", "runs that were timed ended early")
+                raise FloatingPointError(f"{one.label()} has {failed.pop()} and cannot be compared: {why}")
         return {point: tuple(held[self.session.key(one)] for one in ones) for point, ones in placed.items()}
 
 

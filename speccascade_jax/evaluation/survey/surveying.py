@@ -16,7 +16,7 @@ from speccascade_jax.core.checks import several
 from speccascade_jax.core.files import plain, write_atomically
 from speccascade_jax.core.names import DRAFT, TARGET
 from speccascade_jax.core.types import Prompt
-from speccascade_jax.engine.generate import Generation
+from speccascade_jax.engine.generate import Generation, failures, model_names
 from speccascade_jax.engine.measures import summarise
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.evaluation.session import Session
@@ -131,12 +131,19 @@ def take(session: Session, point: Point, grids: Mapping[str, Sequence[float]]) -
 
 
 def write(session: Session, point: Point) -> list[Written]:
-    """The evaluation's examples as the point's method writes them, in batches of one size."""
+    """The evaluation's examples as the point's method writes them, in batches of one size.
+
+    Rows that met NaN or infinite logits don't count.
+    """
     out = []
     for rows, counted in session.batches(point.evaluation):
         generation = session.prepare(point, rows)(point.seed)
         prompt = jax.device_put(jax.tree.map(lambda x, rows=rows: x[rows], session.prompts))
-        out.append(Written(prompt, generation, np.arange(len(rows)) < counted))
+        failed = failures(generation.failed_at, model_names(point.method.recipe.draft_alone))
+        if failed:
+            print(f"{len(failed)} outputs are left out: {failed[0]} of the batch")
+        well = ~np.isin(np.arange(len(rows)), [each.row for each in failed])
+        out.append(Written(prompt, generation, well & (np.arange(len(rows)) < counted)))
     return out
 
 
