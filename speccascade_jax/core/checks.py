@@ -58,6 +58,20 @@ def whole(name: str, value: Any, low: int) -> int:
     return int(number)
 
 
+def integer(name: str, value: Any) -> Any:
+    """`value` as an int where it is a number of any type; what is no number is the caller's to refuse.
+
+    Raises:
+        ValueError: a fraction, or not finite.
+    """
+    if isinstance(value, (bool, int)) or not isinstance(value, (float, np.integer, np.floating)):
+        return value
+    if not math.isfinite(value) or value != int(value):
+        near = f"{math.floor(value)} or {math.ceil(value)}" if math.isfinite(value) else "one"
+        raise ValueError(f"{name}={float(value):g} is not a whole number: write {near}")
+    return int(value)
+
+
 def check_seed(seed: Any) -> int:
     """A seed: a whole number that fits into 32 bits, or a ValueError."""
     number = whole("seed", seed, 0)

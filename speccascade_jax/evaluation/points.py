@@ -7,12 +7,12 @@ every record, it runs that point again through `experiments/run.py`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from speccascade_jax.core.checks import several
+from speccascade_jax.core.checks import integer, several
 from speccascade_jax.core.names import DRAFT, TARGET
 from speccascade_jax.core.types import DTYPES
 from speccascade_jax.data.tasks.seqio_task import SeqioTask
@@ -88,6 +88,10 @@ class Evaluation:
     resamples: int = 200
     execute_code: bool = False
 
+    def __post_init__(self) -> None:
+        counted = ("first_example", "quality_examples", "quality_batch", "latency_examples", "latency_trials")
+        _integers(self, "max_new_tokens", *counted, "resamples")
+
     def resolved(self) -> Evaluation:
         """The same with the task's own split and output length where none is named; ValueError on an unknown task."""
         task = get_task(self.task)
@@ -129,7 +133,8 @@ class Method:
         object.__setattr__(self, "drafters", tuple(map(_recorded, self.drafters)))
         _by_name(self)
         _convert(self, str, "head")
-        _convert(self, float, "alpha", "stop_threshold")
+        _convert(self, _number, "alpha", "stop_threshold")
+        _integers(self, "block_size")
         own = self.recipe.resolved(self.settings())
         for name in ("rule", "block_size", "bonus"):
             object.__setattr__(self, name, getattr(own, name))
@@ -212,7 +217,8 @@ class Sampling:
     draft_temperature: float | None = None
 
     def __post_init__(self) -> None:
-        _convert(self, float, "temperature", "top_p", "draft_temperature")
+        _convert(self, _number, "temperature", "top_p", "draft_temperature")
+        _integers(self, "top_k")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +230,9 @@ class Point:
     method: Method
     sampling: Sampling
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        _integers(self, "seed")
 
     def coordinates(self) -> dict[str, Any]:
         """Everything that the point is, flat, for records, tables and plots."""
@@ -257,7 +266,25 @@ class Point:
 _NUMBERS = ("alpha", "stop_threshold", "temperature", "top_p", "draft_temperature")
 
 
-def _convert(part: Any, kind: type, *names: str) -> None:
+_COUNTS = ("budget", "block_size", "top_k")
+
+
+def _number(value: Any) -> float:
+    """The one float that stands for a number in records: `-0.0` is 0."""
+    return float(value) + 0.0
+
+
+def _integers(part: Any, *names: str) -> None:
+    """Give whole numbers of a frozen dataclass, whatever their type, the one that records hold.
+
+    Raises:
+        ValueError: a fraction.
+    """
+    for name in names:
+        object.__setattr__(part, name, integer(name, getattr(part, name)))
+
+
+def _convert(part: Any, kind: Callable[[Any], Any], *names: str) -> None:
     """Give those of a frozen dataclass's fields that are not `None` one type, so that equal points are equal."""
     for name in names:
         if getattr(part, name) is not None:
@@ -271,9 +298,10 @@ def _recorded(drafter: str | Level) -> str | Level:
     _by_name(drafter)
     numbers = {name: getattr(drafter, name) for name in _NUMBERS}
     try:
-        known: dict[str, Any] = {name: float(number) for name, number in numbers.items() if number is not None}
+        known: dict[str, Any] = {name: _number(number) for name, number in numbers.items() if number is not None}
     except TypeError as error:
         raise ValueError(f"level {drafter.model!r} has a number that is none: {numbers}") from error
+    known |= {name: integer(f"level {drafter.model!r}: {name}", getattr(drafter, name)) for name in _COUNTS}
     return dataclasses.replace(drafter, **known, drafters=tuple(map(_recorded, drafter.drafters)))
 
 

@@ -1,13 +1,16 @@
 """Points: which ones a sweep has, what is refused before anything is loaded, and their configuration as gin."""
 
+import math
 from pathlib import Path
 
 import gin
+import numpy as np
 import pytest
 
+from speccascade_jax.core.files import point_key
 from speccascade_jax.evaluation import experiment, validation
 from speccascade_jax.evaluation.enumeration import enumerate_points
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, Level, Method, ModelPair, Point, Sampling
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.runtime import gin_flags
 
@@ -91,18 +94,49 @@ def test_every_default_grid_is_legal():
                 validation.validate(point)
 
 
-def test_whole_numbers_and_floats_are_one_point():
-    assert Method(name="opt", alpha=1) == Method(name="opt", alpha=1.0)
-    first, second = (
-        Point(
-            pair=ModelPair(name="p"),
-            evaluation=Evaluation(task="tiny_translation"),
-            method=Method(name="opt", alpha=alpha),
-            sampling=Sampling(temperature=alpha),
-        )
-        for alpha in (1, 1.0)
+def _point(number, alpha=1.0, **evaluation):
+    """A point all of whose whole numbers are `number`'s kind."""
+    sizes = ("first_example", "quality_examples", "quality_batch", "latency_examples", "latency_trials", "resamples")
+    level = Level(model="draft", budget=number(4), block_size=number(2), top_k=number(3), alpha=alpha)
+    return Point(
+        pair=ModelPair(name="p"),
+        evaluation=Evaluation(
+            task="tiny_translation", max_new_tokens=number(8), **{name: number(16) for name in sizes} | evaluation
+        ),
+        method=Method(name="opt", alpha=alpha, block_size=None, drafters=(level,)),
+        sampling=Sampling(temperature=alpha, top_k=number(5)),
+        seed=number(0),
     )
-    assert first.configuration() == second.configuration()
+
+
+@pytest.mark.parametrize("number", [float, np.float64, np.float32, np.int64, np.uint8])
+def test_whole_numbers_and_floats_are_one_point(number):
+    assert Method(name="opt", alpha=1) == Method(name="opt", alpha=1.0)
+    assert Method(name="opt", block_size=number(3)) == Method(name="opt", block_size=3)
+    assert _point(number, alpha=1) == _point(int)
+    assert _point(number).configuration() == _point(int).configuration()
+    assert point_key(point=_point(number).coordinates()) == point_key(point=_point(int).coordinates())
+
+
+def test_two_zeros_are_one_number():
+    one, other = (_point(int, alpha=zero) for zero in (0.0, -0.0))
+    assert one.configuration() == other.configuration() and "-0.0" not in other.configuration()
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: Point(**vars(_point(int)) | {"seed": 2.5}), r"seed=2\.5 is not a whole number: write 2 or 3"),
+        (lambda: _point(int, quality_examples=63.5), r"quality_examples=63\.5 is not a whole number: write 63 or 64"),
+        (lambda: _point(int, resamples=math.inf), "resamples=inf is not a whole number: write one"),
+        (lambda: _point(int, first_example=0.5), r"first_example=0\.5 is not a whole number: write 0 or 1"),
+        (lambda: Sampling(top_k=0.5), r"top_k=0\.5 is not a whole number: write 0 or 1"),
+        (lambda: Level(model="draft", budget=4.5), "level 'draft': budget=4.5 is not a whole number: write 4 or 5"),
+    ],
+)
+def test_fractions_of_what_is_counted_are_refused(made, message):
+    with pytest.raises(ValueError, match=message):
+        Method(name="opt", drafters=(made(),))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +184,6 @@ def test_whole_numbers_and_floats_are_one_point():
         ({"evaluation": Evaluation(task="tiny_translation", quality_examples=0)}, "quality_examples=0"),
         ({"evaluation": Evaluation(task="tiny_translation", max_new_tokens=-3)}, "max_new_tokens=-3"),
         ({"evaluation": Evaluation(task="tiny_translation", first_example=-1)}, "first_example=-1 is not a whole"),
-        ({"evaluation": Evaluation(task="tiny_translation", first_example=0.5)}, "first_example=0.5 is not a whole"),
     ],
 )
 def test_what_has_no_meaning_is_refused_by_name(changes, message):

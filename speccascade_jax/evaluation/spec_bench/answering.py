@@ -136,8 +136,9 @@ def run(
         for each in (method, Method(name=TARGET))
     ]
     check_first_turns(speakers[0], chosen)
-    settings: Record = {"method": asdict(method), "sampling": asdict(sampling), "form": asdict(form), "seed": seed}
-    settings |= {"instruction": instruction, "max_new_tokens": max_new_tokens, "device": hardware()}
+    settings: Record = {"method": asdict(method), "sampling": asdict(sampling), "form": asdict(form)}
+    settings |= {"seed": speakers[0].seed, "max_new_tokens": speakers[0].max_new_tokens}  # as whole numbers
+    settings |= {"instruction": instruction, "device": hardware()}
     settings |= {"weights": loaded.fingerprint, **Heads(loaded).fingerprint(method)}
     files = [_answer_file(output, pair, speaker.method) for speaker in speakers]
     for file in files:
