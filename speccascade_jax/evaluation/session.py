@@ -5,6 +5,7 @@ All α's of a rule share one program and, since controls are per row, the same b
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.data.tasks.task import Example
 from speccascade_jax.data.vocabularies.vocabulary import TextVocabulary
 from speccascade_jax.engine.generate import Generation
+from speccascade_jax.evaluation import code_digests
 from speccascade_jax.evaluation.environment import hardware
 from speccascade_jax.evaluation.heads import Heads
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
@@ -59,6 +61,7 @@ class Session:
         self.heads = Heads(self.pair)
         self._ids = np.asarray([example.id for example in self.examples], np.int32)
         self._built: dict[Method, Built] = {}
+        self._code: dict[Method, str] = {}
         self._stop_ids = stop_ids(self.vocabulary, self.task.stop_strings)
         self.loaded = {
             "weights": self.pair.fingerprint,
@@ -103,14 +106,22 @@ class Session:
         self.heads.check(chosen)
 
     def key(self, point: Point) -> str:
-        """The key of the point's record: hash of its configuration, the weights, the examples and the device."""
+        """The key of the point's record: hash of its configuration, `fingerprints` and the device."""
         return point_key(
             configuration=point.configuration(), device=hardware(), format=FORMAT, **self.fingerprints(point.method)
         )
 
     def fingerprints(self, method: Method) -> dict[str, str]:
-        """Hashes of weights, examples and stop ids (`loaded`), and of the acceptance head that a method asks."""
-        return self.loaded | self.heads.fingerprint(method)
+        """Hashes of what is `loaded`, of the acceptance head that a method asks, and of its `code`."""
+        return self.loaded | self.heads.fingerprint(method) | {"code": self.code(method)}
+
+    def code(self, method: Method) -> str:
+        """The digest of a method's rule, stop policy and drafter (`code_digests`), taken once for all its numbers."""
+        kind = replace(method, alpha=None, stop_threshold=None)
+        if kind not in self._code:
+            controls = partial(method.recipe.controls, method.settings(), 1)
+            self._code[kind] = code_digests.digest(self.pair, method.recipe, self.built(method), controls)
+        return self._code[kind]
 
     def built(self, method: Method) -> Built:
         """The method's program and its parameters: one for all its α's and thresholds."""

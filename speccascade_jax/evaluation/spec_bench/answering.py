@@ -3,8 +3,8 @@
 Answers are written in the schema that Spec-Bench's own `evaluation/speed.py` and `evaluation/equal.py` read
 (github.com/hemingkx/Spec-Bench), one file for the method and one for the target; the table printed here follows the
 same definitions. One difference: that script counts the target's tokens by cutting its answers up again, we count the
-tokens that were generated, a final stop token included, on both sides. Lines have one entry more, `key`: it makes a run
-that was stopped go on where it stood.
+tokens that were generated, a final stop token included, on both sides. Lines have two entries more: `key` makes a run
+that was stopped go on where it stood, `checksum` tells damaged lines.
 """
 
 import time
@@ -139,7 +139,7 @@ def run(
     settings: Record = {"method": asdict(method), "sampling": asdict(sampling), "form": asdict(form)}
     settings |= {"seed": speakers[0].seed, "max_new_tokens": speakers[0].max_new_tokens}  # as whole numbers
     settings |= {"instruction": instruction, "device": hardware()}
-    settings |= {"weights": loaded.fingerprint, **Heads(loaded).fingerprint(method)}
+    settings |= {"weights": loaded.fingerprint, **Heads(loaded).fingerprint(method), "code": speakers[0].code()}
     files = [_answer_file(output, pair, speaker.method) for speaker in speakers]
     for file in files:
         check_file(file, [_key(question, file, settings) for question in asked])

@@ -13,10 +13,12 @@ from speccascade_jax.api import collect, make_prompt
 from speccascade_jax.core.checks import check_seed, whole
 from speccascade_jax.core.types import Array, Round
 from speccascade_jax.engine.generate import Generator
+from speccascade_jax.evaluation import code_digests
 from speccascade_jax.evaluation.heads import Heads
 from speccascade_jax.evaluation.points import Method, Sampling
 from speccascade_jax.evaluation.spec_bench.questions import Conversation, Question
 from speccascade_jax.methods.assemble import build
+from speccascade_jax.methods.recipe import Built
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import excess, stop_ids, text_ids
 
@@ -78,6 +80,12 @@ class Speaker:
             raise ValueError(f"method {method.name!r} decides about whole outputs, which conversations do not wait for")
         self.controls = method.recipe.controls(settings, 1)
         self._compiled: set[tuple[int, ...]] = set()
+
+    def code(self) -> str:
+        """The digest of the method's rule, stop policy and drafter."""
+        return code_digests.digest(
+            self.pair, self.method.recipe, Built(self.program, self.params), lambda: self.controls
+        )
 
     def converse(self, question: Question) -> list[Turn]:
         """All turns of a question; each prompt contains the answers before it; errors as `prompt`."""

@@ -14,9 +14,11 @@ from speccascade_jax.engine.generate import Generator
 from speccascade_jax.evaluation.points import Method, ModelPair, Sampling
 from speccascade_jax.evaluation.spec_bench import answering, conversing
 from speccascade_jax.evaluation.spec_bench.questions import Conversation, Question, get_conversation
+from speccascade_jax.methods import table
 from speccascade_jax.pairs import prompts
 from speccascade_jax.pairs.prompts import text_ids
 from speccascade_jax.results.store import ResultStore
+from speccascade_jax.rules.deferral import RULES
 from tests.support import text_pair
 from tests.support.acceptance_heads import head_for
 
@@ -63,7 +65,7 @@ def test_answers_have_the_schema_that_spec_benchs_scripts_read(run, tmp_path):
     rows = run()
     ours, target = (read(tmp_path, f"tiny-{name}.jsonl") for name in ("spec_decode", "autoregressive"))
     for answers, question in zip((*ours, *target), QUESTIONS * 2, strict=True):
-        assert {"question_id", "category", "answer_id", "model_id", "choices", "tstamp", "key"} == set(answers)
+        assert {"question_id", "category", "answer_id", "model_id", "choices", "tstamp", "key", "checksum"} == set(answers)
         assert (answers["question_id"], answers["category"]) == (question["question_id"], question["category"])
         (choice,) = answers["choices"]
         assert set(choice) == {"index", "turns", "decoding_steps", "new_tokens", "wall_time", "accept_lengths"}
@@ -282,6 +284,17 @@ def test_a_run_of_more_questions_keeps_what_is_answered_and_one_of_other_setting
     ):  # fmt: skip
         with pytest.raises(ValueError, match="holds answers of another run already"):
             run(**changes)
+
+
+def test_a_changed_rule_is_another_runs_and_whole_numbers_are_one_run(run, monkeypatch):
+    run(per_category=1)
+    said = asked(monkeypatch)
+    run(per_category=1, seed=0.0, max_new_tokens=float(LONGEST))
+    assert not said
+    rule = replace(RULES["spec_decode"], kept=None)  # the same law by other operations: nobody could tell
+    monkeypatch.setitem(table.METHODS, "spec_decode", table.of_rule("spec_decode", rule))
+    with pytest.raises(ValueError, match="holds answers of another run already"):
+        run(per_category=1)
 
 
 def turns(pair, question: dict) -> list[int]:

@@ -1,0 +1,148 @@
+"""What a record's key knows of code: rule, stop policy and drafter of a method, as the programs that JAX makes of them.
+
+Another constant, operation or value that a function closes over gives another digest; a comment, a file's place or the
+process gives the same. Models, tasks and the loop that all is put into are not part of it: of them a record names the
+revision (`environment.package`). Nothing is compiled.
+"""
+
+import ast
+import hashlib
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade_jax.core.controls import make_controls
+from speccascade_jax.core.files import point_key
+from speccascade_jax.core.protocols import DraftStep
+from speccascade_jax.core.types import Array, BoundModel, Controls, LawPair, Params
+from speccascade_jax.drafters.model import ModelDrafter
+from speccascade_jax.drafters.nested import NestedDrafter
+from speccascade_jax.drafters.none import NoDrafter
+from speccascade_jax.engine.generate import Generator
+from speccascade_jax.engine.loop import Engine
+from speccascade_jax.methods.oracle import OracleStopping
+from speccascade_jax.methods.recipe import Built, Recipe
+from speccascade_jax.methods.sequence import SCORES, SequenceCascade
+from speccascade_jax.models import along, fingerprints
+from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.pairs.prompts import make_prompt
+from speccascade_jax.rules.verification import TokenWise
+from speccascade_jax.stopping.policies import AcceptanceHead, Oracle
+
+_TOLD = ("title", "detail", "symbol")
+"""What a method's row says to readers alone."""
+
+
+def digest(pair: Pair, recipe: Recipe, built: Built, controls: Callable[[], Controls]) -> str:
+    """32 hex digits of what a method's outputs hang on beside its settings, the models and the loop.
+
+    Args:
+        built: of the recipe; controls: of one row, for a program that is lowered as a whole.
+    """
+    row = {each.name: getattr(recipe, each.name) for each in fields(recipe) if each.name not in _TOLD}
+    told = {name: value for name, value in row.items() if isinstance(value, str | bool | int | float)}
+    kind = "" if type(recipe).__module__.startswith("speccascade_jax.") else _source(type(recipe))
+    return point_key(row=told, kind=kind, parts=list(_program(pair, built, controls)))
+
+
+def _program(pair: Pair, built: Built, controls: Callable[[], Controls]) -> Iterator[str]:
+    program, params = built
+    engine = getattr(program, "engine", None)
+    if type(program) in (Generator, OracleStopping) and isinstance(engine, Engine):
+        yield from _engine(engine, params)
+        known = _is_ours(engine)
+    elif type(program) is SequenceCascade:
+        score, known = SCORES[program.score], True
+        yield lowered(score, _shape(1, 4), _shape(1, 4, dtype=bool)) if score else program.score
+    else:
+        known = False
+    if not known:
+        yield lowered(_run(built), params, make_prompt(pair, [[0]]), controls())
+
+
+def _run(built: Built) -> Callable[..., Any]:
+    def run(params: Params, prompt: Any, controls: Controls) -> Any:
+        return built.program.generate(params, prompt, 0, controls=controls, max_new_tokens=4)
+
+    return run
+
+
+def _is_ours(engine: Engine) -> bool:
+    """Whether its verifier and drafter, and those of all engines inside, are of kinds whose parts are known."""
+    drafter = engine.drafter
+    known = _is_ours(drafter.engine) if type(drafter) is NestedDrafter else type(drafter) in (ModelDrafter, NoDrafter)
+    return known and isinstance(engine.verifier, TokenWise)
+
+
+def _engine(engine: Engine, params: Params) -> Iterator[str]:
+    verifier, drafter, own = engine.verifier, engine.drafter, params["drafter"]
+    yield f"{verifier.reads_q} {verifier.lossless} {verifier.defers} {engine.verify_final}"
+    if isinstance(verifier, TokenWise):
+        yield _law(verifier, engine.target.vocab_size)
+    yield _source(type(drafter))
+    if type(drafter) is NestedDrafter:
+        yield from _engine(drafter.engine, own)
+    elif type(drafter) is ModelDrafter:
+        yield _policy(drafter, own)
+    else:
+        yield fingerprints.of_model(BoundModel(params=own, model=None))
+
+
+def _law(verifier: TokenWise, size: int) -> str:
+    """What is kept of a draft, what replaces it, the law and what is deferred, over the real vocabulary."""
+
+    def decide(pair: LawPair, alpha: Array, tokens: Array) -> Any:
+        column = alpha[:, None, None]
+        at = jnp.pad(tokens, [(0, 0), (0, 1)])
+        laws = verifier(pair, column), verifier.law(pair, column), verifier.kept_at(pair, column, at)
+        return laws, verifier.deferred(pair, alpha, tokens)
+
+    law = _shape(1, 2, size)
+    pair = LawPair(q=law, p=law, q_tilde=law, p_tilde=law, greedy=_shape(1, 2, 1, dtype=bool))
+    return lowered(decide, pair, _shape(1), _shape(1, 1, dtype=jnp.int32))
+
+
+def _policy(drafter: ModelDrafter, params: Params) -> str:
+    """One decision, from a fresh state; a policy of one's own may read the model's hidden states."""
+    stop, row = drafter.stop, _shape(1)
+    ours = type(stop).__module__ == AcceptanceHead.__module__ and not isinstance(stop, AcceptanceHead)
+    width = None if ours else along.features(BoundModel(params=params["model"], model=drafter.model))
+    hidden = None if width is None else _shape(1, width)
+    step = DraftStep(
+        _shape(1, drafter.model.vocab_size), row, hidden, _shape(dtype=jnp.int32), _shape(1, dtype=jnp.int32), row
+    )
+    told = _shape(1, 8, dtype=bool) if isinstance(stop, Oracle) else params.get("stop")
+
+    def decide(told: Params, step: DraftStep, controls: Controls) -> Any:
+        return stop(told, stop.init(1), step, controls)
+
+    return lowered(decide, told, step, make_controls(1))
+
+
+def lowered(function: Callable[..., Any], *arguments: Any) -> str:
+    """A digest of the program that JAX makes of a function; of arguments shapes and dtypes alone matter."""
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype), arguments)
+    text = jax.jit(function).lower(*shapes).as_text()
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _shape(*shape: int, dtype: Any = jnp.float32) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def _source(kind: type) -> str:
+    """A class as Python reads it, without comments and docstrings; empty where there is no file to read."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+    except (OSError, TypeError, SyntaxError):
+        return ""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            del node.body[0]
+    return ast.dump(tree)

@@ -1,0 +1,240 @@
+"""Keys know the code: another rule, policy or drafter is another record; comments, places and processes are not."""
+
+import importlib
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import jax
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.evaluation import experiment, session
+from speccascade_jax.evaluation.points import Evaluation, Level, Method, ModelPair, Point, Sampling
+from speccascade_jax.methods import table
+from speccascade_jax.results.store import read_records
+from speccascade_jax.rules import deferral
+from speccascade_jax.stopping import policies
+from tests.support import text_pair
+from tests.support.acceptance_heads import head_for
+from tests.support.tiny_pair import write
+
+SMALL = Evaluation(
+    task="tiny_translation", max_new_tokens=4, quality_examples=2, quality_batch=2, latency_examples=0, resamples=20
+)
+SOURCE = ModelPair(name="tabular")
+OWN = '''
+"""Rules, policies and drafters of one's own."""
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade_jax.core.protocols import Decision
+from speccascade_jax.rules.rule import Rule
+from speccascade_jax.stopping.policies import Capped
+from tests.support.drafters import Repeats
+
+LIMIT = 0.3
+TABLE = np.linspace(0.0, 0.5, 320, dtype=np.float32)
+
+
+def closed(limit):
+    """A rule."""
+    return lambda pair, alpha: pair.q.max(-1, keepdims=True) < limit - alpha
+
+
+def by_table(pair, alpha):
+    return pair.q < TABLE - alpha
+
+
+def called(pair, alpha):
+    def outside(law):
+        return np.asarray(law)
+
+    law = jax.pure_callback(outside, jax.ShapeDtypeStruct(pair.q.shape, jnp.float32), pair.q)
+    return law.max(-1, keepdims=True) < alpha
+
+
+CLOSED = Rule(name="closed", deferral=closed(0.7))
+TABLED = Rule(name="tabled", deferral=by_table)
+CALLED = Rule(name="called", deferral=called)
+
+
+@dataclass(frozen=True)
+class Own(Capped):
+    """A policy."""
+
+    def __call__(self, params, state, step, controls):
+        """Decide."""
+        yes = step.max_q > LIMIT
+        return Decision(draw=yes, proceed=yes & self.below_cap(step)), state
+
+
+@dataclass(frozen=True)
+class Twice(Repeats):
+    def propose(self, params, state, request):
+        draft, state, cache = super().propose(params, state, request)
+        return replace(draft, steps=draft.steps + 2), state, cache
+
+
+def drafter(pair, block_size):
+    return Twice(block_size, pair.target.model.vocab_size), {"table": TABLE[:7]}
+'''
+_LEVEL = Level(model="draft", budget=2, rule="own_code.CLOSED", alpha=0.1, block_size=2)
+_NAMES = ("closed", "tabled", "called", "policy", "drafter", "level", "drafted level")
+_DRAFTED = Level(model="draft", budget=2, drafters=("own_code.drafter",), block_size=2)
+
+
+def _methods() -> dict[str, Method]:
+    """Those of one's own; they are looked up when they are made."""
+    return {
+        "closed": Method(name="own_code.CLOSED", alpha=0.1, block_size=2),
+        "tabled": Method(name="own_code.TABLED", alpha=0.1, block_size=2),
+        "called": Method(name="own_code.CALLED", alpha=0.1, block_size=2),
+        "policy": Method(name="speculative", stop="own_code.Own", block_size=2),
+        "drafter": Method(name="speculative", drafters=("own_code.drafter",), block_size=2),
+        "level": Method(name="speculative", drafters=(_LEVEL,)),
+        "drafted level": Method(name="speculative", drafters=(_DRAFTED,)),
+    }
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> sc.Pair:
+    return text_pair.make(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture
+def codes(pair, tmp_path_factory, monkeypatch):
+    """A function from the text of a module to the codes of methods in it; each time in another folder."""
+
+    def codes(text: str, names) -> dict[str, str]:
+        folder = tmp_path_factory.mktemp("own")
+        (folder / "own_code.py").write_text(text)
+        monkeypatch.syspath_prepend(folder)
+        sys.modules.pop("own_code", None)
+        importlib.invalidate_caches()
+        loaded = session.Session(SOURCE, SMALL, pair)
+        return {name: loaded.code(_methods()[name]) for name in names}
+
+    yield codes
+    sys.modules.pop("own_code", None)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed", "same"),
+    [
+        ("closed(0.7)", "closed(0.70001)", ["closed", "level"], ["tabled", "policy"]),
+        ("limit - alpha", "alpha - limit", ["closed", "level"], []),
+        ("linspace(0.0, 0.5", "linspace(0.0, 0.6", ["tabled", "drafter"], ["closed"]),
+        ("LIMIT = 0.3", "LIMIT = 0.4", ["policy"], ["closed"]),
+        ("step.max_q > LIMIT", "step.max_q >= LIMIT", ["policy"], ["tabled"]),
+        ("draft.steps + 2", "draft.steps + 3", ["drafter", "drafted level"], ["policy"]),
+        ("return law.max", "return -law.max", ["called"], []),
+        ('"""A policy."""', '"""Another sentence."""', [], ["policy"]),
+        ("LIMIT =", "# why\n\n\nLIMIT  =", [], ["policy", "closed", "tabled", "called"]),
+        ("class Twice", "\n# twice\nclass Twice", [], ["drafter"]),
+    ],
+)
+def test_another_constant_value_or_table_is_another_code_and_a_comment_is_not(codes, old, new, changed, same):
+    assert OWN.count(old) == 1
+    first, other = codes(OWN, [*changed, *same]), codes(OWN.replace(old, new), [*changed, *same])
+    assert [name for name in first if other[name] != first[name]] == changed
+    assert len(set(first.values())) == len(first)
+
+
+def test_alphas_and_thresholds_share_a_code_and_the_sampling_has_none(pair):
+    loaded = session.Session(SOURCE, SMALL, pair)
+    bild = [Method(name="bild", alpha=alpha, stop_threshold=h) for alpha, h in ((1.0, 0.5), (2.0, 0.25))]
+    assert len({loaded.code(method) for method in bild}) == 1
+
+
+def test_what_a_methods_row_fixes_is_code_and_what_it_is_called_is_not(pair, monkeypatch):
+    method = Method(name="bild", alpha=1.0, stop_threshold=0.5)
+
+    def code() -> str:
+        return session.Session(SOURCE, SMALL, pair).code(method)
+
+    first, row = code(), table.METHODS["bild"]
+    monkeypatch.setitem(table.METHODS, "bild", replace(row, title="Big-Little", symbol="h", detail="x"))
+    assert code() == first
+    monkeypatch.setitem(table.METHODS, "bild", replace(row, verify_final=True))
+    assert code() != first
+
+
+@pytest.mark.parametrize(("what", "name"), [("policy", "stop_confidence"), ("score", "seq_cascade")])
+def test_our_own_policies_and_scores_are_code(pair, monkeypatch, what, name):
+    method = Method(name=name, **{"stop_threshold": 0.5} if what == "policy" else {"alpha": -1.0})
+
+    def code() -> str:
+        return session.Session(SOURCE, SMALL, pair).code(method)
+
+    first = code()
+    if what == "policy":
+        monkeypatch.setattr(policies.Confidence, "below_cap", lambda self, step: step.slot + 2 < self.block)
+    else:
+        monkeypatch.setitem(
+            importlib.import_module("speccascade_jax.methods.sequence").SCORES, "sum", lambda x, y: x[:, 0]
+        )
+    assert code() != first
+
+
+def test_a_heads_policy_is_code_and_its_numbers_are_the_heads_fingerprint(tmp_path):
+    pair = sc.load_pair(write(tmp_path))
+    codes = set()
+    for head in (head_for(pair), head_for(pair, seed=1), head_for(pair, depth=1)):
+        loaded = session.Session(SOURCE, SMALL, replace(pair, head=head))
+        codes.add(loaded.code(Method(name="specdecpp", stop_threshold=0.5)))
+        assert loaded.fingerprints(Method(name="specdecpp", stop_threshold=0.5))["head"] == head.fingerprint
+    assert len(codes) == 2
+
+
+def test_a_changed_rule_has_another_key(pair, monkeypatch):
+    method = Method(name="speculative", rule="opt", alpha=0.4, block_size=2)
+    given = {"pair": SOURCE, "evaluation": SMALL.resolved(), "method": method, "sampling": Sampling()}
+    keys = [session.Session(SOURCE, SMALL, pair).key(Point(**given)) for _ in range(2)]
+    changed = replace(deferral.RULES["opt"], deferral=lambda pair, alpha: pair.greedy | (alpha > 0))
+    monkeypatch.setitem(deferral.RULES, "opt", changed)
+    keys.append(session.Session(SOURCE, SMALL, pair).key(Point(**given)))
+    assert keys[0] == keys[1] != keys[2]
+
+
+@pytest.mark.laws
+def test_a_changed_rule_is_measured_again_and_the_old_record_stays(pair, tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
+    given = {
+        "pair": SOURCE, "evaluation": SMALL, "method": Method(name="speculative", rule="opt", alpha=0.4, block_size=2),
+        "sampling": Sampling(temperature=1.0), "output": str(tmp_path / "runs.jsonl"),
+    }  # fmt: skip
+    first = experiment.run(**given)
+    changed = replace(deferral.RULES["opt"], deferral=lambda pair, alpha: pair.greedy | (alpha > 0))
+    monkeypatch.setitem(deferral.RULES, "opt", changed)
+    second = experiment.run(**given)
+    assert second["key"] != first["key"] and second["counts"] != first["counts"]
+    assert second["configuration"] == first["configuration"]
+    assert [record["key"] for record in read_records(given["output"])] == [first["key"], second["key"]]
+
+
+_CHILD = """
+import sys
+from pathlib import Path
+from tests.evaluation import code_digests_test as test
+from speccascade_jax.evaluation import session
+loaded = session.Session(test.SOURCE, test.SMALL, test.text_pair.make(Path(sys.argv[1])))
+print(*(loaded.code(test._methods()[name]) for name in test._NAMES))
+"""
+
+
+@pytest.mark.laws
+def test_another_process_with_other_hashes_gives_the_same_codes(codes, tmp_path):
+    here = " ".join(codes(OWN, _NAMES).values())
+    jax.clear_caches()
+    assert " ".join(codes(OWN, _NAMES).values()) == here
+    (tmp_path / "own_code.py").write_text(OWN)
+    for seed in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])}
+        command = [sys.executable, "-c", _CHILD, str(tmp_path)]
+        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        assert said.strip() == here
