@@ -1,13 +1,18 @@
 """What a computation ran on and with: part of every record."""
 
+import functools
 import os
 import platform
+import subprocess
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
 
+import speccascade_jax
+
+_PACKAGE = Path(speccascade_jax.__file__).parent
 _VERSIONED = ("speccascade_jax", "jax", "jaxlib", "flax", "sacrebleu")
 
 
@@ -20,6 +25,31 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             out[name] = "not installed"
     return out
+
+
+@functools.cache  # of the code that was loaded, not of what a file has become since
+def package() -> dict[str, Any]:
+    """Which code of this package runs: `version`, git's `revision`, and whether the package's files differ from it.
+
+    `None` where there is none: the package is not installed, its files are in no repository, or git is not there.
+    """
+    version, revision, changes = versions()["speccascade_jax"], None, None
+    # a repository around the environment that the package was installed into is not the package's
+    if _git("ls-files", "--error-unmatch", "__init__.py") is not None:
+        revision, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--", ".")
+    dirty = None if revision is None or changes is None else bool(changes)
+    return {"version": None if version == "not installed" else version, "revision": revision, "dirty": dirty}
+
+
+def _git(*command: str) -> str | None:
+    """What git says in the package's folder; `None` where it fails."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    words = ["git", "--no-optional-locks", *command]
+    try:
+        done = subprocess.run(words, cwd=_PACKAGE, env=own, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return None
+    return done.stdout.strip()
 
 
 def device() -> dict[str, Any]:

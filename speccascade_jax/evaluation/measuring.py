@@ -13,7 +13,7 @@ from speccascade_jax.core.names import TARGET
 from speccascade_jax.engine.generate import Generation, failures, model_names, raise_if_failed
 from speccascade_jax.engine.measures import per_example, summarise
 from speccascade_jax.evaluation import latency
-from speccascade_jax.evaluation.environment import device, versions
+from speccascade_jax.evaluation.environment import device, package, versions
 from speccascade_jax.evaluation.points import Method, Point
 from speccascade_jax.evaluation.session import Session, in_batches
 from speccascade_jax.evaluation.validation import check_code
@@ -48,6 +48,7 @@ def describe(session: Session, point: Point) -> Record:
         "fingerprints": session.fingerprints(point.method),
         **session.heads.described(point.method),
         "versions": versions(),
+        "package": package(),
         "device": device(),
     }
 

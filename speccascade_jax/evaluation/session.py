@@ -18,7 +18,7 @@ from speccascade_jax.data.tasks.task import Example
 from speccascade_jax.data.vocabularies.vocabulary import TextVocabulary
 from speccascade_jax.engine.generate import Generation
 from speccascade_jax.evaluation import code_digests
-from speccascade_jax.evaluation.environment import hardware
+from speccascade_jax.evaluation.environment import hardware, package
 from speccascade_jax.evaluation.heads import Heads
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.methods.assemble import build
@@ -59,6 +59,7 @@ class Session:
         made = make_prompt(self.pair, prompts, max_new_tokens=self.evaluation.max_new_tokens or 0)
         self.prompts: Prompt = jax.device_get(made)
         self.heads = Heads(self.pair)
+        package()  # as it was loaded: hours later its files may be others
         self._ids = np.asarray([example.id for example in self.examples], np.int32)
         self._built: dict[Method, Built] = {}
         self._code: dict[Method, str] = {}

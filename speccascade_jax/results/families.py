@@ -56,7 +56,7 @@ class Families:
     @property
     def records(self) -> list[Record]:
         """All records of the panel."""
-        return [record for spot in (*self.panel.ends, *self.panel.spots) for record in spot.records]
+        return self.panel.records
 
     def rival(self, family: Family) -> Family | None:
         """The fixed blocks of the same law."""

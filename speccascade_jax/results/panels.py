@@ -93,6 +93,11 @@ class Panel:
         """Those of all curves."""
         return [spot for curve in self.curves.values() for spot in curve]
 
+    @property
+    def records(self) -> list[Record]:
+        """Those of all ends and curves."""
+        return [record for spot in (*self.ends, *self.spots) for record in spot.records]
+
     def required_target(self) -> Spot:
         """The target alone; ValueError where the records hold none."""
         if self.target is None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from speccascade_jax.results import origins
 from speccascade_jax.results.panels import Panel, Value, value_of
 from speccascade_jax.results.store import Record
 from speccascade_jax.results.tables import table2
@@ -94,6 +95,7 @@ def print_record(record: Record) -> None:
         table.add_row(name.replace("_", " "), NONE if value is None else f"{value:.6g}")
     table.add_row("device", f"{machine['kind']} × {machine['count']} ({machine['platform']}, {machine['cpus']} CPUs)")
     table.add_row("versions", ", ".join(f"{name} {version}" for name, version in record["versions"].items()))
+    table.add_row("package", origins.package(record) or NONE)
     table.add_row("key", record["key"])
     Console().print(table)
 

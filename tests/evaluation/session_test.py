@@ -89,6 +89,8 @@ def test_a_record_says_everything(loaded):
     assert record["key"] == loaded.key(_point(alpha=0.6))
     assert record["point"]["method"] == "opt" and "points.Method:" in record["configuration"]
     assert set(record["versions"]) >= {"python", "jax", "flax", "speccascade_jax"}
+    assert record["package"] == environment.package() and set(record["package"]) == {"version", "revision", "dirty"}
+    assert record["fingerprints"]["code"] == loaded.code(_point(alpha=0.6).method)
     assert record["device"]["platform"] == jax.default_backend() and record["device"]["count"] >= 1
     assert record["quality"]["low"] <= record["quality"]["high"] and record["quality"]["examples"] == 7
     assert record["latency"]["examples"] == 2 and record["latency"]["trials"] == 2

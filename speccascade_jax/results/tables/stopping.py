@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from speccascade_jax.results import forward_times, pareto
+from speccascade_jax.results import forward_times, origins, pareto
 from speccascade_jax.results.bootstrap import Bootstrap, Interval
 from speccascade_jax.results.families import GAMMA, Families, Family
 from speccascade_jax.results.forward_times import Fit
@@ -56,6 +56,7 @@ def forward_time_grids(families: Families) -> list[Grid]:
         "and its call, which paper 3's equation 2.1 lacks: on the right the fit without. ± standard error, records "
         "taken as a whole. R²: explained share of the variance about the mean.",
         f"{families.panel.sizes()}. Device: {families.panel.setting['device']}.",
+        *origins.notes([families.panel]),
     ]
     return [Grid(title=f"Forward times: {families.panel.title()}", header=header, rows=rows, notes=notes)]
 
@@ -101,6 +102,7 @@ def _best_grid(found: Throughputs) -> Grid:
     columns = ("best at", "tokens/s", "speed-up", "over best fixed γ")
     header = ["Method", *(f"{how}: {what}" for how in ("predicted", "measured") for what in columns)]
     notes = [_resting(found), _MEASURED, _RESAMPLES, "Bold: faster than the best fixed γ beyond the interval.", _CHOSEN]
+    notes += origins.notes([families.panel])
     return Grid(title=f"Throughput: {families.panel.title()}", header=header, rows=rows, notes=notes, bold=bold)
 
 
@@ -192,6 +194,7 @@ def dominance_grids(families: Families) -> list[Grid]:
         _CHOSEN,
         *(f"{name}: no fixed blocks of the same law." for name in alone),
         f"{families.panel.setting['quality_examples']} examples.",
+        *origins.notes([families.panel]),
     ]
     title, rows = f"Verification against discard rate: {families.panel.title()}", list(map(_dominance_row, compared))
     return [Grid(title=title, header=header, rows=rows, notes=notes, bold=bold)]

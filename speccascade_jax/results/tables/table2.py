@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from speccascade_jax.results import comparisons, mixture
+from speccascade_jax.results import comparisons, mixture, origins
 from speccascade_jax.results.bootstrap import Bootstrap, Interval
 from speccascade_jax.results.comparisons import BEST, TIE
 from speccascade_jax.results.panels import (
@@ -141,7 +141,7 @@ def _notes(panels: Sequence[Panel], tolerance: float, margin: float, loss: float
         if lost:
             notes.append(f"Inconclusive (nothing was drafted), left out: {', '.join(lost)}.")
         notes += [*panel.asides(), *_warnings(panel, bootstrap)]
-    return notes
+    return notes + origins.notes(panels)
 
 
 def _warnings(panel: Panel, bootstrap: Bootstrap) -> list[str]:
@@ -175,7 +175,13 @@ def points_grid(panel: Panel) -> Grid:
     timed = any(spot.latency for spot in (*ends, *spots))
     rows = [_cells(panel, spot, both, bootstrap, timed) for spot, both in zip([*ends, *spots], marks, strict=True)]
     brackets = "[low, high]: of the difference to the target's" + ("; of the relative latency" if timed else "")
-    notes = [panel.sizes(), *panel.asides(), *_explained(brackets), *_warnings(panel, bootstrap)]
+    notes = [
+        panel.sizes(),
+        *panel.asides(),
+        *_explained(brackets),
+        *_warnings(panel, bootstrap),
+        *origins.notes([panel]),
+    ]
     bold = {(r, c) for r, both in enumerate(marks) for c, mark in zip((2, 5), both, strict=True) if mark == BEST}
     cells = [list(row.values()) for row in rows]
     return Grid(title=panel.title(), header=list(rows[0]), rows=cells, notes=notes, bold=bold)
@@ -206,6 +212,7 @@ def beside_grid(panel: Panel, method: str, share: str = "draft_share") -> Grid:
     words = share.replace("_", " ")
     header = ["Method", "α", words, panel.metric, f"{others[0][1].label}: α", "its share", panel.metric, "difference"]
     notes = [panel.sizes(), _explained(f"Beside the nearest {words}. [low, high]: of the difference")[0]]
+    notes += origins.notes([panel])
     return Grid(title=panel.title(), header=header, rows=rows, notes=notes)
 
 

@@ -65,7 +65,9 @@ def test_answers_have_the_schema_that_spec_benchs_scripts_read(run, tmp_path):
     rows = run()
     ours, target = (read(tmp_path, f"tiny-{name}.jsonl") for name in ("spec_decode", "autoregressive"))
     for answers, question in zip((*ours, *target), QUESTIONS * 2, strict=True):
-        assert {"question_id", "category", "answer_id", "model_id", "choices", "tstamp", "key", "checksum"} == set(answers)
+        assert {"question_id", "category", "answer_id", "model_id", "choices", "tstamp", "key", "checksum"} == set(
+            answers
+        )
         assert (answers["question_id"], answers["category"]) == (question["question_id"], question["category"])
         (choice,) = answers["choices"]
         assert set(choice) == {"index", "turns", "decoding_steps", "new_tokens", "wall_time", "accept_lengths"}

@@ -1,0 +1,91 @@
+"""Which code a record was made by: the package's version, git's revision, and whether files differ from it."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from speccascade_jax.evaluation import environment
+
+_HERE = Path(environment.__file__).parent
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """`package()` as of a folder that the package might lie in."""
+
+    def fresh(folder: Path) -> dict:
+        monkeypatch.setattr(environment, "_PACKAGE", folder)
+        environment.package.cache_clear()
+        return environment.package()
+
+    yield fresh
+    environment.package.cache_clear()
+
+
+def _git(folder: Path, *command: str) -> str:
+    named = ("-c", "user.name=a", "-c", "user.email=a@b")
+    return subprocess.run(
+        ["git", *named, *command], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path) -> Path:
+    """A committed package in a repository."""
+    package = tmp_path / "repository" / "package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package.parent / ".gitignore").write_text("*.pyc\nvenv\n")
+    _git(package.parent, "init", "-q")
+    _git(package.parent, "add", ".")
+    _git(package.parent, "commit", "-qm", "first")
+    return package
+
+
+def test_a_checkout_is_named_by_its_revision(fresh, repository):
+    revision = _git(repository, "rev-parse", "HEAD")
+    assert fresh(repository) == {
+        "version": environment.versions()["speccascade_jax"],
+        "revision": revision,
+        "dirty": False,
+    }
+    (repository.parent / "notes.md").write_text("beside the package\n")
+    (repository / "x.pyc").write_text("ignored")
+    assert fresh(repository)["dirty"] is False
+    (repository / "new.py").write_text("x = 1\n")
+    assert fresh(repository)["dirty"] is True
+    _git(repository, "add", ".")
+    _git(repository, "commit", "-qm", "second")
+    second = fresh(repository)
+    assert second["dirty"] is False and second["revision"] != revision
+    (repository / "__init__.py").write_text("x = 2\n")
+    assert fresh(repository)["dirty"] is True
+
+
+def test_the_revision_of_another_project_around_the_package_is_not_its_own(fresh, repository):
+    installed = repository.parent / "venv" / "package"
+    shutil.copytree(repository, installed)
+    assert fresh(installed)["revision"] is None and fresh(installed)["dirty"] is None
+
+
+def test_without_git_or_a_repository_there_is_no_revision(fresh, repository, tmp_path, monkeypatch):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    assert fresh(bare)["revision"] is None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert fresh(repository)["revision"] is None
+
+
+def test_a_git_that_is_told_of_another_repository_by_the_environment_is_not_believed(
+    fresh, repository, tmp_path, monkeypatch
+):
+    revision = _git(repository, "rev-parse", "HEAD")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
+    assert fresh(repository)["revision"] == revision
+
+
+def test_a_package_that_is_not_installed_has_no_version(fresh, repository, monkeypatch):
+    monkeypatch.setattr(environment, "versions", lambda: {"speccascade_jax": "not installed"})
+    assert fresh(repository)["version"] is None
