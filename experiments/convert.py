@@ -26,6 +26,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from speccascade_jax.checkpoints import converting, native, reading
+from speccascade_jax.core.locks import LockedError
 from speccascade_jax.results.printing import clock_time
 
 
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _show(args)
         else:
             _convert(args)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, LockedError) as error:
         message = "; ".join(line.strip() for line in str(error).splitlines())
         print(f"error: {message.replace('pass overwrite=True', 'add --overwrite')}", file=sys.stderr)
         return 1

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import sys
 from collections.abc import Sequence
 
@@ -20,6 +19,7 @@ from rich.console import Console
 from speccascade_jax import checkpoints
 from speccascade_jax.core import names
 from speccascade_jax.core.checks import whole
+from speccascade_jax.core.files import expanded
 from speccascade_jax.models import needs
 from speccascade_jax.models.decoder import PRESETS, DecoderLM
 from speccascade_jax.models.t5 import T5
@@ -52,7 +52,7 @@ def model(name: str, dtype: str) -> DecoderLM | T5:
     """
     if name in PRESETS:
         return DecoderLM(dataclasses.replace(PRESETS[name], dtype=dtype))
-    if not os.path.exists(name):
+    if not expanded(name).exists():
         hint = names.hint(name, PRESETS)
         raise ValueError(f"no preset and no checkpoint {name!r}: {hint}the presets are {', '.join(PRESETS)}")
     found = checkpoints.model_of(name)

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from speccascade_jax.core.files import expanded
 from speccascade_jax.results import families, histograms, labels, panels, store
 from speccascade_jax.results.figures import histogram, pareto, tradeoff
 
@@ -25,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the figures and name them; returns the exit status."""
     args = _parser().parse_args(argv)
     try:
-        folder = Path(args.output) if args.output else Path(args.records[0]).parent
+        folder = expanded(args.output) if args.output else expanded(args.records[0]).parent
         stem = Path(args.records[0]).stem
         if args.histograms:
             paths = [folder / f"{stem}-histogram.{args.format}"]

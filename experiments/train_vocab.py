@@ -11,11 +11,10 @@ that nothing maps to "unknown".
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from absl import app, flags, logging
 
+from speccascade_jax.core import checksums
+from speccascade_jax.core.files import expanded, write_atomically
 from speccascade_jax.data import sentence_pairs
 from speccascade_jax.data.vocabularies import load
 from speccascade_jax.runtime import gin_flags
@@ -36,11 +35,9 @@ def main(argv: list[str]) -> None:
         pairs = sentence_pairs.read_pairs(INPUT.value)
         logging.info("training %d pieces on %d pairs", VOCAB_SIZE.value, len(pairs))
         content = load.train((side for pair in pairs for side in pair), VOCAB_SIZE.value)
-        output = Path(OUTPUT.value)
-        output.parent.mkdir(parents=True, exist_ok=True)
-        temporary = output.with_name(output.name + ".tmp")
-        temporary.write_bytes(content)
-        os.replace(temporary, output)
+        output = expanded(OUTPUT.value)
+        write_atomically(output, content)
+        checksums.update(output)  # lies beside it, and goes with it into a pair's folder
         logging.info("wrote %r", load.Vocabulary(output))
 
 

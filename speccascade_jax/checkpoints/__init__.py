@@ -2,7 +2,7 @@
 
 from speccascade_jax.checkpoints.converting import write_checksums
 from speccascade_jax.checkpoints.errors import CheckpointError
-from speccascade_jax.checkpoints.native import save
+from speccascade_jax.checkpoints.native import put_back, save
 from speccascade_jax.checkpoints.reading import describe, load, model_of
 
-__all__ = ["CheckpointError", "describe", "load", "model_of", "save", "write_checksums"]
+__all__ = ["CheckpointError", "describe", "load", "model_of", "put_back", "save", "write_checksums"]

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import tensorstore as ts
 
-from speccascade_jax.checkpoints.errors import UnreadableError, unreadable
+from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, UnreadableError, unreadable
+from speccascade_jax.core.readers import PLAUSIBLE, check_unpacked
 
 Shapes = dict[str, tuple[int, ...]]
 Arrays = dict[str, np.ndarray]
@@ -113,7 +114,19 @@ def open_arrays(path: Path, specs: Mapping[str, Spec]) -> Tensors:
             failures[name] = error
     if failures:
         raise unreadable(path, failures, len(specs))
+    _check_size(path, sum(tensor.nbytes for tensor in tensors.values()))
     return tensors
+
+
+def _check_size(path: Path, size: int) -> None:
+    """Compressed arrays are believed to hold as much as weights do in files of that size."""
+    if size <= PLAUSIBLE:
+        return
+    folder = path if path.is_dir() else path.parent
+    try:
+        check_unpacked(size, sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged ({error}, as its arrays' shapes say); {COPY_AGAIN}") from error
 
 
 def _tensor(path: Path, array: ts.TensorStore) -> Tensor:

@@ -1,12 +1,11 @@
 """`checksums.json`: digests of a model's tensors, for formats that store none.
 
 A flipped bit changes a weight and nothing else, so a loader without digests can't see it. The file lies in the model's
-directory: `{"format": 1, "algorithm": "blake2b-128", "files": {file: {tensor: {"shape", "dtype", "blake2b"}}}}`.
+directory: `{"format": 1, "algorithm": "blake2b-128", "bytes": {file: digest}, "files": {file: {tensor: {"shape",
+"dtype", "blake2b"}}}}`; "bytes" are those of whole small files (`core.checksums`).
 """
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,22 +14,27 @@ import numpy as np
 
 from speccascade_jax.checkpoints.arrays import Tensor, Tensors
 from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, UnreadableError, unreadable
-from speccascade_jax.core.files import write_atomically
+from speccascade_jax.core import checksums
+from speccascade_jax.core.checksums import CHECKSUMS
 
-CHECKSUMS = "checksums.json"
-ALGORITHM = "blake2b-128"
-_FORMAT = 1
+_COMPANIONS = (".json", ".model")
 _WRITE_AGAIN = f"copy the file again, or write {CHECKSUMS} again if the file was changed on purpose"
 
 
 def digest(array: np.ndarray) -> str:
     """BLAKE2b of an array's bytes, 128 bits in hexadecimal."""
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return hashlib.blake2b(data.data, digest_size=16).hexdigest()
+    return checksums.digest(data.data)
+
+
+def companions(directory: Path) -> list[str]:
+    """Names of the configurations and vocabularies in a directory."""
+    found = directory.iterdir() if directory.is_dir() else ()
+    return sorted(file.name for file in found if file.suffix in _COMPANIONS and file.name != CHECKSUMS)
 
 
 def write(directory: Path, tensors: Tensors, advance: Callable[[int, int], None] | None = None) -> Path:
-    """Write `checksums.json` for the tensors of a directory; returns the file.
+    """Write `checksums.json` for the tensors of a directory and its `companions`; returns the file.
 
     Args:
         advance: called with the bytes of each tensor once it is read, and those of all.
@@ -52,9 +56,7 @@ def write(directory: Path, tensors: Tensors, advance: Callable[[int, int], None]
             advance(array.nbytes, sum(other.nbytes for other in tensors.values()))
     if failures:
         raise unreadable(directory, failures, len(tensors))
-    target = directory / CHECKSUMS
-    write_atomically(target, json.dumps({"format": _FORMAT, "algorithm": ALGORITHM, "files": files}, indent=1) + "\n")
-    return target
+    return checksums.write(directory, companions(directory), files=files)
 
 
 def verified(directory: Path, tensors: Tensors) -> Tensors:
@@ -66,19 +68,15 @@ def verified(directory: Path, tensors: Tensors) -> Tensors:
     file = directory / CHECKSUMS
     if not file.is_file():
         return tensors
-    try:
-        record = json.loads(file.read_text())
-        known, files = (record["format"], record["algorithm"]) == (_FORMAT, ALGORITHM), dict(record["files"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{file} is damaged ({error!r}): write it again, or {COPY_AGAIN}") from error
-    if not known:
-        raise CheckpointError(f"{file} has format {record['format']!r}, {record['algorithm']!r}: write it again")
+    files = checksums.record(directory, CheckpointError).get("files")
+    if not isinstance(files, dict) or not all(isinstance(rows, dict) for rows in files.values()):
+        raise CheckpointError(f"{file} is damaged (files is {files!r:.80}): write it again, or {COPY_AGAIN}")
     return {name: _verified(file, name, tensor, files) for name, tensor in tensors.items()}
 
 
 def _verified(file: Path, name: str, tensor: Tensor, files: dict[str, Any]) -> Tensor:
     row = files.get(tensor.file.name, {}).get(name)
-    if row is None:
+    if not isinstance(row, dict):
         raise CheckpointError(f"{file} does not list tensor {name} of {tensor.file.name}: {_WRITE_AGAIN}")
     if (row.get("shape"), row.get("dtype")) != (list(tensor.shape), tensor.dtype):
         raise CheckpointError(

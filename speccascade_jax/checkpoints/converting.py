@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from speccascade_jax.checkpoints import checksums, huggingface, native
 from speccascade_jax.checkpoints.errors import CheckpointError
 from speccascade_jax.checkpoints.plan import Piece, Stored, shape_of, stream
+from speccascade_jax.core.files import expanded
 
 Advance = Callable[[int, int], None]
 """Called with the bytes of each array once it is read, and those of all."""
@@ -70,32 +71,35 @@ def convert(
         overwrite: replace a checkpoint of ours at `destination`.
 
     Raises:
-        FileExistsError: as `save`, before anything is read.
+        FileExistsError, LockedError: as `save`, before anything is read.
         CheckpointError: as `load`.
     """
     if dtype not in native.SAVED_DTYPES:
         raise ValueError(f"dtype is {dtype!r}: choose one of {', '.join(native.SAVED_DTYPES)}")
-    native.check_free(destination, overwrite)
-    arrays = {}
-    for name, array in stream(stored, stored.plan, dtype):
-        arrays[name] = array
-        if advance:
-            advance(array.nbytes, size(stored, dtype))
-    native.write(destination, stored.config, arrays, dtype)
+    with native.claimed(destination, overwrite) as target:
+        arrays = {}
+        for name, array in stream(stored, stored.plan, dtype):
+            arrays[name] = array
+            if advance:
+                advance(array.nbytes, size(stored, dtype))
+        native.write(target, stored.config, arrays, dtype)
 
 
 def write_checksums(path: str | os.PathLike[str], advance: Advance | None = None) -> Path:
-    """Write `checksums.json` into a model's directory, for formats without digests of their own; returns the file.
+    """Write `checksums.json` into a folder, for formats without digests of their own; returns the file.
 
-    Later loads compare each tensor with it and name those that changed. Write it where the files are known to be good.
+    Later loads compare tensors, configurations and vocabularies with it and name those that changed. Write it where the
+    files are known to be good.
 
     Args:
-        path: a Hugging Face directory.
+        path: a Hugging Face directory, or a pair's folder with a vocabulary in it.
 
     Raises:
         CheckpointError: another format, or tensors that can't be read.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
+    if huggingface.model_type(path) is None and checksums.companions(path) and not native.is_ours(path):
+        return checksums.write(path, {}, advance)
     if native.is_ours(path) or huggingface.model_type(path) is None:
         raise CheckpointError(
             f"{path} is no Hugging Face directory: {checksums.CHECKSUMS} is for those alone (our format has digests "

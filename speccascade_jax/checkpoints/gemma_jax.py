@@ -11,6 +11,7 @@ from typing import Any
 
 from speccascade_jax.checkpoints.arrays import Shapes, open_arrays
 from speccascade_jax.checkpoints.errors import incomplete
+from speccascade_jax.checkpoints.infer import check_layers
 from speccascade_jax.checkpoints.orbax_tree import METADATA, tree_specs
 from speccascade_jax.checkpoints.plan import Piece, Plan, Stored, check_tensors
 from speccascade_jax.models.decoder_config import PRESETS, DecoderConfig, parameter_shapes
@@ -37,6 +38,7 @@ def open_tree(path: Path) -> Stored:
     }
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     config = _config(path, shapes)
+    check_layers(path, config, len(shapes))
     plan: Plan = {name: (_piece(name, shape, config, shapes),) for name, shape in parameter_shapes(config).items()}
     check_tensors(path, plan, tensors, lambda name: False)
     return Stored(path, "Gemma 2 of Google's JAX releases (Orbax)", tensors, config, plan)
@@ -47,7 +49,8 @@ def _config(path: Path, shapes: Shapes) -> DecoderConfig:
     if missing := [name for name in needed if name not in shapes]:
         raise incomplete(path, missing, len(shapes) + len(missing))
     (rows, d_model), (heads, _, head_dim), (_, kv_heads, *_), (d_ff, _) = (shapes[name] for name in needed)
-    layers = 1 + max(int(name.split("/")[0].removeprefix("layer_")) for name in shapes if name.startswith("layer_"))
+    numbers = [name.split("/")[0].removeprefix("layer_") for name in shapes if name.startswith("layer_")]
+    layers = 1 + max(int(number) for number in numbers if number.isdigit())
     largest = (d_model, heads) == (4608, 32)  # alone in its scale of queries
     preset = PRESETS["gemma2_27b" if largest else "gemma2_2b"]
     return dataclasses.replace(

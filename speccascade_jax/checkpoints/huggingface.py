@@ -4,7 +4,6 @@ Kernels are stored `[out, in]`, so all matrices but embeddings are transposed. W
 layer to the embedding, a stored `lm_head.weight` is ignored, as transformers does.
 """
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,10 @@ from speccascade_jax.checkpoints import checksums, safetensors
 from speccascade_jax.checkpoints.arrays import Tensors
 from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, listing
 from speccascade_jax.checkpoints.huggingface_config import read_config
-from speccascade_jax.checkpoints.infer import expected_shapes
+from speccascade_jax.checkpoints.infer import check_layers, expected_shapes
 from speccascade_jax.checkpoints.plan import Config, Plan, Stored, as_it_is, check_tensors, transposed
+from speccascade_jax.core.checksums import read
+from speccascade_jax.core.readers import json_object, parsed
 from speccascade_jax.models.t5 import T5Config
 
 CONFIG = "config.json"
@@ -30,10 +31,9 @@ _HARMLESS = re.compile(
 def model_type(directory: Path) -> str | None:
     """What `config.json` says the model is; `None` where there is no such file or entry."""
     try:
-        record = json.loads((directory / CONFIG).read_text())
+        found = json_object(directory / CONFIG, COPY_AGAIN).get("model_type")
     except (OSError, ValueError):
         return None
-    found = record.get("model_type") if isinstance(record, dict) else None
     return None if found is None else str(found)
 
 
@@ -47,6 +47,7 @@ def open_directory(path: Path) -> Stored:
     entries = _json(path / CONFIG)
     config = read_config(path / CONFIG, entries)
     tensors = open_tensors(path)
+    check_layers(path / CONFIG, config, len(tensors))
     plan = _plan(config, entries, tensors)
     check_tensors(path, plan, tensors, lambda name: bool(_HARMLESS.fullmatch(name)))
     return Stored(path, f"Hugging Face, {entries['model_type']}", checksums.verified(path, tensors), config, plan)
@@ -93,13 +94,7 @@ def _is_name(file: Any) -> bool:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    try:
-        record = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} is damaged ({error}); {COPY_AGAIN}") from error
-    if not isinstance(record, dict):
-        raise CheckpointError(f"{file} is damaged: it holds no JSON object; {COPY_AGAIN}")
-    return record
+    return parsed(read(file, CheckpointError), str(file), COPY_AGAIN, CheckpointError)
 
 
 def _plan(config: Config, entries: dict[str, Any], tensors: Tensors) -> Plan:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from speccascade_jax.checkpoints.errors import CheckpointError
-from speccascade_jax.checkpoints.infer import PADDED_VOCABULARIES
+from speccascade_jax.checkpoints.infer import MOST_LAYERS, PADDED_VOCABULARIES
 from speccascade_jax.checkpoints.plan import Config
 from speccascade_jax.models.decoder_config import DecoderConfig, RopeScaling
 from speccascade_jax.models.t5 import T5Config
@@ -34,6 +34,19 @@ class Record:
         value = self.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise CheckpointError(f"{self.file}: {self._inside}{key} is {value!r}: give a whole number from 1 on")
+        return value
+
+    def layers(self, key: str, default: int | None = None) -> int:
+        """How many layers there are; a number that no model has is no size to count to."""
+        if (layers := self.size(key, default)) > MOST_LAYERS:
+            raise CheckpointError(f"{self.file}: {self._inside}{key} is {layers:,}: at most {MOST_LAYERS:,} are read")
+        return layers
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise CheckpointError(f"{self.file}: {self._inside}{key} is {value!r}: give true or false")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -68,7 +81,7 @@ def read_config(file: Path, entries: dict[str, Any]) -> Config:
     """
     record = Record(file, entries)
     kind = record.get("model_type")
-    if kind not in MODELS:
+    if not isinstance(kind, str) or kind not in MODELS:
         raise CheckpointError(
             f"{file}: model_type {kind!r} is an unknown architecture; known: {', '.join(MODELS)}: choose a checkpoint "
             "of one of these"
@@ -78,12 +91,12 @@ def read_config(file: Path, entries: dict[str, Any]) -> Config:
         return MODELS[kind](record)
     except CheckpointError:
         raise
-    except ValueError as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise CheckpointError(f"{file}: {error}") from error
 
 
 def _t5(record: Record) -> T5Config:
-    rows, layers = record.size("vocab_size"), record.size("num_layers")
+    rows, layers = record.size("vocab_size"), record.layers("num_layers")
     gated = record.only("feed_forward_proj", ("relu", "gated-gelu"), "relu") == "gated-gelu"
     record.only("dense_act_fn", ("gelu_new",) if gated else ("relu",), "gelu_new" if gated else "relu")
     return T5Config(
@@ -94,12 +107,12 @@ def _t5(record: Record) -> T5Config:
         head_dim=record.size("d_kv"),
         d_ff=record.size("d_ff"),
         num_encoder_layers=layers,
-        num_decoder_layers=record.size("num_decoder_layers", layers),
+        num_decoder_layers=record.layers("num_decoder_layers", layers),
         relative_buckets=record.size("relative_attention_num_buckets", 32),
         relative_max_distance=record.size("relative_attention_max_distance", 128),
         gated=gated,
         # release 5 says here what release 4 said by tie_word_embeddings
-        tied=record.get("scale_decoder_outputs", record.get("tie_word_embeddings", True)),
+        tied=record.flag("scale_decoder_outputs", record.flag("tie_word_embeddings", True)),
         layer_norm_epsilon=record.number("layer_norm_epsilon", 1e-6),
     )
 
@@ -113,12 +126,12 @@ def _decoder(record: Record, **options: Any) -> DecoderConfig:
         vocab_size=rows,
         num_embeddings=rows,
         d_model=width,
-        num_layers=record.size("num_hidden_layers"),
+        num_layers=record.layers("num_hidden_layers"),
         num_heads=heads,
         num_kv_heads=record.size("num_key_value_heads", options.pop("kv_heads", heads)),
         head_dim=record.size("head_dim", options.pop("head_dim", width // heads)),
         d_ff=record.size("intermediate_size"),
-        tied=record.get("tie_word_embeddings", options.pop("tied", False)),
+        tied=record.flag("tie_word_embeddings", options.pop("tied", False)),
         norm_epsilon=record.number("rms_norm_eps", 1e-6),
         rope_base=base,
         rope_scaling=scaling,
@@ -138,7 +151,7 @@ def _llama(record: Record) -> DecoderConfig:
 
 def _qwen2(record: Record) -> DecoderConfig:
     record.only("hidden_act", ("silu", "swish"), "silu")
-    layers = record.size("num_hidden_layers")
+    layers = record.layers("num_hidden_layers")
     first = record.get("max_window_layers", 28) if record.get("use_sliding_window", False) else layers
     kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
     return _decoder(record, max_length=32_768, qkv_bias=True, pattern=_pattern(record, kinds))
@@ -148,7 +161,7 @@ def _gemma2(record: Record) -> DecoderConfig:
     record.only("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
     record.only("attention_bias", (False,), False)
     record.only("use_bidirectional_attention", (False,), False)
-    kinds = ["full_attention" if i % 2 else "sliding_attention" for i in range(record.size("num_hidden_layers"))]
+    kinds = ["full_attention" if i % 2 else "sliding_attention" for i in range(record.layers("num_hidden_layers"))]
     return _decoder(
         record,
         max_length=8192,
@@ -169,7 +182,7 @@ def _gemma2(record: Record) -> DecoderConfig:
 def _pattern(record: Record, default: list[str]) -> tuple[str, ...]:
     """The shortest pattern of layers that repeats to `layer_types`."""
     types = record.get("layer_types", default)
-    if len(types) != len(default) or not set(types) <= _KINDS.keys():
+    if not isinstance(types, list) or len(types) != len(default) or not set(types) <= _KINDS.keys():
         raise CheckpointError(
             f"{record.file}: layer_types is {types!r:.200}: give {len(default)} of {', '.join(_KINDS)}, or none"
         )

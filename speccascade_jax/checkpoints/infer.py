@@ -21,6 +21,7 @@ EMBEDDING = "token_embedder/embedding"
 PADDED_VOCABULARIES = {32128: 32100}
 _STACKS = ("encoder", "decoder")
 _SCANNED = ("encoder", "decoder", "layers")
+MOST_LAYERS = 10_000
 _BIASES = ("relpos_bias", "relative_posemb")
 
 
@@ -40,10 +41,28 @@ def stored_t5(path: Path, kind: str, tensors: Tensors) -> Stored:
             plan[f"{parts[0]}/relpos_bias/rel_embedding"] = _layer(source, tensor, 0)
             readers[source] = dataclasses.replace(tensor, read=functools.partial(_shared_bias, path, source, tensor))
         else:
+            _check_count(path, tensor.shape[1], MOST_LAYERS)
             name = "/".join(parts[2:])
             plan |= {f"{parts[0]}/layers_{i}/{name}": _layer(source, tensor, i) for i in range(tensor.shape[1])}
     config = infer_config(path, {name: shape_of(pieces) for name, pieces in plan.items()})
     return Stored(path, kind, readers, config, plan)
+
+
+def check_layers(path: Path, config: Config, arrays: int) -> None:
+    """Refuse a configuration of more layers than there are arrays, before anything is as long as it says.
+
+    Raises:
+        CheckpointError: as above.
+    """
+    both = (config.num_encoder_layers, config.num_decoder_layers) if isinstance(config, T5Config) else ()
+    _check_count(path, sum(both) or getattr(config, "num_layers", 0), arrays)
+
+
+def _check_count(path: Path, layers: int, most: int) -> None:
+    if layers > most:
+        raise CheckpointError(
+            f"{path}: {layers:,} layers are more than the {most:,} there can be: it is damaged; {COPY_AGAIN}"
+        )
 
 
 def _layer(source: str, tensor: Tensor, number: int) -> tuple[Piece]:
@@ -154,6 +173,7 @@ def check_shapes(path: Path, shapes: Shapes, config: Config) -> None:
     Raises:
         CheckpointError: naming missing arrays, arrays of a wrong shape, or arrays without a place.
     """
+    check_layers(path, config, len(shapes))
     expected = expected_shapes(config)
     if missing := expected.keys() - shapes.keys():
         raise incomplete(path, missing, len(expected))

@@ -3,6 +3,7 @@
 RoPE rotates adjacent pairs there. Sources: https://github.com/karpathy/llama2.c, `export.py` and `run.c`.
 """
 
+import dataclasses
 import functools
 import math
 import struct
@@ -35,6 +36,13 @@ def open_file(file: Path) -> Stored:
         CheckpointError: sizes of the header that don't fit together, or another file size than they need.
     """
     config = _config(file)
+    needed, size = _bytes(config), file.stat().st_size
+    if size != needed:  # before anything is as long as the header says
+        raise CheckpointError(
+            f"{file} has {size:,} bytes, but its header (d_model {config.d_model}, {config.num_layers} layers, "
+            f"vocabulary {config.vocab_size}) needs {needed:,}: it is truncated or no version-0 file of llama2.c; "
+            f"{COPY_AGAIN}"
+        )
     plan = _plan(config)
     tensors: Tensors = {}
     offset = _HEADER.size
@@ -42,13 +50,16 @@ def open_file(file: Path) -> Stored:
         read = functools.partial(read_bytes, file, offset, shape, np.dtype("<f4"))
         tensors[name] = Tensor(shape, "float32", file, read)
         offset += 4 * math.prod(shape)
-    if (size := file.stat().st_size) != offset:
-        raise CheckpointError(
-            f"{file} has {size:,} bytes, but its header (d_model {config.d_model}, {config.num_layers} layers, "
-            f"vocabulary {config.vocab_size}) needs {offset:,}: it is truncated or no version-0 file of llama2.c; "
-            f"{COPY_AGAIN}"
-        )
     return Stored(file, "llama2.c, version 0", tensors, config, plan)
+
+
+def _bytes(c: DecoderConfig) -> int:
+    """How long a configuration's file is."""
+    shapes = parameter_shapes(dataclasses.replace(c, num_layers=1))
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    layer = sum(size for name, size in sizes.items() if name.startswith("decoder/layers_"))
+    rope = 2 * c.max_length * (c.head_dim // 2)
+    return _HEADER.size + 4 * (sum(sizes.values()) + (c.num_layers - 1) * layer + rope)
 
 
 def _config(file: Path) -> DecoderConfig:

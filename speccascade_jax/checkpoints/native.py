@@ -1,13 +1,16 @@
 """Our own format: `config.json` (what the model is, what its arrays must be) and `params/` (Orbax)."""
 
 import dataclasses
+import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 import uuid
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +25,16 @@ from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, inco
 from speccascade_jax.checkpoints.infer import FAMILIES, Model, check_shapes, family
 from speccascade_jax.checkpoints.orbax_tree import tree_specs, write_tree
 from speccascade_jax.checkpoints.plan import Config, Stored, as_it_is
+from speccascade_jax.core import checksums, locks
+from speccascade_jax.core.files import expanded, naming, write_atomically
+from speccascade_jax.core.readers import json_object
 from speccascade_jax.core.types import Params
 
 CONFIG = "config.json"
 PARAMS = "params"
 FORMAT = 1
 SAVED_DTYPES = ("float32", "bfloat16")
+_OLD = "-old"
 
 
 def save(
@@ -44,31 +51,90 @@ def save(
     Raises:
         FileExistsError: something lies at `path` and `overwrite` is off, or it isn't a checkpoint of ours and
             nothing else.
+        LockedError: another process is writing it.
         CheckpointError: parameters that are not finite or don't fit `model`.
     """
     if dtype not in SAVED_DTYPES:
         raise ValueError(f"dtype is {dtype!r}: choose one of {', '.join(SAVED_DTYPES)}")
-    check_free(path, overwrite)
-    flat = flatten_dict(unfreeze(params), sep="/")
-    check_shapes(Path(path), {name: tuple(value.shape) for name, value in flat.items()}, model.config)
-    write(path, model.config, {n: np.asarray(v).astype(jnp.dtype(dtype), copy=False) for n, v in flat.items()}, dtype)
+    with claimed(path, overwrite) as target:
+        flat = flatten_dict(unfreeze(params), sep="/")
+        check_shapes(target, {name: tuple(value.shape) for name, value in flat.items()}, model.config)
+        arrays = {name: np.asarray(value).astype(jnp.dtype(dtype), copy=False) for name, value in flat.items()}
+        write(target, model.config, arrays, dtype)
 
 
-def write(path: str | os.PathLike[str], config: Config, arrays: Arrays, dtype: str) -> None:
-    """`save` of arrays by name, all of `dtype`, in place of what lies at `path`; `CheckpointError` as there."""
-    target = Path(path).expanduser().absolute()
+@contextmanager
+def claimed(path: str | os.PathLike[str], overwrite: bool) -> Iterator[Path]:
+    """The absolute path, kept from other writers and rid of what killed ones left; errors as `save`."""
+    target = expanded(path).absolute()
+    with _locked(target):
+        for left in _put_back(target):
+            _remove(left)
+        check_free(target, overwrite)
+        yield target
+
+
+def _locked(target: Path) -> AbstractContextManager[None]:
+    return locks.held(target.with_name(f".{target.name}.lock"), target)
+
+
+def put_back(target: Path) -> None:
+    """Restore a checkpoint whose writer was killed between moving it away and moving the new one to its place.
+
+    Raises:
+        LockedError: its writer is at work.
+    """
+    if not target.exists() and any(left.name.endswith(_OLD) for left in _leftovers(target)):
+        with _locked(target):
+            _put_back(target)
+        warnings.warn(f"{target} is the old one again: whoever was replacing it was killed", stacklevel=3)
+
+
+def _put_back(target: Path) -> list[Path]:
+    """`put_back` under the lock; returns what is left over then."""
+    for left in _leftovers(target):
+        if left.name.endswith(_OLD) and not target.exists():
+            left.rename(target)
+    return _leftovers(target)
+
+
+def _leftovers(target: Path) -> list[Path]:
+    """What a killed `save` left beside `target`."""
+    return sorted(target.parent.glob(f".{glob.escape(target.name)}.tmp-*"))
+
+
+def _remove(folder: Path) -> None:
+    """Under another name first: what is half deleted is never put back."""
+    gone = folder.with_name(folder.name.removesuffix(_OLD) + "-gone")
+    folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def write(target: Path, config: Config, arrays: Arrays, dtype: str) -> None:
+    """`save` of arrays by name, all of `dtype`, in place of what lies at a `claimed` path; errors as there."""
     arrays = dict(sorted(arrays.items()))
     if reasons := {name: reason for name, array in arrays.items() if (reason := describe_not_finite(array))}:
         raise not_finite(target, reasons)
-    with _replacing(target) as temporary:
+    with naming(target), _as_system_errors(), _replacing(target) as temporary:
         (temporary / PARAMS).mkdir()
         write_tree(temporary / PARAMS, arrays)
-        (temporary / CONFIG).write_text(_config_text(config, arrays, dtype))
+        write_atomically(temporary / CONFIG, _config_text(config, arrays, dtype))
+
+
+@contextmanager
+def _as_system_errors() -> Iterator[None]:
+    """tensorstore tells of a full disk by a ValueError that holds the system's number."""
+    try:
+        yield
+    except ValueError as error:
+        if (found := re.search(r"os_error_code='(\d+)'", str(error))) is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
 
 
 def check_free(path: str | os.PathLike[str], overwrite: bool) -> None:
     """Refuse a path that is taken, and to replace what `save` didn't write: `FileExistsError`, as `save`."""
-    target = Path(path).expanduser().absolute()
+    target = expanded(path).absolute()
     if not target.exists():
         return
     if not overwrite:
@@ -94,18 +160,20 @@ def is_ours(path: Path) -> bool:
     if (path / PARAMS).is_dir():
         return True
     try:
-        return "family" in json.loads((path / CONFIG).read_text())
-    except (OSError, ValueError, TypeError):
+        return "family" in json_object(path / CONFIG, COPY_AGAIN)
+    except (OSError, ValueError):
         return False
 
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
-    """A new directory beside `target` that takes its place when the block ends without an error."""
+    """A new directory beside `target` that takes its place when the block ends without an error.
+
+    Killed at any moment, either the old one or the new one lies at `target`, or `put_back` finds the old one.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     token = uuid.uuid4().hex[:8]
-    temporary = target.with_name(f".{target.name}.tmp-{token}")
-    old = target.with_name(f".{target.name}.tmp-{token}-old")
+    temporary, old = (target.with_name(f".{target.name}.tmp-{token}{end}") for end in ("", _OLD))
     temporary.mkdir()
     try:
         yield temporary
@@ -119,8 +187,8 @@ def _replacing(target: Path) -> Iterator[Path]:
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        if target.exists():
-            shutil.rmtree(old, ignore_errors=True)
+        if target.exists() and old.exists():
+            _remove(old)
 
 
 def _config_text(config: Config, arrays: Arrays, dtype: str) -> str:
@@ -136,8 +204,15 @@ def _config_text(config: Config, arrays: Arrays, dtype: str) -> str:
         "dtype": dtype,
         "fingerprint": _fingerprint(table),
     }
+    head["blake2b"] = _record_digest(head | {"arrays": table})
     rows = ",\n".join(f"    {json.dumps(name)}: {json.dumps(row)}" for name, row in table.items())
     return f'{json.dumps(head, indent=2)[:-2]},\n  "arrays": {{\n{rows}\n  }}\n}}\n'
+
+
+def _record_digest(record: Mapping[str, Any]) -> str:
+    """Of everything in `config.json` but this digest itself, however it is laid out."""
+    rest = {name: value for name, value in record.items() if name != "blake2b"}
+    return checksums.digest(json.dumps(rest, sort_keys=True).encode())
 
 
 def _fingerprint(table: Mapping[str, Any]) -> str:
@@ -166,6 +241,12 @@ def open_ours(path: Path) -> Stored:
         for name, tensor in open_arrays(path, {name: specs[name] for name in table}).items()
     }
     plan = {name: as_it_is(name, tensor.shape) for name, tensor in tensors.items()}
+    # at the end, so that what is wrong is named where it can be; earlier versions wrote none
+    if record.get("blake2b", expected := _record_digest(record)) != expected:
+        raise CheckpointError(
+            f"{path / CONFIG} is damaged (its text is not that written); {COPY_AGAIN}, or remove its blake2b entry "
+            "if it was edited on purpose"
+        )
     return Stored(path, f"speccascade_jax, format {FORMAT}", tensors, config, plan, _fingerprint(table))
 
 
@@ -173,14 +254,10 @@ def _record(path: Path) -> dict[str, Any]:
     """`config.json`, with the entries this version needs."""
     file = path / CONFIG
     try:
-        record = json.loads(file.read_text())
+        record = json_object(file, COPY_AGAIN, CheckpointError)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is incomplete: its {CONFIG} is missing; {COPY_AGAIN}") from None
-    except ValueError as error:
-        raise CheckpointError(f"{file} is damaged ({error}); {COPY_AGAIN}") from error
-    keys = ("format", "family", "config", "arrays")
-    absent = [key for key in keys if not isinstance(record, dict) or key not in record]
-    if absent:
+    if absent := [key for key in ("format", "family", "config", "arrays") if key not in record]:
         raise CheckpointError(f"{file} lacks {', '.join(absent)}: it was not written by save, or was edited")
     if record["format"] != FORMAT:
         raise CheckpointError(
@@ -197,6 +274,10 @@ def _config(path: Path, record: Mapping[str, Any]) -> Config:
         )
     kind = FAMILIES[record["family"]].config
     try:
+        for field in dataclasses.fields(kind):
+            value = record["config"].get(field.name)
+            if field.type in (int, bool, str) and field.name in record["config"] and type(value) is not field.type:
+                raise TypeError(f"{field.name} is {value!r}")
         return kind(**record["config"])
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path / CONFIG}: config is not a {kind.__name__} ({error}): correct it") from error

@@ -1,6 +1,5 @@
 """The directory that Orbax's PyTree handler writes: where its arrays lie, and how we write one."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ from flax.traverse_util import unflatten_dict
 
 from speccascade_jax.checkpoints.arrays import Arrays, Spec
 from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError
+from speccascade_jax.core.readers import json_object
 
 METADATA = "_METADATA"
 
@@ -16,11 +16,9 @@ METADATA = "_METADATA"
 def _metadata(directory: Path) -> dict[str, Any]:
     file = directory / METADATA
     try:
-        return json.loads(file.read_text())
+        return json_object(file, COPY_AGAIN, CheckpointError)
     except FileNotFoundError:
         raise CheckpointError(f"{directory} is incomplete: its {METADATA} file is missing; {COPY_AGAIN}") from None
-    except ValueError as error:
-        raise CheckpointError(f"{file} is damaged ({error}); {COPY_AGAIN}") from error
 
 
 def tree_specs(directory: Path, prefix: tuple[str, ...] = ()) -> dict[str, Spec]:

@@ -12,9 +12,10 @@ import jax
 from flax.traverse_util import unflatten_dict
 
 from speccascade_jax.checkpoints import gemma_jax, huggingface, llama2c, native, orbax_tree, t5x
-from speccascade_jax.checkpoints.errors import CheckpointError, listing
+from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, listing
 from speccascade_jax.checkpoints.infer import FAMILIES, Model, check_shapes, family
 from speccascade_jax.checkpoints.plan import Config, Stored, fused, shape_of, stream
+from speccascade_jax.core.files import expanded
 from speccascade_jax.core.types import DTYPES
 
 LOOKED_FOR = (
@@ -109,7 +110,8 @@ def _config(stored: Stored, vocab_size: int | None) -> Config:
 
 def find(path: str | os.PathLike[str]) -> Stored:
     """Open the checkpoint at `path` without reading its arrays (errors as `load`)."""
-    path = Path(path).expanduser()
+    path = expanded(path)
+    native.put_back(path)
     if not path.exists():
         raise FileNotFoundError(
             f"{path} does not exist: give a directory written by save, one of Hugging Face, a T5X checkpoint_<step> "
@@ -120,6 +122,16 @@ def find(path: str | os.PathLike[str]) -> Stored:
             f"{path} is being written (its name is a temporary one): wait until it is renamed, or choose "
             "another step if its writer died"
         )
+    try:
+        return _find(path)
+    except (CheckpointError, OSError):
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
+        # what damaged metadata make of readers that were written for whole ones
+        raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error}); {COPY_AGAIN}") from error
+
+
+def _find(path: Path) -> Stored:
     if not path.is_file():
         return _find_in_directory(path)
     if path.suffix == ".safetensors":

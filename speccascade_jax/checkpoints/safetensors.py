@@ -8,7 +8,6 @@ Source: the format's description, https://github.com/huggingface/safetensors#for
 """
 
 import functools
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 
 from speccascade_jax.checkpoints.arrays import Tensor, Tensors, read_bytes
 from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, listing
+from speccascade_jax.core.readers import parsed
 
 # The library's own limit: a length beyond it is noise.
 _LONGEST_HEADER = 100_000_000
@@ -34,11 +34,8 @@ def open_file(file: Path) -> Tensors:
         length = int.from_bytes(opened.read(8), "little")
         if size < 8 or length > min(size - 8, _LONGEST_HEADER):
             raise _damaged(file, f"its header would be {length:,} bytes, the file has {size:,}")
-        try:
-            header = json.loads(opened.read(length))
-            header.pop("__metadata__", None)
-        except (ValueError, AttributeError) as error:
-            raise _damaged(file, f"its header is no JSON object: {error}") from error
+        header = parsed(opened.read(length), f"the header of {file}", COPY_AGAIN, CheckpointError)
+        header.pop("__metadata__", None)
     spans = {name: _span(file, name, entry) for name, entry in header.items()}
     names = sorted(spans, key=lambda name: spans[name])
     _check_layout(file, names, spans, size - 8 - length)
@@ -52,11 +49,12 @@ def _damaged(file: Path, reason: str) -> CheckpointError:
 def _span(file: Path, name: str, entry: Any) -> tuple[int, int]:
     """First byte and end of a tensor, after checking its entry of the header."""
     try:
-        kind, shape, (begin, end) = entry["dtype"], [int(size) for size in entry["shape"]], entry["data_offsets"]
-        begin, end = int(begin), int(end)
+        kind, shape, (begin, end) = entry["dtype"], list(entry["shape"]), entry["data_offsets"]
+        if not all(type(size) is int for size in (*shape, begin, end)):
+            raise TypeError("sizes are whole numbers")
     except (TypeError, KeyError, ValueError) as error:
         raise _damaged(file, f"the header's entry of tensor {name} is {entry!r:.80}") from error
-    if kind not in DTYPES:
+    if not isinstance(kind, str) or kind not in DTYPES:
         raise CheckpointError(
             f"{file}: tensor {name} has dtype {kind!r}, known are {', '.join(DTYPES)}: its header is damaged, or "
             "the checkpoint is quantised; choose one that isn't"

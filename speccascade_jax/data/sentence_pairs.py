@@ -1,6 +1,5 @@
 """Sentence pairs: reading them, as texts or token ids, and joining neighbours."""
 
-import gzip
 import math
 from collections.abc import Sequence, Sized
 from pathlib import Path
@@ -8,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from speccascade_jax.core.files import expanded
+from speccascade_jax.core.readers import lines
 from speccascade_jax.data import directory
 from speccascade_jax.data.vocabularies.load import Vocabulary
 
@@ -29,16 +30,16 @@ def read_pairs(path: str | Path) -> list[TextPair]:
 
     Raises:
         FileNotFoundError: neither exists.
-        ValueError: a line without exactly one tab, named by number.
+        ValueError: a line without exactly one tab, or that is not UTF-8, named by number; a damaged gzip file.
     """
-    found = Path(path) if Path(path).is_file() else directory.require(*Path(path).parts)
+    path = expanded(path)
+    found = path if path.is_file() else directory.require(*path.parts)
     pairs = []
-    with gzip.open(found, "rt", encoding="utf-8") if found.suffix == ".gz" else found.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            fields = line.rstrip("\n").split("\t")
-            if len(fields) != 2:
-                raise ValueError(f"{found}:{number} has {len(fields)} columns; source<TAB>target is needed")
-            pairs.append((fields[0], fields[1]))
+    for number, line in lines(found):
+        fields = line.split("\t")
+        if len(fields) != 2:
+            raise ValueError(f"{found}:{number} has {len(fields)} columns; source<TAB>target is needed")
+        pairs.append((fields[0], fields[1]))
     return pairs
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from speccascade_jax.core.checks import several
+from speccascade_jax.core.files import expanded
 from speccascade_jax.core.names import DRAFT, TARGET
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.evaluation.validation import validate, validate_evaluation
@@ -105,7 +106,7 @@ def _law(sampling: Sampling) -> tuple[float, float, int]:
 def _check_heads(templates: Iterable[Method]) -> None:
     """Refuse two files of one name: curves, and `alphas`, are called after it."""
     files: dict[str, Path] = {}
-    for file in (Path(template.head) for template in templates if template.head is not None):
+    for file in (expanded(template.head) for template in templates if template.head is not None):
         if (other := files.setdefault(file.stem, file)) != file:
             raise ValueError(
                 f"the heads {other} and {file} would both be called {file.stem!r}: rename one of the files"

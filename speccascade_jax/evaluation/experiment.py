@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from speccascade_jax.core.checks import several, whole
+from speccascade_jax.core.files import expanded
 from speccascade_jax.core.names import hint
 from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.measuring import evaluate
@@ -132,7 +133,7 @@ def sweep(
         store.take_over(map(session.key, points), reuse)
         measure(groups, store, session)
         present(store, together, share)
-    return Path(output)
+    return expanded(output)
 
 
 def _planned(

@@ -12,8 +12,9 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from speccascade_jax.checkpoints.checksums import digest
-from speccascade_jax.checkpoints.errors import CheckpointError, damaged
-from speccascade_jax.core.files import write_atomically
+from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, damaged
+from speccascade_jax.core import checksums
+from speccascade_jax.core.files import expanded, write_atomically
 from speccascade_jax.core.types import BoundModel, Params
 from speccascade_jax.models import fingerprints
 from speccascade_jax.models.along import features
@@ -100,7 +101,8 @@ def save(path: str | Path, head: Head) -> None:
     card = json.dumps(asdict(head.card), sort_keys=True)
     digests = {name: digest(array) for name, array in arrays.items()} | {"card": _text_digest(card)}
     payload = {"format": FORMAT, "card": card, "digests": digests, "arrays": arrays}
-    write_atomically(Path(path), flax.serialization.msgpack_serialize(payload))
+    content = flax.serialization.msgpack_serialize(payload)
+    write_atomically(path, content, checksums.seal(content))
 
 
 def load(path: str | Path) -> Head:
@@ -110,21 +112,21 @@ def load(path: str | Path) -> Head:
         FileNotFoundError: no such file.
         CheckpointError: it is damaged (names what in it), or of another format.
     """
-    path = Path(path)
+    path = expanded(path)
     if not path.is_file():
         raise FileNotFoundError(f"no acceptance head at {path}: {_TRAIN}")
+    content = checksums.unsealed(path, path.read_bytes(), COPY_AGAIN, CheckpointError)
     try:
-        payload = flax.serialization.msgpack_restore(path.read_bytes())
+        payload = flax.serialization.msgpack_restore(content)
         number, text, digests, arrays = (payload[name] for name in ("format", "card", "digests", "arrays"))
+        found = {name: digest(array) for name, array in arrays.items()} | {"card": _text_digest(text)}
+        missing = digests.keys() - found.keys()
     except Exception as error:  # msgpack has an error of its own for every kind of damage
         raise damaged(path, {"the file": f"it is no acceptance head ({error!r})"}) from error
     if number != FORMAT:
         raise CheckpointError(f"{path} has format {number!r}, this version reads {FORMAT}: train the head again")
-    changed = [name for name, array in arrays.items() if digest(array) != digests.get(name)]
-    wrong = dict.fromkeys(changed, "its bytes are not those written")
-    if _text_digest(text) != digests.get("card"):
-        wrong["card"] = "its text is not that written"
-    wrong |= dict.fromkeys(digests.keys() - arrays.keys() - {"card"}, "it is not there")
+    changed = [name for name, one in found.items() if one != digests.get(name)]
+    wrong = dict.fromkeys(changed, "its bytes are not those written") | dict.fromkeys(missing, "it is not there")
     if wrong:
         raise damaged(path, wrong)
     return Head(jax.tree.map(jnp.asarray, unflatten_dict(arrays, sep="/")), _card(path, text))

@@ -12,6 +12,7 @@ from typing import Any
 
 from speccascade_jax import checkpoints
 from speccascade_jax.core import names
+from speccascade_jax.core.files import expanded
 from speccascade_jax.core.types import BoundModel
 from speccascade_jax.data import directory as data_directory
 from speccascade_jax.data.vocabularies.load import FileVocabulary, candidates, first_difference, load_vocabulary
@@ -169,7 +170,7 @@ class Pair:
             ImportError: a `tokenizer.json`, and `tokenizers` is not installed.
         """
         paths = {"target": target, "draft": draft, **(others or {})}
-        text = _shared_vocabulary([Path(path).expanduser() for path in paths.values()], vocabulary)
+        text = _shared_vocabulary([expanded(path) for path in paths.values()], vocabulary)
         models = {name: _bound(path, dtype, text) for name, path in paths.items()}
         large, small = models.pop("target"), models.pop("draft")
         return cls(large, small, vocabulary=text, max_prompt_length=max_prompt_length, name=name, others=models)
@@ -197,7 +198,7 @@ def _vocabulary_files(models: Sequence[Path], given: str | Path | None) -> list[
     beside = [found for path in models if path.exists() and (found := candidates(path))]
     clear = [found[0] for found in beside if len(found) == 1]
     if given is not None:
-        return [Path(given), *clear]
+        return [expanded(given), *clear]
     return clear or [found[0].parent for found in beside[:1]]
 
 
@@ -250,7 +251,7 @@ def load_pair(name: str | Path, *, others: Mapping[str, str | Path] | None = Non
     if str(name) in DATA_PAIRS:
         target, draft, vocabulary = (data_directory.require(*parts) for parts in DATA_PAIRS[str(name)])
         return Pair.load(target, draft, vocabulary, others=others, dtype=dtype, name=str(name))
-    directory = PAIRS_DIRECTORY / str(name) if str(name) in shipped_pairs() else Path(name)
+    directory = PAIRS_DIRECTORY / str(name) if str(name) in shipped_pairs() else expanded(name)
     if not directory.is_dir():
         shipped = [*shipped_pairs(), *DATA_PAIRS]
         raise ValueError(
@@ -258,6 +259,8 @@ def load_pair(name: str | Path, *, others: Mapping[str, str | Path] | None = Non
             f"or give a directory with {_PARTS}, or two checkpoints to Pair.load(target=…, draft=…)"
         )
     target, draft = directory / "target", directory / "draft"
+    for part in (target, draft):
+        checkpoints.put_back(part)
     own = bool(candidates(directory))
     known = own or any(candidates(part) for part in (target, draft) if part.is_dir())
     for part, there in (("vocabulary.model", known), ("target", target.exists()), ("draft", draft.exists())):

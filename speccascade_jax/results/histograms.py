@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from speccascade_jax.core import names
+from speccascade_jax.core.files import expanded
 
 BINS = 30
 _LAST = {"js": 0.3, "tv": 0.3, "js_reference": 0.3, "kl": 1.5, "kl_reversed": 1.5}
@@ -73,7 +74,7 @@ def read(paths: Sequence[str | Path]) -> list[dict[str, Any]]:
         ValueError: a file that is none, or files of different quantities.
         OSError: a file that cannot be read.
     """
-    surveys = [_read(Path(path)) for path in paths]
+    surveys = [_read(expanded(path)) for path in paths]
     found = {survey["histogram"]["quantity"]: path for survey, path in zip(surveys, paths, strict=True)}
     if len(found) > 1:
         each = ", ".join(f"{quantity} in {path}" for quantity, path in found.items())

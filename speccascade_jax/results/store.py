@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import hashlib
 import io
 import json
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from speccascade_jax.core import locks
-from speccascade_jax.core.files import _sync_folder, plain, write_atomically
+from speccascade_jax.core.files import _sync_folder, expanded, naming, plain, write_atomically
 
 Record = dict[str, Any]
 FORMAT = 2
@@ -64,7 +65,7 @@ class ResultStore:
     """
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
+        self.path = expanded(path)
         self.records: list[Record] = []
         self.damaged: list[DamagedLine] = []
         self._keys: set[str] = set()
@@ -122,14 +123,14 @@ class ResultStore:
             self._keys.add(key)
 
     def _write(self, lines: bytes) -> None:
-        try:
-            written = os.write(self._file, lines)
-            if written != len(lines):
-                raise OSError(f"{self.path}: only {written} of {len(lines)} bytes were written; is the disk full?")
-        except OSError:
-            os.ftruncate(self._file, self._size)
-            raise
-        os.fsync(self._file)
+        with naming(self.path):
+            try:
+                if os.write(self._file, lines) != len(lines):  # what a disk does that is full after some bytes
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(self._file)
+            except OSError:
+                os.ftruncate(self._file, self._size)
+                raise
         self._size += len(lines)
 
     def _changed(self) -> bool:
@@ -253,7 +254,7 @@ def read_records(*paths: str | Path) -> list[Record]:
         NotAStoreError: a file that holds no record.
     """
     merged: dict[str, Record] = {}
-    for path in map(Path, paths):
+    for path in map(expanded, paths):
         if not path.is_file():
             raise FileNotFoundError(f"no results at {path}: experiments/sweep.py and experiments/run.py write them")
         content = path.read_bytes()

@@ -75,7 +75,7 @@ def parse_gin(files: Sequence[str], bindings: Sequence[str] = (), search_paths: 
     """
     folders = (*search_paths, str(repository_root()))
     for folder in folders:
-        gin.add_config_file_search_path(folder)
+        gin.add_config_file_search_path(str(Path(folder).expanduser()))
     # gin takes a path that is not there for a package and stumbles over folders without __init__: look first.
     found = [_find(name, (".", *folders)) for name in files]
     try:
@@ -88,8 +88,9 @@ def parse_gin(files: Sequence[str], bindings: Sequence[str] = (), search_paths: 
 
 def _find(name: str, folders: Sequence[str]) -> str:
     for folder in folders:
-        if (Path(folder) / name).is_file():
-            return str(Path(folder) / name)
+        # joined before `~` is expanded, an absolute name stays what it is
+        if (found := Path(folder).expanduser() / Path(name).expanduser()).is_file():
+            return str(found)
     raise FileNotFoundError(f"no gin file {name!r} in {', '.join(folders)}; --gin_search_paths adds folders")
 
 

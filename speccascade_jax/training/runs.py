@@ -1,7 +1,9 @@
 """What a run leaves on disk: its resumable state and its metrics, both safe against a kill at any moment."""
 
 import contextlib
+import errno
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ import flax.serialization
 import flax.struct
 import jax
 
-from speccascade_jax.core.files import write_atomically
+from speccascade_jax.core import checksums, locks
+from speccascade_jax.core.files import naming, write_atomically
 from speccascade_jax.core.types import Array, Params
 
 STATE_FILE = "state.msgpack"
@@ -29,54 +32,81 @@ class TrainState:
 def save_state(run_dir: Path, state: Any, position: dict[str, Any]) -> None:
     """Write the training state and where the run is in its data (plain numbers) to `run_dir`."""
     payload = {"state": flax.serialization.to_state_dict(state), "position": position}
-    write_atomically(run_dir / STATE_FILE, flax.serialization.msgpack_serialize(payload))
+    content = flax.serialization.msgpack_serialize(payload)
+    write_atomically(run_dir / STATE_FILE, content, checksums.seal(content))
 
 
 def load_state(run_dir: Path, like: Any) -> tuple[Any, dict[str, Any]] | None:
     """The saved state, in the structure of `like`, and the position; `None` if `run_dir` holds none.
 
     Raises:
-        ValueError: the saved state belongs to another model or optimiser.
+        ValueError: the saved state is damaged, or belongs to another model or optimiser.
     """
     path = run_dir / STATE_FILE
     if not path.is_file():
         return None
-    payload = flax.serialization.msgpack_restore(path.read_bytes())
+    again = "copy it from elsewhere, or remove it and train again"
+    content = checksums.unsealed(path, path.read_bytes(), again)
     try:
-        state = flax.serialization.from_state_dict(like, payload["state"])
+        payload = flax.serialization.msgpack_restore(content)
+        saved, position = payload["state"], dict(payload["position"])
+    except Exception as error:  # msgpack has an error of its own for every kind of damage
+        raise ValueError(f"{path} is damaged, or no state of a run ({error!r}): {again}") from error
+    try:
+        state = flax.serialization.from_state_dict(like, saved)
         jax.tree_util.tree_map_with_path(_check_shape, like, state)
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(
             f"{path} does not fit this configuration ({error}); resume with the configuration that wrote it, "
             "or name another run_dir"
         ) from error
-    return state, payload["position"]
+    return state, position
 
 
 def _check_shape(path: Any, wanted: Any, found: Any) -> None:
     if getattr(wanted, "shape", ()) != getattr(found, "shape", ()):
-        raise ValueError(f"{jax.tree_util.keystr(path)}: shape {found.shape}, not {wanted.shape}")
+        raise ValueError(f"{jax.tree_util.keystr(path)}: shape {getattr(found, 'shape', None)}, not {wanted.shape}")
+
+
+def alone(run_dir: Path) -> contextlib.AbstractContextManager[None]:
+    """Keeps other trainers out of a run's folder while the block runs (`LockedError`: one is in it)."""
+    return locks.held(run_dir / "lock", run_dir, "wait for it, end it, or name another run_dir")
 
 
 class MetricsLog:
     """A JSON-lines file with one object per record, each with its `step`.
 
-    A record is one `write` to a file opened for appending, so a kill loses or tears at most the last line;
-    opening the log again drops a torn line and the records after the step that the run resumes from.
+    A record is one durable `write` to a file opened for appending, so a kill tears at most the last line; opening the
+    log again drops a torn line and what was logged after the state was saved that the run resumes from.
+
+    Args:
+        resume_step: that state's; logged: how many records there were then (`logged`), if it says so.
     """
 
-    def __init__(self, path: Path, resume_step: int):
+    def __init__(self, path: Path, resume_step: int, logged: int | None = None):
         self.path = path
-        kept = [record for record in _records(path) if record.get("step", 0) <= resume_step]
+        kept = [record for record in _records(path) if record["step"] <= resume_step][:logged]
         write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept))
+        self.logged = len(kept)
 
     def append(self, record: dict[str, Any]) -> None:
-        """Add one record at the end."""
-        with open(self.path, "ab", buffering=0) as file:
-            file.write((json.dumps(record) + "\n").encode())
+        """Add one record at the end, durably; an `OSError` (a full disk) leaves the log as it was."""
+        line = (json.dumps(record) + "\n").encode()
+        with naming(self.path), open(self.path, "ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                if file.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(size)
+                raise
+        self.logged += 1
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        with contextlib.suppress(ValueError):
-            yield json.loads(line)
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        with contextlib.suppress(ValueError, RecursionError):
+            record = json.loads(line)
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                yield record

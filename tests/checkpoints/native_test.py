@@ -1,8 +1,11 @@
 """Our own format: round trips, what its files hold, damage."""
 
+import contextlib
 import dataclasses
 import getpass
+import json
 import os
+import resource
 import shutil
 import socket
 from pathlib import Path
@@ -15,7 +18,8 @@ import orbax.checkpoint as ocp
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from speccascade_jax.checkpoints import CheckpointError, describe, load, save
+from speccascade_jax.checkpoints import CheckpointError, describe, load, model_of, native, save
+from speccascade_jax.core.locks import LockedError
 from speccascade_jax.models.decoder import DecoderLM
 from speccascade_jax.models.decoder_config import parameter_shapes, tiny
 
@@ -166,8 +170,18 @@ def test_bad_arguments(tmp_path, model, params):
     assert not list(tmp_path.iterdir())
 
 
+def undigested(change):
+    """A `config.json` as earlier versions wrote it, without a digest of its own, and changed."""
+
+    def edit(record):
+        del record["blake2b"]
+        change(record)
+
+    return edit
+
+
 def test_changed_bytes_are_named(saved, edited):
-    edited(saved / "config.json", lambda r: r["arrays"][KEY].update(blake2b="0" * 32))
+    edited(saved / "config.json", undigested(lambda r: r["arrays"][KEY].update(blake2b="0" * 32)))
     with pytest.raises(
         CheckpointError, match=rf"mine is damaged: 1 array can't be read .*{KEY}(.|\n)*checksum in config.json"
     ):
@@ -228,7 +242,12 @@ def test_damaged_configuration(saved, edited):
         r"unknown architecture 'gpt'; known: t5": lambda r: r.update(family="gpt"),
         r"config is not a T5Config \(.*depth": lambda r: r["config"].update(depth=3),
         r"config is not a T5Config \(.*d_ff": lambda r: r["config"].pop("d_ff"),
-        r"wrong shape .*needs \[8, 11\]": lambda r: r["config"].update(d_ff=11),
+        r"wrong shape .*needs \[8, 11\]": undigested(lambda r: r["config"].update(d_ff=11)),
+        r"config.json: .*d_ff is 10.0": lambda r: r["config"].update(d_ff=10.0),
+        r"config is not a T5Config \(.*'list'": lambda r: r.update(config=[]),
+        r"20,000,00\d layers are more than the \d+ there can be": undigested(
+            lambda r: r["config"].update(num_encoder_layers=2 * 10**7)
+        ),
     }
     for message, change in changes.items():
         file.write_text(whole)
@@ -295,3 +314,77 @@ def test_other_tools_directories_are_never_replaced(tmp_path, model, params):
     with pytest.raises(FileExistsError, match=r"no checkpoint written by save"):
         save(tmp_path / "theirs", model, params, overwrite=True)
     assert [entry.name for entry in (tmp_path / "theirs").iterdir()] == ["config.json"]
+
+
+def test_every_flipped_bit_of_the_configuration_is_seen(saved, model):
+    file = saved / "config.json"
+    whole = file.read_bytes()
+    rest = json.loads(whole)
+    for bit in np.random.default_rng(0).choice(8 * whole.index(b'"arrays"'), 150, replace=False).tolist():
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(changed)
+        try:
+            found = model_of(saved)
+        except CheckpointError as error:
+            assert str(saved) in str(error)
+        else:  # a space that became another, or a name that nobody reads
+            assert found == model and json.loads(changed)["arrays"] == rest["arrays"]
+
+
+def test_a_configuration_without_a_digest_loads(saved, edited, model):
+    edited(saved / "config.json", lambda r: r.pop("blake2b"))
+    assert load(saved)[0] == model
+
+
+@pytest.mark.parametrize("moment", ["before", "between", "after"])
+def test_a_save_killed_between_its_renames_leaves_the_old_or_the_new(saved, model, params, moment, monkeypatch):
+    def flat(tree):
+        return {name: np.asarray(value) for name, value in flatten_dict(tree, sep="/").items()}
+
+    old, new = flat(params), flat(jax.tree.map(lambda x: x + 1, params))
+    save(saved.parent / "other" / "new", model, unflatten_dict(new, sep="/"))
+    written = saved.parent / "other" / "new" / "params"  # copied in the child, where tensorstore's threads are not
+    monkeypatch.setattr(native, "write_tree", lambda to, _: shutil.copytree(written, to, dirs_exist_ok=True))
+    real, renames = Path.rename, []
+
+    def rename(path, target):
+        if len(renames) == ("before", "between", "after").index(moment):
+            os._exit(9)
+        renames.append(target)
+        return real(path, target)
+
+    if (child := os.fork()) == 0:
+        monkeypatch.setattr(Path, "rename", rename)
+        with contextlib.suppress(BaseException):
+            native.write(saved, model.config, new, "float32")
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert saved.exists() == (moment != "between")
+    warned = pytest.warns(UserWarning, match="mine is the old one again")
+    with warned if moment == "between" else contextlib.nullcontext():
+        found = flat(load(saved)[1])
+    expected = new if moment == "after" else old
+    assert all(np.array_equal(found[name], value) for name, value in expected.items())
+    save(saved, model, params, overwrite=True)
+    assert sorted(entry.name for entry in saved.parent.iterdir()) == ["mine", "other"]  # what was left is gone
+
+
+def test_two_writers_of_one_directory(saved, model, params):
+    with native.claimed(saved, True), pytest.raises(LockedError, match=r"mine is being written by process \d+ .*name"):
+        save(saved, model, params, overwrite=True)
+    save(saved, model, params, overwrite=True)
+
+
+def test_a_full_disk_names_the_directory_and_leaves_the_old_one(saved, wide):
+    before = {file: file.read_bytes() for file in saved.rglob("*") if file.is_file()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # a write beyond fails, as on a full disk
+    try:
+        with pytest.raises(OSError, match=r"free some space, or write elsewhere.*mine") as caught:
+            save(saved, *wide, overwrite=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename == str(saved)
+    assert {file: file.read_bytes() for file in saved.rglob("*") if file.is_file()} == before
+    assert [entry.name for entry in saved.parent.iterdir()] == ["mine"]

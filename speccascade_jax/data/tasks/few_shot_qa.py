@@ -3,13 +3,13 @@
 Outputs have the 5 tokens of METHODS section 9; an answer of several spellings is judged by its best.
 """
 
-import json
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from speccascade_jax.core import readers
 from speccascade_jax.data import directory
 from speccascade_jax.data.tasks.few_shot import FewShotTask, Record, Template
 from speccascade_jax.data.tasks.task import json_lines, records_of, shuffled
@@ -72,10 +72,18 @@ def _trivia_file(split: str) -> Path:
     return lines if lines.exists() else directory.require("triviaqa", f"{split}.json")
 
 
+def _trivia_data(path: Path) -> list[dict[str, Any]]:
+    again = "copy it again"
+    found = readers.json_object(path, again).get("Data")
+    if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
+        raise ValueError(f"{path} is damaged (Data is {found!r:.80}): {again}")
+    return found
+
+
 def _trivia_questions(split: str) -> Iterator[Record]:
     path = _trivia_file(split)
     whole = path.suffix == ".json"
-    for number, entry in enumerate(json.loads(path.read_text(encoding="utf-8"))["Data"] if whole else json_lines(path)):
+    for number, entry in enumerate(_trivia_data(path) if whole else json_lines(path)):
         if "Answer" not in entry:
             raise ValueError(
                 f"question {number} of triviaqa's split {split!r} ({path}) has no answer, and the published test split "

@@ -1,9 +1,7 @@
 """What a task is: examples of a data set, and how they become prompts and scores. The table: `data.tasks.table`."""
 
 import dataclasses
-import gzip
 import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator
 from importlib import resources
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from speccascade_jax.core import readers
 from speccascade_jax.data import directory
 
 # Which sentences stand first, and which are joined, is part of a task's definition: this number never changes.
@@ -102,11 +101,26 @@ def shuffled(records: list[T]) -> list[T]:
     return [records[index] for index in order.tolist()]
 
 
-def json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file with one a line, gzipped if its name ends in `.gz`."""
-    opened: Callable[..., Any] = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8") as lines:
-        yield from map(json.loads, lines)
+class Entry(dict[str, Any]):
+    """A line of a file; asked for what it lacks it says which line that is."""
+
+    def __init__(self, where: str, found: dict[str, Any]):
+        super().__init__(found)
+        self._where = where
+
+    def __missing__(self, name: str) -> Any:
+        raise ValueError(f"{self._where} has no {name!r} (it has {', '.join(self)}): give a file of the task's format")
+
+
+def json_lines(path: Path) -> Iterator[Entry]:
+    """The objects of a file with one a line, gzipped if its name ends in `.gz`.
+
+    Raises:
+        ValueError: a line that holds none, or lacks what it is asked for; names file and line.
+    """
+    for number, line in readers.lines(path):
+        where = f"{path}:{number}"
+        yield Entry(where, readers.parsed(line, where, "copy the file again"))
 
 
 def records_of(folder: str, file: str) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -2,12 +2,14 @@
 
 import hashlib
 import itertools
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from speccascade_jax.core import checksums
+from speccascade_jax.core.files import expanded
+from speccascade_jax.core.readers import parsed
 from speccascade_jax.data.vocabularies.vocabulary import FileVocabulary
 
 TOKENIZER = "tokenizer.json"
@@ -34,15 +36,19 @@ class HuggingFaceVocabulary(FileVocabulary):
             ImportError: the library `tokenizers` is not installed.
             ValueError: not a `tokenizer.json`, no end of sequence named beside it, or one that is no piece of it.
         """
-        self.path = Path(path)
-        content = self.path.read_bytes()
+        self.path = expanded(path)
+        content = checksums.read(self.path)
         self._tokenizer = _parse(self.path, content)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         ids: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         self._names = {token: name for name, token in ids.items()}
         self.vocab_size = max(self._names, default=-1) + 1
-        special = read_special_ids(self.path, ids)
+        if self.vocab_size > len(content):
+            raise ValueError(
+                f"{self.path} has {len(content):,} bytes and can't number {self.vocab_size:,} pieces: copy it again"
+            )
+        special = _special_ids(self.path, ids)
         self.bos_id, self.eos_id, self.stop_ids = special
         self.fingerprint = hashlib.sha256(content + repr(special).encode()).hexdigest()
         added = self._tokenizer.get_added_tokens_decoder()
@@ -83,8 +89,19 @@ def _parse(path: Path, content: bytes) -> Any:
         ) from error
     try:
         return Tokenizer.from_buffer(content)
-    except Exception as error:  # the library raises bare Exceptions
+    except BaseException as error:  # the library raises bare Exceptions, and its panics are none
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
         raise ValueError(f'{path} is no tokenizer.json (JSON with a "model" that tokenizers reads): {error}') from error
+
+
+def _special_ids(path: Path, ids: Mapping[str, int]) -> tuple[int | None, int, tuple[int, ...]]:
+    """`read_special_ids`, where entries of a wrong type end in a ValueError too."""
+    try:
+        return read_special_ids(path, ids)
+    except (TypeError, KeyError, AttributeError) as error:
+        beside = ", ".join(name for name in (*NAMING, *NUMBERING) if (path.parent / name).is_file())
+        raise ValueError(f"a file beside {path} ({beside}) has an odd entry ({error!r}): copy it again") from error
 
 
 def read_special_ids(path: Path, ids: Mapping[str, int]) -> tuple[int | None, int, tuple[int, ...]]:
@@ -140,10 +157,4 @@ def _read(path: Path) -> dict[str, Any]:
     """A JSON object; empty where there is no file."""
     if not path.is_file():
         return {}
-    try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): copy it again") from error
-    if not isinstance(table, dict):
-        raise ValueError(f"{path} holds no JSON object: copy it again")
-    return table
+    return parsed(checksums.read(path), str(path), "copy it again")

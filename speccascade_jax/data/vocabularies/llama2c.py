@@ -9,6 +9,8 @@ import struct
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from speccascade_jax.core import checksums
+from speccascade_jax.core.files import expanded
 from speccascade_jax.data.vocabularies.vocabulary import FileVocabulary
 
 _FIRST_BYTE = 3  # ids 0, 1, 2 are unknown, BOS, EOS; then come the 256 bytes
@@ -43,14 +45,14 @@ class Llama2cVocabulary(FileVocabulary):
             FileNotFoundError: no such file.
             ValueError: not a tokenizer of llama2.c.
         """
-        self.path = Path(path)
+        self.path = expanded(path)
         table = read_pieces(self.path)
         if table is None:
             raise ValueError(
                 f"vocabulary {self.path} is no tokenizer of llama2.c (int32, then float32, int32 and bytes per piece, "
                 f"<0x00> the piece {_FIRST_BYTE}): give the file that the model was trained with, such as tokenizer.bin"
             )
-        self.fingerprint = hashlib.sha256(self.path.read_bytes()).hexdigest()
+        self.fingerprint = hashlib.sha256(checksums.read(self.path)).hexdigest()
         self.vocab_size = len(table)
         self._table = table
         self._ids: dict[bytes, int] = {}
@@ -110,12 +112,11 @@ def read_pieces(path: Path) -> list[_Piece] | None:
             return None
         pieces: list[_Piece] = []
         while head := file.read(8):
-            piece = _read_piece(file, head, longest)
-            if piece is None:
-                return None
+            piece, byte = _read_piece(file, head, longest), len(pieces) - _FIRST_BYTE
+            if piece is None or (0 <= byte < 256 and piece.text != b"<0x%02X>" % byte):
+                return None  # at once: a large file of something else is not read to its end
             pieces.append(piece)
-    spelt = [piece.text for piece in pieces[_FIRST_BYTE : _FIRST_BYTE + 256]]
-    return pieces if spelt == [b"<0x%02X>" % byte for byte in range(256)] else None
+    return pieces if len(pieces) >= _FIRST_BYTE + 256 else None
 
 
 def _read_piece(file: BinaryIO, head: bytes, longest: int) -> _Piece | None:

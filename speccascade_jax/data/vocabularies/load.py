@@ -6,6 +6,8 @@
 import re
 from pathlib import Path
 
+from speccascade_jax.core import checksums
+from speccascade_jax.core.files import expanded
 from speccascade_jax.data.vocabularies.huggingface import TOKENIZER, HuggingFaceVocabulary
 from speccascade_jax.data.vocabularies.llama2c import Llama2cVocabulary, read_pieces
 from speccascade_jax.data.vocabularies.sentencepiece import SentencePieceVocabulary, Vocabulary, is_sentencepiece, train
@@ -32,7 +34,7 @@ def load_vocabulary(path: str | Path) -> FileVocabulary:
         ImportError: a `tokenizer.json`, and `tokenizers` is not installed.
         ValueError: several tokenizers of llama2.c in a folder, or a file that is no vocabulary.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     found = candidates(path) if path.is_dir() else [path] if path.is_file() else []
     if not found:
         raise FileNotFoundError(f"no vocabulary at {path}: looked for {LOOKED_FOR}")
@@ -43,7 +45,7 @@ def load_vocabulary(path: str | Path) -> FileVocabulary:
 
 
 def _load_file(path: Path) -> FileVocabulary:
-    content = path.read_bytes()
+    content = checksums.read(path)
     if content[:64].lstrip().startswith(b"{"):
         return HuggingFaceVocabulary(path)
     if read_pieces(path) is not None:

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import sentencepiece
 
+from speccascade_jax.core import checksums
+from speccascade_jax.core.files import expanded
 from speccascade_jax.data.vocabularies.vocabulary import FileVocabulary
 
 
@@ -37,10 +39,10 @@ class SentencePieceVocabulary(FileVocabulary):
             FileNotFoundError: no such file.
             ValueError: not a sentencepiece model, or one without an end of sequence.
         """
-        self.path = Path(path)
+        self.path = expanded(path)
         if not self.path.is_file():
             raise FileNotFoundError(f"vocabulary {self.path} does not exist; experiments/train_vocab.py trains one")
-        content = self.path.read_bytes()
+        content = checksums.read(self.path)
         self.fingerprint = hashlib.sha256(content).hexdigest()
         self._pieces = _parse(self.path, content)
         self.vocab_size = int(self._pieces.get_piece_size())

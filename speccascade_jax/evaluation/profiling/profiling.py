@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 
 from speccascade_jax.core.checks import whole
-from speccascade_jax.core.files import write_atomically
+from speccascade_jax.core.files import expanded, write_atomically
 from speccascade_jax.engine.generate import Generation, raise_on_failure
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.evaluation.profiling import report, traces
@@ -66,7 +66,7 @@ def profile(
     with nullcontext(keep) if keep else tempfile.TemporaryDirectory() as folder:
         session = Session(pair, evaluation)
         session.check([(method, sampling)])
-        measured = measure(session, point, batch, generations, trials, Path(str(folder)))
+        measured = measure(session, point, batch, generations, trials, expanded(str(folder)))
     report.show(measured, top)
     if output:
         write_atomically(output, json.dumps(measured, indent=1) + "\n")

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from speccascade_jax.core.checks import several, whole
-from speccascade_jax.core.files import point_key
+from speccascade_jax.core.files import expanded, point_key
 from speccascade_jax.core.names import TARGET
 from speccascade_jax.evaluation.environment import hardware
 from speccascade_jax.evaluation.heads import Heads
@@ -261,4 +261,4 @@ def _key(question: Question, file: Path, settings: Record) -> str:
 
 def _answer_file(folder: str, pair: ModelPair, method: Method) -> Path:
     alpha = "" if method.alpha is None else f"-{method.alpha:g}"
-    return Path(folder) / f"{Path(pair.name).name}-{method.curve()}{alpha}.jsonl"
+    return expanded(folder) / f"{Path(pair.name).name}-{method.curve()}{alpha}.jsonl"

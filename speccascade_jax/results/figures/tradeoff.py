@@ -3,6 +3,7 @@
 One line per rule through its α's, spread as bars, the target's quality dotted; hollow markers are inconclusive points.
 """
 
+import io
 import itertools
 import re
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
+from speccascade_jax.core.files import write_atomically
 from speccascade_jax.results import mixture
 from speccascade_jax.results.labels import SHARES
 from speccascade_jax.results.panels import Panel, Spot, Value, share_of
@@ -106,11 +108,10 @@ def _baselines(axes: Axes, panel: Panel) -> None:
 
 def save(figure: Figure, path: Path) -> None:
     """Write a figure, replacing an old one in a single step, and close it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
-    figure.savefig(partial, dpi=150)
+    content = io.BytesIO()
+    figure.savefig(content, dpi=150, format=path.suffix.removeprefix("."))
     plt.close(figure)
-    partial.replace(path)
+    write_atomically(path, content.getvalue())
 
 
 def _axes(axes: Axes, panel: Panel, horizontal: Horizontal) -> None:

@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade_jax.core import rngs
+from speccascade_jax.core import locks, rngs
 from speccascade_jax.core.arrays import bucket
 from speccascade_jax.core.checks import whole
+from speccascade_jax.core.files import expanded
 from speccascade_jax.core.sampling import log_laws, make_law_pair, raw_and_scaled, sample
 from speccascade_jax.core.types import Array, Controls
 from speccascade_jax.engine.generate import raise_on_failure
@@ -64,16 +65,22 @@ def make(
     Raises:
         ValueError: a value without meaning; a folder that was begun with other settings (says which), or whose shards
             are damaged.
+        LockedError: another process writes it.
     """
     method = Method(name="speculative", rule=rule, alpha=alpha)
     point = Point(pair=pair, evaluation=evaluation.resolved(), method=method, sampling=sampling, seed=seed)
     validate(point)
     whole("shard_size", shard_size, 1)
-    return write(Session(pair, point.evaluation), point, shard_size, Path(output))
+    return write(Session(pair, point.evaluation), point, shard_size, expanded(output))
 
 
 def write(session: Session, point: Point, shard_size: int, folder: Path) -> dict[str, int]:
     """`make` with models and examples already loaded."""
+    with locks.held(folder / "lock", folder):
+        return _write(session, point, shard_size, folder)
+
+
+def _write(session: Session, point: Point, shard_size: int, folder: Path) -> dict[str, int]:
     manifest = _manifest(session, point, shard_size)
     shards.begin(folder, manifest)
     count = point.evaluation.quality_examples

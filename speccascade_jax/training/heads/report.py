@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from speccascade_jax.core.files import plain, write_atomically
+from speccascade_jax.core.files import expanded, plain, write_atomically
 from speccascade_jax.core.names import natural
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.evaluation.points import Evaluation, Method, Point, Sampling
@@ -62,7 +62,7 @@ class HeadReport:
             ValueError: heads of another draft, `shown` names none, or prompts that are among the data.
         """
         data = read(self.trainer.data)
-        trained = load_heads(Path(self.trainer.run_dir) / "heads", self.shown)
+        trained = load_heads(expanded(self.trainer.run_dir) / "heads", self.shown)
         point = self._point(data)
         validate(point)
         session = Session(self.trainer.pair, point.evaluation)
@@ -89,7 +89,7 @@ class HeadReport:
         )
 
     def _present(self, found: dict[str, Any], blocks: Blocks, predicted: Mapping[str, np.ndarray]) -> None:
-        folder = Path(self.trainer.run_dir) / "report"
+        folder = expanded(self.trainer.run_dir) / "report"
         write_atomically(folder / "report.json", json.dumps(plain(found), indent=1))
         console = Console(width=140)
         for table in (overall(found), *(by_group(found, kind) for kind in ("slot", "label"))):

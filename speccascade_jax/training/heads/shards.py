@@ -12,7 +12,7 @@ checksums of its zip archive are all compared when it is read.
 from __future__ import annotations
 
 import io
-import json
+import math
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -21,7 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from speccascade_jax.core.files import claim, point_key, write_atomically
+from speccascade_jax.core.checks import whole
+from speccascade_jax.core.files import claim, expanded, point_key, write_atomically
+from speccascade_jax.core.readers import check_unpacked, json_object
 from speccascade_jax.core.types import Prompt
 
 FORMAT = 1
@@ -133,17 +135,41 @@ def read_shard(path: Path, manifest: dict[str, Any]) -> Examples:
     Raises:
         ValueError: it is damaged, or belongs to another folder.
     """
-    content = io.BytesIO(path.read_bytes())
+    content = path.read_bytes()
     try:
-        with zipfile.ZipFile(content) as archive:  # whole members: `np.load` stops before their checksums are compared
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            check_unpacked(sum(entry.file_size for entry in archive.infolist()), len(content))
+            # whole members: `np.load` stops before their checksums are compared
             members = {name: archive.read(name) for name in archive.namelist()}
-        arrays = {name.removesuffix(".npy"): np.load(io.BytesIO(member)) for name, member in members.items()}
+        arrays = {name.removesuffix(".npy"): _array(member) for name, member in members.items()}
         key, examples = str(arrays.pop("key")), Examples(**arrays)
+        _check_shapes(examples)
     except Exception as error:  # zlib and zipfile raise whatever the flipped bit makes them meet
         raise ValueError(f"{path} is damaged ({error!r}): remove it and make it again with {_MAKE}") from error
     if key != point_key(manifest=manifest):
         raise ValueError(f"{path} was made with other settings than its folder's {MANIFEST}: remove it, make it again")
     return examples
+
+
+def _array(member: bytes) -> np.ndarray:
+    """The array of a `.npy` file, whose header is compared with what follows before anything is allocated."""
+    file = io.BytesIO(member)
+    version = np.lib.format.read_magic(file)
+    header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = header(file)
+    if math.prod(shape) * dtype.itemsize != len(member) - file.tell():
+        raise ValueError(f"an array of shape {shape} and dtype {dtype} has {len(member) - file.tell():,} bytes")
+    return np.load(io.BytesIO(member))
+
+
+def _check_shapes(examples: Examples) -> None:
+    rows, width = len(examples.ids), examples.tokens.shape[1]
+    for field in fields(examples):
+        shape = getattr(examples, field.name).shape
+        free = field.name in ("prompt_tokens", "encoder_tokens") and len(shape) == 2
+        flat = field.name in ("ids", "prompt_lengths", "lengths")
+        if shape[:1] != (rows,) or not free and shape[1:] != (() if flat else (width,)):
+            raise ValueError(f"{field.name} has shape {shape} beside {rows} examples of {width} positions")
 
 
 def read(folders: str | Path | Sequence[str | Path]) -> Data:
@@ -154,7 +180,7 @@ def read(folders: str | Path | Sequence[str | Path]) -> Data:
         ValueError: an unfinished folder, a damaged or foreign shard, or folders whose labels mean different things
             (says which entries differ).
     """
-    paths = [Path(folders)] if isinstance(folders, str | Path) else [Path(folder) for folder in folders]
+    paths = [expanded(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
     if not paths:
         raise ValueError(f"no folder of acceptance data is named: make one with {_MAKE}")
     manifests = [_manifest(path) for path in paths]
@@ -181,15 +207,20 @@ def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no acceptance data (no {MANIFEST}): make some with {_MAKE}")
-    manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    manifest = json_object(path, "make the folder again")
     if manifest.get("format") != FORMAT:
         raise ValueError(f"{path} has format {manifest.get('format')!r}, this version reads {FORMAT}: make it again")
+    for name in ("prompts", "shard_size"):
+        whole(f"{path}: {name}", manifest.get(name), 1)
     return manifest
 
 
 def _parts(folder: Path, manifest: dict[str, Any]) -> list[Examples]:
     count = -(-manifest["prompts"] // manifest["shard_size"])
-    paths = [shard_path(folder, number) for number in range(count)]
-    if missing := [path.name for path in paths if not path.exists()]:
-        raise ValueError(f"{folder} lacks {len(missing)} of {count} shards ({missing[0]}): finish it with {_MAKE}")
-    return [read_shard(path, manifest) for path in paths]
+    there = {path.name for path in folder.glob("shard-*.npz")}
+    # no list of `count` names, which a damaged manifest makes as long as it likes
+    missing = next((name for n in range(count) if (name := shard_path(folder, n).name) not in there), None)
+    if missing:
+        lacking = f"lacks {count - len(there)} of {count} shards ({missing})"
+        raise ValueError(f"{folder} {lacking}: finish it with {_MAKE}")
+    return [read_shard(shard_path(folder, number), manifest) for number in range(count)]

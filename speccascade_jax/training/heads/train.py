@@ -10,7 +10,6 @@ import functools
 import itertools
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -101,7 +100,8 @@ class HeadTrainer:
 
     def run(self) -> dict[str, Any]:
         """Train to the end (from the saved state if there is one), write the heads; returns what `evaluate` found."""
-        return Run(self).finish()
+        with runs.alone(files.expanded(self.run_dir)):
+            return Run(self).finish()
 
 
 def head_name(depth: int, w_rej: float, law: bool = False) -> str:
@@ -155,7 +155,7 @@ class Run:
     """
 
     def __init__(self, trainer: HeadTrainer):
-        self.trainer, self.directory = trainer, Path(trainer.run_dir)
+        self.trainer, self.directory = trainer, files.expanded(trainer.run_dir)
         self.data = read(trainer.data)
         self.pair = load_source(trainer.pair)
         check_draft(self.data, fingerprints.of_model(self.pair.draft), self.pair.name)
@@ -166,8 +166,8 @@ class Run:
         self.total = self.steps_per_epoch * trainer.epochs
         files.claim(self.directory / "settings.json", self._settings(), "name another run_dir, or remove it")
         self.optimizer = optimizer(trainer.peak, trainer.warmup_steps, self.total, trainer.weight_decay)
-        self.state = self._initial()
-        self.log = runs.MetricsLog(self.directory / runs.METRICS_FILE, int(self.state.step))
+        self.state, logged = self._initial()
+        self.log = runs.MetricsLog(self.directory / runs.METRICS_FILE, int(self.state.step), logged)
 
     def _settings(self) -> dict[str, Any]:
         # where the data lie, and how often is logged and saved, changes nothing in the heads
@@ -175,7 +175,8 @@ class Run:
         chosen = {name: value for name, value in dataclasses.asdict(self.trainer).items() if name not in free}
         return files.plain(chosen | {"data": self.data.key})
 
-    def _initial(self) -> TrainState:
+    def _initial(self) -> tuple[TrainState, int | None]:
+        """The state to begin with, and how many records were logged when it was saved."""
         size = along.features(self.pair.draft)
         if size is None:
             raise ValueError(f"the draft of pair {self.pair.name!r} gives no hidden states: no head can read it")
@@ -185,9 +186,9 @@ class Run:
         state = TrainState(params, self.optimizer.init(params), jnp.int32(0))
         saved = runs.load_state(self.directory, state)
         if saved is None:
-            return state
+            return state, None
         logging.info("resuming %s at step %d of %d", self.directory, int(saved[0].step), self.total)
-        return jax.tree.map(jnp.asarray, saved[0])
+        return jax.tree.map(jnp.asarray, saved[0]), saved[1].get("logged")
 
     def states(self, batch: Batch, epoch: int) -> tuple[Array, Array, Array]:
         """Inputs, labels and which count, of a batch in an epoch's mix (`mixing.mixed_states`)."""
@@ -221,12 +222,15 @@ class Run:
                 found = self.evaluate()
                 self.log.append({"step": step, "held_out": found})
             if time.monotonic() - saved_at > self.trainer.save_every_seconds:
-                # when all is logged: a run that goes on from here logs nothing of this step
-                runs.save_state(self.directory, self.state, {})
+                self.save()  # when all is logged: a run that goes on from here logs nothing of this step
                 saved_at = time.monotonic()
-        runs.save_state(self.directory, self.state, {})
+        self.save()
         self.write_heads()
         return self.evaluate() if found is None else found
+
+    def save(self) -> None:
+        """Write the resumable state."""
+        runs.save_state(self.directory, self.state, {"logged": self.log.logged})
 
     def step(self, epoch: int, batch: Batch) -> dict[str, Array]:
         """One optimiser step of every head."""

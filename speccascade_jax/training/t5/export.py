@@ -5,6 +5,7 @@ from pathlib import Path
 import jax
 
 from speccascade_jax import checkpoints
+from speccascade_jax.core.files import expanded
 from speccascade_jax.core.types import BoundModel
 from speccascade_jax.data.tasks import table
 from speccascade_jax.data.vocabularies.load import Vocabulary
@@ -20,7 +21,7 @@ def trained(trainer: loop.Trainer) -> tuple[BoundModel, int]:
         FileNotFoundError: the run has not saved anything yet.
     """
     fresh = jax.eval_shape(lambda key: steps.init_state(trainer.config, trainer.optimizer, key), jax.random.key(0))
-    saved = runs.load_state(Path(trainer.run_dir), fresh)
+    saved = runs.load_state(expanded(trainer.run_dir), fresh)
     if saved is None:
         raise FileNotFoundError(f"{trainer.run_dir} holds no {runs.STATE_FILE}; train first (--mode=train)")
     return BoundModel(params=saved[0].params, model=T5(trainer.config)), int(saved[0].step)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import cast
 
 import jax
@@ -13,6 +12,7 @@ import numpy as np
 from absl import logging
 
 from speccascade_jax import checkpoints
+from speccascade_jax.core.files import expanded
 from speccascade_jax.core.types import BoundModel
 from speccascade_jax.data.sentence_pairs import TokenPair
 from speccascade_jax.data.vocabularies.load import Vocabulary
@@ -25,12 +25,18 @@ from speccascade_jax.training.t5.schedule import Schedule
 
 @dataclasses.dataclass
 class Position:
-    """Where a run is: the next batch (`epoch`, `index` in it), training `minutes` so far, target `tokens` seen."""
+    """Where a run is: the next batch (`epoch`, `index` in it), training `minutes` so far, target `tokens` seen.
+
+    And what its metrics need: how many records are `logged`, the steps since the last report and the seconds they took.
+    """
 
     epoch: int = 0
     index: int = 0
     minutes: float = 0.0
     tokens: int = 0
+    logged: int | None = None
+    window: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,8 +80,13 @@ class Trainer:
             )
 
     def run(self) -> dict[str, float]:
-        """Train to the schedule's end (from the saved state if there is one); returns the last evaluation."""
-        return Run(self).finish()
+        """Train to the schedule's end (from the saved state if there is one); returns the last evaluation.
+
+        Raises:
+            LockedError: another process trains in `run_dir`.
+        """
+        with runs.alone(expanded(self.run_dir)):
+            return Run(self).finish()
 
 
 class Run:
@@ -83,17 +94,20 @@ class Run:
 
     def __init__(self, trainer: Trainer):
         self.trainer = trainer
-        self.directory = Path(trainer.run_dir)
+        self.directory = expanded(trainer.run_dir)
         self.vocabulary = Vocabulary(trainer.vocabulary)
         self.pairs: list[TokenPair] = trainer.corpus.tokens(self.vocabulary)
         self.state, self.position = self._initial()
-        self.log = runs.MetricsLog(self.directory / runs.METRICS_FILE, int(self.state.step))
+        self.log = runs.MetricsLog(
+            self.directory / runs.METRICS_FILE, int(self.state.step), logged=self.position.logged
+        )
         teacher = load_float32(trainer.objective.distill_from) if trainer.objective.distill_from else None
         self.train_step = steps.make_train_step(trainer.config, trainer.optimizer, trainer.objective, teacher)
         self.eval_step = steps.make_eval_step(trainer.config)
         # The counter-based generator of XLA costs a fraction of threefry on CPU, and dropout asks for many bits.
         self.key = jax.random.key(trainer.seed + 1, impl="rbg")
         self.clock = time.monotonic()
+        self.reported_at = self.clock - self.position.seconds
 
     def _initial(self) -> tuple[runs.TrainState, Position]:
         trainer = self.trainer
@@ -126,17 +140,14 @@ class Run:
     def finish(self) -> dict[str, float]:
         """Train until the plan is done, then evaluate and save."""
         trainer, step = self.trainer, int(self.state.step)
-        window: list[dict[str, float]] = []
-        saved_at = reported_at = time.monotonic()
+        saved_at = time.monotonic()
         batches = self.batches()
         while trainer.schedule.progress(step, self.minutes()) < 1.0:
             rate = trainer.schedule.rate(step, self.minutes())
-            metrics = self._step(next(batches), rate)
+            self.position.window.append(self._step(next(batches), rate))
             step += 1
-            window.append(metrics)
             if step % trainer.log_every == 0:
-                self._report(step, rate, window, time.monotonic() - reported_at)
-                window, reported_at = [], time.monotonic()
+                self._report(step, rate)
             if step % trainer.evaluate_every == 0:
                 self.evaluate(step)
             if time.monotonic() - saved_at > 60 * trainer.save_every_minutes:
@@ -154,8 +165,9 @@ class Run:
         self.position.tokens += int(found["tokens"])
         return found
 
-    def _report(self, step: int, rate: float, window: list[dict[str, float]], seconds: float) -> None:
+    def _report(self, step: int, rate: float) -> None:
         """Log means over the steps since the last report."""
+        window, seconds = self.position.window, time.monotonic() - self.reported_at
         minutes, tokens = self.minutes(), sum(each["tokens"] for each in window)
         done = self.trainer.schedule.progress(step, minutes)
         left = minutes * (1 - done) / done if done else float("nan")
@@ -168,6 +180,7 @@ class Run:
             "minutes": round(minutes, 2),
         }
         self.log.append(record)
+        self.position.window, self.reported_at = [], time.monotonic()
         shown = (step, 100 * done, left, record["loss"], rate, record["tokens_per_second"])
         logging.info("step %d  %.1f%%, %.0f min left  loss %.3f  rate %.2e  %d tokens/s", *shown)
 
@@ -187,7 +200,8 @@ class Run:
 
     def save(self) -> None:
         """Write the resumable state."""
-        position = dataclasses.replace(self.position, minutes=self.minutes())
+        seconds = time.monotonic() - self.reported_at
+        position = dataclasses.replace(self.position, minutes=self.minutes(), logged=self.log.logged, seconds=seconds)
         runs.save_state(self.directory, self.state, dataclasses.asdict(position))
 
 

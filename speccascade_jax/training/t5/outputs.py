@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from speccascade_jax.core import files
+from speccascade_jax.core import files, locks
 from speccascade_jax.core.types import BoundModel
 from speccascade_jax.data.sentence_pairs import holds_pieces
 from speccascade_jax.data.vocabularies.load import Vocabulary
@@ -54,16 +54,24 @@ class Outputs:
     def __post_init__(self) -> None:
         if not holds_pieces(self.path):
             raise ValueError(f"{self.path!r}: a file of outputs holds pieces, which its name must say: x.pieces.gz")
-        if Path(self.path).exists():
+        if files.expanded(self.path).exists():
             raise ValueError(f"{self.path} exists already; remove it, or name another file")
 
     @property
     def parts(self) -> Path:
         """The folder of finished parts."""
-        return Path(self.path + ".parts")
+        return files.expanded(self.path + ".parts")
 
     def write(self) -> dict[str, float]:
-        """Decode what is not there yet and write the file; returns counts of examples and tokens, and minutes taken."""
+        """Decode what is not there yet and write the file; returns counts of examples and tokens, and minutes taken.
+
+        Raises:
+            LockedError: another process writes the file.
+        """
+        with locks.held(files.expanded(self.path + ".lock"), self.path):
+            return self._write()
+
+    def _write(self) -> dict[str, float]:
         began = time.monotonic()
         vocabulary, bound = Vocabulary(self.trainer.vocabulary), export.model_of(self.trainer, self.checkpoint)
         settings = _settings(self, vocabulary, bound)

@@ -106,7 +106,9 @@ def test_where_special_ids_come_from(tmp_path, beside, expected):
         ({"tokenizer_config": {"eos_token": "<eos>"}}, "eos_token '<eos>' beside .* is no piece of it"),
         ({"config": {"eos_token_id": 128001}}, "eos_token_id 128001 beside .* is no piece of it"),
         ({"config": {"eos_token_id": 3, "bos_token_id": 999}}, "bos_token_id 999 beside .* is no piece of it"),
-        ({"config": [1]}, "config.json holds no JSON object"),
+        ({"config": [1]}, r"config.json is damaged \(no JSON object, but \[1\]\)"),
+        ({"config": {"eos_token_id": {"a": 1}}}, r"a file beside .*tokenizer.json \(config.json\) has an odd entry"),
+        ({"tokenizer_config": {"eos_token": {"x": 1}}}, r"tokenizer_config.json\) has an odd entry"),
     ],
 )
 def test_special_ids_that_do_not_fit_are_refused(tmp_path, beside, message):
