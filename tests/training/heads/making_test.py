@@ -3,6 +3,10 @@
 import dataclasses
 import itertools
 import json
+import os
+import shutil
+import tracemalloc
+import zipfile
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +14,7 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
+from speccascade_jax.core import locks
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.evaluation import session
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
@@ -218,3 +223,76 @@ def test_what_has_no_meaning_is_refused_before_anything_is_loaded(changes, messa
     with pytest.raises(ValueError, match=message):
         making.make(**(given | changes))
     assert not list(tmp_path.iterdir())
+
+
+def copied(made, folder):
+    shutil.copytree(made[0], folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"prompts": 10**9}, r"lacks 249999998 of 250000000 shards \(shard-00002.npz\): finish it"),
+        ({"prompts": "many"}, r"manifest.json: prompts='many' is not a whole number >= 1"),
+        ({"shard_size": 0}, r"manifest.json: shard_size=0 is not a whole number >= 1"),
+        ({"prompts": 8}, "made with other settings"),
+    ],
+)
+def test_a_manifest_is_not_believed(made, tmp_path, changes, said):
+    manifest = copied(made, tmp_path / "data") / shards.MANIFEST
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | changes))
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=said):
+        shards.read(tmp_path / "data")
+    assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", ""])
+def test_a_torn_manifest_is_named(made, tmp_path, text):
+    (copied(made, tmp_path / "data") / shards.MANIFEST).write_text(text)
+    with pytest.raises(ValueError, match=r"manifest.json is damaged .*: make the folder again"):
+        shards.read(tmp_path / "data")
+
+
+def repacked(path, change):
+    """A shard with its members changed, and right checksums."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in change(members).items():
+            archive.writestr(name, content)
+
+
+def long_header(members):
+    name = "kept.npy"
+    at = members[name].index(b"(4, ")
+    return members | {name: members[name][:at] + b"(4000000000, " + members[name][at + 4 :].replace(b" " * 9, b"", 1)}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (long_header, "an array of shape .*4000000000"),
+        (lambda members: members | {"more.npy": b"\0" * 300_000_000}, "bytes unpack to more than"),
+        (lambda members: members | {"kept.npy": members["ids.npy"]}, "kept has shape"),
+    ],
+)
+def test_what_a_shard_says_of_its_size_is_not_believed(made, tmp_path, change, said):
+    folder = copied(made, tmp_path / "data")
+    repacked(shards.shard_path(folder, 0), change)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=rf"shard-00000.npz is damaged \(.*{said}"):
+        shards.read(folder)
+    assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    tracemalloc.stop()
+
+
+def test_two_makers_of_one_folder(loaded, made, tmp_path):
+    folder = copied(made, tmp_path / "data")
+    said = rf"data is being written by process {os.getpid()} .*: wait for it, end it, or name another output"
+    with locks.held(folder / "lock", folder), pytest.raises(locks.LockedError, match=said):
+        making.write(loaded, point(), 4, folder)
+    assert making.write(loaded, point(), 4, folder) == made[1]
+    assert files(folder) == files(made[0])

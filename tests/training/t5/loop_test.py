@@ -1,13 +1,17 @@
 """Training on a micro model: it learns, resumes bit for bit after a kill, and distils."""
 
 import dataclasses
+import itertools
 import json
+import os
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 from speccascade_jax import checkpoints
+from speccascade_jax.core.locks import LockedError
 from speccascade_jax.training import runs
 from speccascade_jax.training.t5 import export, loop, steps
 from speccascade_jax.training.t5.schedule import Schedule
@@ -52,6 +56,51 @@ def test_a_killed_run_resumes_bit_for_bit(trainer, monkeypatch, tmp_path):
         np.testing.assert_array_equal(wanted, found)
     lines = [json.loads(line) for line in (tmp_path / "broken" / runs.METRICS_FILE).read_text().splitlines()]
     assert [line["step"] for line in lines] == [4, 8, 12, 12]
+
+
+def _metrics(trainer):
+    """What a run logged, without what hangs on the clock."""
+    text = (Path(trainer.run_dir) / runs.METRICS_FILE).read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    return [{k: v for k, v in line.items() if k not in ("minutes", "tokens_per_second")} for line in lines]
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize("deaths", [(1,), (9,), (14, 3), (20, 12), (31, 2, 5), (34,)])
+def test_metrics_after_kills_are_those_of_an_unbroken_run(finished, monkeypatch, tmp_path, deaths):
+    """Killed before the n-th step, save or record of each process, with reports and evaluations of odd lengths."""
+    shared = {"log_every": 5, "evaluate_every": 6, "save_every_minutes": 0.0}
+    whole = dataclasses.replace(finished[0], run_dir=str(tmp_path / "whole"), **shared)
+    result = whole.run()
+    broken = dataclasses.replace(whole, run_dir=str(tmp_path / "broken"))
+    for death in (*deaths, None):
+        seen = itertools.count(1)
+
+        def watched(plain, seen=seen, death=death):
+            def call(*args):
+                if next(seen) == death:
+                    raise KilledError
+                return plain(*args)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for where, name in ((loop.Run, "_step"), (loop.Run, "save"), (runs.MetricsLog, "append")):
+                patch.setattr(where, name, watched(getattr(where, name)))
+            try:
+                found = broken.run()
+            except KilledError:
+                continue
+    assert found == result and _metrics(broken) == _metrics(whole)
+    assert [line["step"] for line in _metrics(whole)] == [5, 6, 10, 12, 12]
+    assert broken.run() == result and _metrics(broken) == _metrics(whole)  # a finished one logs nothing twice
+
+
+def test_a_second_trainer_of_a_folder_is_refused(trainer):
+    said = rf"run is being written by process {os.getpid()} .*: wait for it, end it, or name another run_dir"
+    with runs.alone(Path(trainer.run_dir)), pytest.raises(LockedError, match=said):
+        trainer.run()
+    assert not Path(trainer.run_dir, runs.METRICS_FILE).exists()
 
 
 @pytest.mark.laws
