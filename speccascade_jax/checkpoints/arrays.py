@@ -106,15 +106,19 @@ def open_arrays(path: Path, specs: Mapping[str, Spec]) -> Tensors:
     context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
     futures = {name: ts.open(spec, open=True, read=True, context=context) for name, spec in specs.items()}
     tensors: Tensors = {}
-    failures = {}
+    failures, size = {}, 0
     for name, future in futures.items():
         try:
-            tensors[name] = _tensor(path, _result(future))
+            array = _result(future)
+            tensors[name] = _tensor(path, array)
+            # a chunk is decoded whole, also where it is larger than the array
+            chunk = math.prod(array.chunk_layout.read_chunk.shape) * array.dtype.numpy_dtype.itemsize
+            size += max(tensors[name].nbytes, chunk)
         except UnreadableError as error:
             failures[name] = error
     if failures:
         raise unreadable(path, failures, len(specs))
-    _check_size(path, sum(tensor.nbytes for tensor in tensors.values()))
+    _check_size(path, size)
     return tensors
 
 

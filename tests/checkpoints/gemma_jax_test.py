@@ -94,3 +94,9 @@ def test_arrays_that_do_not_fit(tmp_path):
     wrong = {"layer_1/attn/kv_einsum/w": np.zeros((2, K, E, H + 2), np.float32)}
     with pytest.raises(CheckpointError, match=r"layer_1/attn/kv_einsum has shape \[2, 2, 32, 10\]"):
         load(write(tmp_path / "wrong", stored | wrong))
+
+
+@pytest.mark.parametrize("name", ["layer_9999999999/mlp/linear", "layer_x/mlp/linear"])
+def test_the_number_in_a_name_is_not_believed(tmp_path, name):
+    with pytest.raises(CheckpointError, match=r"g: 10,000,000,000 layers are more than|no place for 1 array"):
+        load(write(tmp_path / "g", arrays() | {name: np.zeros((F, E), np.float32)}))

@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+import tracemalloc
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from speccascade_jax.checkpoints import CheckpointError, describe, load, save, write_checksums
+from speccascade_jax.checkpoints import CheckpointError, describe, load, model_of, save, write_checksums
 from speccascade_jax.checkpoints.plan import stream
 from speccascade_jax.checkpoints.reading import find
 from speccascade_jax.models.decoder_config import RopeScaling
@@ -288,3 +289,51 @@ def test_vocabulary_can_be_overridden(written):
 def test_a_safetensors_file_alone(written):
     with pytest.raises(CheckpointError, match=r"model.safetensors holds no configuration: give its directory"):
         load(written() / "model.safetensors")
+
+
+def test_every_flipped_bit_of_a_configuration_is_seen_with_checksums(written):
+    path = written()
+    write_checksums(path)
+    whole = (path / "config.json").read_bytes()
+    for bit in np.random.default_rng(0).choice(8 * len(whole), 100, replace=False).tolist():
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        (path / "config.json").write_bytes(changed)
+        with pytest.raises(CheckpointError, match=r"config.json is damaged: .* checksums.json|holds no checkpoint"):
+            model_of(path)
+    (path / "config.json").write_bytes(whole)
+    model_of(path)
+
+
+def test_checksums_of_an_earlier_version_load(written, edited):
+    path = written()
+    write_checksums(path)
+    edited(path / "checksums.json", lambda r: r.pop("bytes"))
+    load(path)
+
+
+@pytest.mark.parametrize("kind", ["llama2", "qwen2.5", "gemma2", "t5_1.1"])
+def test_a_number_of_layers_is_not_believed(written, kind):
+    name = "num_layers" if kind.startswith("t5") else "num_hidden_layers"
+    for count, said in ((2 * 10**7, r"is 20,000,000: at most 10,000 are read"), (9_000, r"90?,?0\d+ layers are more")):
+        path = written(kind, {name: count})
+        tracemalloc.start()
+        with pytest.raises(CheckpointError, match=said):
+            model_of(path)
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no': give true or false"),
+        ({"model_type": ["llama"]}, r"model_type \['llama'\] is an unknown architecture"),
+        ({"rms_norm_eps": 10**400}, "config.json: .*too large"),
+        ({"layer_types": 3}, "layer_types is 3: give 4 of"),
+        ({"layer_types": [[], [], [], []]}, "config.json: unhashable"),
+    ],
+)
+def test_entries_of_a_wrong_type_are_named(written, change, said):
+    with pytest.raises(CheckpointError, match=said):
+        model_of(written("gemma2", change))

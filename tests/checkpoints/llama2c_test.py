@@ -1,6 +1,7 @@
 """llama2.c's files: the layout of version 0, its header, the real models."""
 
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -104,3 +105,16 @@ def test_the_real_models(golden, name, count):
     params = flatten_dict(load(golden("models", name))[1], sep="/")
     scales = [np.asarray(array).mean() for path, array in params.items() if path.endswith("scale")]
     assert min(scales) > 0.1 and max(scales) < 10  # norms that were trained: offsets are right
+
+
+@pytest.mark.parametrize("layers", [2 * 10**7, 2**31 - 1])
+def test_a_header_is_not_believed(tmp_path, layers):
+    """28 bytes that claim more layers than a list of them would fit into memory."""
+    (tmp_path / "model.bin").write_bytes(struct.pack("<7i", 8, 12, layers, 4, 2, 11, 16))
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match=rf"model.bin has 28 bytes, but its header \(d_model 8, {layers} layers"):
+        load(tmp_path / "model.bin")
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        load(tmp_path)
+    assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    tracemalloc.stop()

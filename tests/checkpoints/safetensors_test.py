@@ -113,3 +113,24 @@ def test_no_flipped_bit_of_the_header_reads_outside_the_file(tmp_path_factory, b
         assert "b.safetensors" in str(error)
     else:
         assert sum(tensor.read().nbytes for tensor in opened.values()) == len(content) - header
+
+
+@pytest.mark.parametrize("header", [b"[" * 100_000, b"9" * 5000, b"{", b"[1]"])
+def test_headers_that_are_no_object_name_the_file(tmp_path, header):
+    (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(CheckpointError, match=r"header of .*a\.safetensors is damaged"):
+        open_file(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"shape": [1.0]}, {"shape": ["1"]}, {"shape": [1e999]}, {"shape": 1}, {"data_offsets": [0]},
+        {"data_offsets": "04"}, {"data_offsets": [0, 4.0]}, {"dtype": ["F32"]}, {"shape": [True]},
+    ],
+)  # fmt: skip
+def test_sizes_of_a_wrong_type_are_named(tmp_path, entry):
+    header = json.dumps({"one": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} | entry}).encode()
+    (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(CheckpointError, match=r"a\.safetensors.* tensor one"):
+        open_file(tmp_path / "a.safetensors")

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import shutil
 
+import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -213,4 +214,36 @@ def test_orbax_without_its_manifest_or_metadata(golden, tmp_path):
         load(path)
     (path / "state" / "_METADATA").unlink()
     with pytest.raises(CheckpointError, match=r"incomplete: its _METADATA file is missing"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"shape": [10, 2 * 10**9]},
+        {"shape": [10**12, 8], "chunks": [10, 8]},
+        {"chunks": [10**10, 8]},
+    ],
+)
+def test_the_shape_of_an_array_is_not_believed(t5x, arrays, edited, sizes):
+    path = t5x(arrays, pointer=lambda folder, array: {"driver": "zarr", "kvstore": {"path": folder}})
+    edited(path / FOLDER / ".zarray", lambda r: r.update(sizes))
+    with pytest.raises(CheckpointError, match=r"checkpoint_7 is damaged \([\d,]+ bytes unpack to more than"):
+        load(path)
+
+
+def test_layers_of_a_stack_are_not_believed(t5x, arrays):
+    stacked = arrays | {"decoder/decoder/mlp/wo/kernel": np.zeros((2, 20_001, 1), np.float32)}
+    with pytest.raises(CheckpointError, match=r"20,001 layers are more than the 10,000"):
+        load(t5x(stacked))
+
+
+@pytest.mark.parametrize("leaf", ["text", [1, 2], {"driver": "zarr", "kvstore": 3}, np.zeros(3, np.int64)])
+def test_leaves_that_are_no_weights_are_named(t5x, arrays, leaf):
+    path = t5x(arrays)
+    file = path / "checkpoint"
+    contents = flax.serialization.msgpack_restore(file.read_bytes())
+    contents["optimizer"]["target"]["decoder"]["layers_1"]["mlp"]["wo"]["kernel"] = leaf
+    file.write_bytes(flax.serialization.msgpack_serialize(contents))
+    with pytest.raises(CheckpointError, match="checkpoint_7"):
         load(path)

@@ -211,7 +211,9 @@ def _manifest(folder: Path) -> dict[str, Any]:
     if manifest.get("format") != FORMAT:
         raise ValueError(f"{path} has format {manifest.get('format')!r}, this version reads {FORMAT}: make it again")
     for name in ("prompts", "shard_size"):
-        whole(f"{path}: {name}", manifest.get(name), 1)
+        if not isinstance(manifest.get(name), int):
+            raise ValueError(f"{path} is damaged ({name} is {manifest.get(name)!r}): make the folder again")
+        whole(f"{path}: {name}", manifest[name], 1)
     return manifest
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
+import tracemalloc
 
+import numpy as np
 import pytest
 
+from speccascade_jax.core import checksums
 from speccascade_jax.data import directory
 from speccascade_jax.data.vocabularies import load
 from speccascade_jax.data.vocabularies.load import candidates, first_difference, load_vocabulary
+from speccascade_jax.pairs.pair import PAIRS_DIRECTORY
 from tests.support import tokenizer_files
 
 
@@ -115,3 +121,49 @@ def test_real_sentencepiece_files(name, size, special):
 def test_importing_the_package_imports_no_tokenizers():
     code = "import sys, speccascade_jax; sys.exit('tokenizers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "llama2c", "tokenizer.json"])
+def test_no_flipped_bit_of_a_listed_vocabulary_is_read(tmp_path, kind):
+    if kind == "sentencepiece":
+        path = tmp_path / "vocabulary.model"
+        path.write_bytes(load.train(tokenizer_files.texts(), 340))
+    elif kind == "llama2c":
+        path = tokenizer_files.llama2c(tmp_path / "tok.bin")
+    else:
+        path = tokenizer_files.byte_level(tmp_path)
+    checksums.update(path)
+    whole = path.read_bytes()
+    for bit in np.random.default_rng(0).choice(8 * len(whole), 60, replace=False).tolist():
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        with pytest.raises(ValueError, match=f"{path.name} is damaged: its bytes are not those of checksums.json"):
+            load.load_vocabulary(path)
+
+
+def test_the_shipped_vocabularies_have_digests(tmp_path):
+    for folder in PAIRS_DIRECTORY.iterdir():
+        for name in ("vocabulary.model", "checksums.json"):
+            shutil.copy(folder / name, tmp_path / name)
+        load.load_vocabulary(tmp_path)
+        (tmp_path / "vocabulary.model").write_bytes((tmp_path / "vocabulary.model").read_bytes() + b"\0")
+        with pytest.raises(ValueError, match=r"vocabulary\.model is damaged"):
+            load.load_vocabulary(tmp_path)
+
+
+def test_a_piece_is_not_numbered_beyond_its_file(tmp_path):
+    path = tokenizer_files.byte_level(tmp_path)
+    table = json.loads(path.read_text())
+    table["added_tokens"][0]["id"] = table["model"]["vocab"]["!"] = 4_000_000_000
+    path.write_text(json.dumps(table))
+    with pytest.raises(ValueError, match=r"tokenizer\.json .*(can't number 4,000,000,001 pieces|is no tokenizer)"):
+        load.load_vocabulary(path)
+
+
+def test_a_long_file_of_something_else_is_given_up_soon(tmp_path):
+    (tmp_path / "model.bin").write_bytes(b"\1\0\0\0" + bytes(8 * 500_000))
+    tracemalloc.start()
+    assert load.candidates(tmp_path) == []
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()

@@ -234,8 +234,9 @@ def copied(made, folder):
     ("changes", "said"),
     [
         ({"prompts": 10**9}, r"lacks 249999998 of 250000000 shards \(shard-00002.npz\): finish it"),
-        ({"prompts": "many"}, r"manifest.json: prompts='many' is not a whole number >= 1"),
+        ({"prompts": "many"}, r"manifest.json is damaged \(prompts is 'many'\)"),
         ({"shard_size": 0}, r"manifest.json: shard_size=0 is not a whole number >= 1"),
+        ({"shard_size": 4.0}, r"manifest.json is damaged \(shard_size is 4.0\)"),
         ({"prompts": 8}, "made with other settings"),
     ],
 )

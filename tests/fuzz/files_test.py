@@ -1,0 +1,27 @@
+"""A thousand damaged files of all formats: errors of ours that name them, no silent change, no time, no memory."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from speccascade_jax.runtime.paths import repository_root
+from tests.support.fuzzing import FORMATS, MEMORY
+
+pytestmark = pytest.mark.laws
+CASES = 1000
+
+
+def test_no_damaged_file_breaks_a_reader(tmp_path):
+    command = [sys.executable, "-m", "tests.support.fuzzing", str(tmp_path / "fuzz"), str(CASES), "0"]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(repository_root())}
+    done = subprocess.run(command, cwd=repository_root(), env=environment, capture_output=True, text=True, check=False)
+    last = tmp_path / "fuzz" / "last"
+    assert done.returncode == 0, (last.read_text() if last.exists() else "", done.stderr[-2000:])
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert not found["failures"], "\n".join(found["failures"])
+    assert sum(found["said"].values()) == CASES and found["seconds"] < 90 and found["peak"] < MEMORY
+    for name in FORMATS:  # a fuzz that is refused by nobody has mutated nothing
+        assert found["said"].get(f"{name}: refused", 0) > 5, name

@@ -1,0 +1,255 @@
+"""Every format that is read, in small; reading mutated copies of them in a process of bounded memory.
+
+    python -m tests.support.fuzzing FOLDER CASES SEED
+
+Prints one JSON object: what was refused and what was read per format, and every reading that failed in another way than
+by an error of ours that names the file, that changed silently although there are digests, or that took too long.
+"""
+
+import gzip
+import hashlib
+import importlib
+import json
+import re
+import resource
+import shutil
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from speccascade_jax import checkpoints
+from speccascade_jax.checkpoints.orbax_tree import write_tree
+from speccascade_jax.core import checksums, files
+from speccascade_jax.core.types import BoundModel
+from speccascade_jax.data import sentence_pairs
+from speccascade_jax.data.tasks.task import json_lines
+from speccascade_jax.data.vocabularies import load
+from speccascade_jax.models.t5 import T5
+from speccascade_jax.pairs import head_files
+from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.results import histograms, store
+from speccascade_jax.training import runs
+from speccascade_jax.training.heads import shards
+from tests.support import acceptance_heads, huggingface_files, tokenizer_files
+from tests.support.mutations import mutated
+
+SECONDS, MEMORY = 10.0, 2 << 30
+WRITERS = (
+    "checkpoints.llama2c_test", "checkpoints.gemma_jax_test", "checkpoints.conftest", "training.heads.train_test",
+)  # fmt: skip
+LLAMA2C, GEMMA, T5X, HEADS = (importlib.import_module(f"tests.{name}") for name in WRITERS)
+
+
+class Format(NamedTuple):
+    """`make(folder)` writes files; `read(folder)` reads them; `guarded`: names of those with a digest."""
+
+    make: Callable[[Path], Any]
+    read: Callable[[Path], Any]
+    guarded: str = "nothing"
+
+
+def _model(path: Path) -> str:
+    model, params = checkpoints.load(path)
+    digest = hashlib.blake2b(repr(model).encode())
+    for leaf in jax.tree.leaves(params):
+        digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()
+
+
+def _ours(folder: Path) -> None:
+    arrays = T5X.random_arrays(T5X.CONFIG)
+    checkpoints.save(folder / "mine", T5(T5X.CONFIG), T5X.unflatten_dict(arrays, sep="/"))
+
+
+def _theirs(kind: str, shards: int, digests: bool) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        stored = huggingface_files.tensors(kind, huggingface_files.random_parameters(kind))
+        huggingface_files.write(folder, huggingface_files.entries(kind), stored, shards)
+        if digests:
+            checkpoints.write_checksums(folder)
+
+    return make
+
+
+def _vocabulary(write: Callable[[Path], Path], digests: bool) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        path = write(folder)
+        for file in folder.iterdir() if digests else ():
+            checksums.update(file)
+        del path
+
+    return make
+
+
+def _sentencepiece(folder: Path) -> Path:
+    (folder / "vocabulary.model").write_bytes(load.train(tokenizer_files.texts(), 340))
+    return folder / "vocabulary.model"
+
+
+def _read_vocabulary(folder: Path) -> str:
+    found = load.load_vocabulary(next(f for f in folder.iterdir() if f.name in NAMES))
+    ids = found.encode("Once upon a time")
+    return repr((found.fingerprint, found.piece_table(), ids, found.decode(ids)))
+
+
+NAMES = (*load.NAMES, "tok.bin")
+
+
+def _head(folder: Path) -> None:
+    arrays = T5X.random_arrays(T5X.CONFIG)
+    bound = BoundModel(params=T5X.unflatten_dict(arrays, sep="/"), model=T5(T5X.CONFIG))
+    head_files.save(folder / "head.msgpack", acceptance_heads.head_for(Pair(bound, bound), depth=1))
+
+
+MANIFEST = {name: name for name in shards.MEANING} | {"format": 1, "prompts": 7, "shard_size": 4, "pair": "p"}
+
+
+def _data(folder: Path) -> None:
+    shards.begin(folder, MANIFEST)
+    for number, rows in enumerate((range(4), range(4, 7))):
+        shards.write_shard(folder, number, MANIFEST, HEADS.examples(prompts=7).rows(np.asarray(rows)))
+
+
+def _read_data(folder: Path) -> str:
+    found = shards.read(folder)
+    return found.key + hashlib.blake2b(repr([x.tolist() for x in vars(found.examples).values()]).encode()).hexdigest()
+
+
+STATE = {"a": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.int32(3)}
+
+
+def _read_state(folder: Path) -> str:
+    found = runs.load_state(folder, STATE)
+    return repr(None if found is None else (found[0]["a"].tolist(), int(found[0]["b"]), found[1]))
+
+
+def _run(folder: Path) -> None:
+    runs.save_state(folder, STATE, {"epoch": 1, "window": [{"loss": 0.5}]})
+    files.claim(folder / "settings.json", {"seed": 1, "grid": [1, 2]}, "name another run_dir")
+    (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.25}\n')
+
+
+def _read_run(folder: Path) -> str:
+    files.claim(folder / "settings.json", {"seed": 1, "grid": [1, 2]}, "name another run_dir")
+    runs.MetricsLog(folder / "metrics.jsonl", 2, 2)
+    return _read_state(folder)
+
+
+def _texts(folder: Path) -> None:
+    lines = "".join(f"{n} Wörter\t{n} words\n" for n in range(50)).encode()
+    records = "".join(json.dumps({"id": n, "text": f"{n} words"}) + "\n" for n in range(30)).encode()
+    for name, content in {"p.tsv": lines, "p.tsv.gz": lines, "r.jsonl": records, "r.jsonl.gz": records}.items():
+        (folder / name).write_bytes(gzip.compress(content, mtime=0) if name.endswith(".gz") else content)
+
+
+def _read_texts(folder: Path) -> str:
+    pairs = [sentence_pairs.read_pairs(folder / name) for name in ("p.tsv", "p.tsv.gz")]
+    return repr([*pairs, *([(r["id"], r["text"]) for r in json_lines(folder / n)] for n in ("r.jsonl", "r.jsonl.gz"))])
+
+
+def _results(folder: Path) -> None:
+    with store.ResultStore(folder / "s.jsonl") as found:
+        for n in range(4):
+            found.append({"key": f"k{n}", "format": store.FORMAT, "point": {"alpha": n / 4}, "value": [n, 1.5]})
+    survey = {"task": "t", "pair": "p", "along": "x", "histogram": {"quantity": "q", "counts": [1, 2]}}
+    (folder / "survey.json").write_text(json.dumps(survey))
+
+
+def _read_results(folder: Path) -> str:
+    with store.ResultStore(folder / "s.jsonl") as found:
+        kept = found.records
+    return repr((len(kept), histograms.read([folder / "survey.json"])))
+
+
+def _t5x(folder: Path, **options: Any) -> None:
+    T5X.write_t5x(folder / "checkpoint_7", T5X.random_arrays(T5X.CONFIG), **options)
+
+
+def _tree(folder: Path) -> None:
+    (folder / "g").mkdir()
+    write_tree(folder / "g", GEMMA.arrays())
+
+
+FORMATS: dict[str, Format] = {
+    "ours": Format(_ours, lambda f: _model(f / "mine"), r"config\.json|d/|manifest|_METADATA"),
+    "hugging face": Format(_theirs("llama2", 1, True), _model, r"config\.json|model\.safetensors"),
+    "hugging face, shards": Format(_theirs("qwen2.5", 2, False), _model),
+    "llama2.c": Format(lambda f: LLAMA2C.write(f / "model.bin"), _model),
+    "t5x": Format(_t5x, lambda f: _model(f / "checkpoint_7")),
+    "t5x, one file": Format(
+        lambda f: _t5x(f, inline=tuple(T5X.random_arrays(T5X.CONFIG))), lambda f: _model(f / "checkpoint_7")
+    ),
+    "gemma": Format(_tree, lambda f: _model(f / "g")),
+    "sentencepiece": Format(_vocabulary(_sentencepiece, True), _read_vocabulary, r"vocabulary\.model"),
+    "sentencepiece, no digest": Format(_vocabulary(_sentencepiece, False), _read_vocabulary),
+    "tokenizer.json": Format(_vocabulary(tokenizer_files.byte_level, False), _read_vocabulary),
+    "tokenizer.json, digests": Format(_vocabulary(tokenizer_files.metaspace, True), _read_vocabulary, r"tokenizer"),
+    "tokenizer of llama2.c": Format(
+        _vocabulary(lambda f: tokenizer_files.llama2c(f / "tok.bin"), False), _read_vocabulary
+    ),
+    "head": Format(_head, lambda f: head_files.load(f / "head.msgpack").fingerprint, r"head\.msgpack"),
+    "data": Format(_data, _read_data, r"manifest\.json"),
+    "run": Format(_run, _read_run, r"state\.msgpack"),
+    "texts": Format(_texts, _read_texts),
+    "results": Format(_results, _read_results),
+}
+
+
+def fuzz(folder: Path, cases: int, seed: int) -> dict[str, Any]:
+    """Read `cases` mutated copies, the formats in turn."""
+    whole = {}
+    for name, each in FORMATS.items():
+        (folder / name).mkdir(parents=True)
+        each.make(folder / name)
+        whole[name] = each.read(folder / name)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, -1))
+    began, said, failures = time.process_time(), Counter[str](), list[str]()
+    names = list(FORMATS)
+    for case in range(cases):
+        name = names[case % len(names)]
+        (folder / "last").write_text(f"{case} {name}")  # what a crash would leave
+        at = time.monotonic()
+        outcome, problem = _one(folder, name, whole[name], np.random.default_rng((seed, case)))
+        took = time.monotonic() - at
+        said[f"{name}: {outcome}"] += 1
+        if problem or took > SECONDS:
+            failures.append(f"case {case}, {name}: {problem or f'took {took:.0f} s'}")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    return {"failures": failures, "said": said, "seconds": time.process_time() - began, "peak": peak}
+
+
+def _one(folder: Path, name: str, whole: Any, draws: np.random.Generator) -> tuple[str, str | None]:
+    """What became of one mutated file: an outcome, and a problem if it is one."""
+    scratch = folder / "scratch"
+    shutil.rmtree(scratch, ignore_errors=True)
+    shutil.copytree(folder / name, scratch)
+    every = sorted(file for file in scratch.rglob("*") if file.is_file())
+    file = every[draws.integers(len(every))]
+    content = mutated(file, draws)
+    same = content == file.read_bytes()
+    file.write_bytes(content)
+    shown = f"{file.relative_to(scratch)}"
+    try:
+        found = FORMATS[name].read(scratch)
+    except (ValueError, OSError) as error:
+        named = any(part in str(error) for part in (file.name, str(scratch)))
+        return "refused", None if named else f"{shown} is not named: {type(error).__name__}: {error}"
+    except BaseException as error:
+        return "broke", f"{shown}: {type(error).__name__}: {error}"
+    if found == whole:
+        return "the same", None
+    guarded = re.search(FORMATS[name].guarded, shown) and not same
+    return "another", f"{shown} changed silently" if guarded else None
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    print(json.dumps(fuzz(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))))
