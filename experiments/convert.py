@@ -28,6 +28,7 @@ from rich.table import Table
 from speccascade_jax.checkpoints import converting, native, reading
 from speccascade_jax.core.locks import LockedError
 from speccascade_jax.results.printing import clock_time
+from speccascade_jax.runtime import interrupts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -125,4 +126,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with interrupts.told(interrupts.ANEW):
+        sys.exit(main())

@@ -24,6 +24,7 @@ from speccascade_jax.models import needs
 from speccascade_jax.models.decoder import PRESETS, DecoderLM
 from speccascade_jax.models.t5 import T5
 from speccascade_jax.results.tables.grid import Grid
+from speccascade_jax.runtime import interrupts
 
 DTYPES = ("bfloat16", "float32", "float16")
 
@@ -97,4 +98,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with interrupts.told(interrupts.ANEW):
+        sys.exit(main())

@@ -20,6 +20,7 @@ from pathlib import Path
 from speccascade_jax.core.files import expanded
 from speccascade_jax.results import families, histograms, labels, panels, store
 from speccascade_jax.results.figures import histogram, pareto, tradeoff
+from speccascade_jax.runtime import interrupts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,4 +68,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with interrupts.told(interrupts.ANEW):
+        sys.exit(main())

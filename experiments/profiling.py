@@ -18,7 +18,7 @@ Settings, with their defaults:
 """
 
 from speccascade_jax.evaluation.profiling import profiling
-from speccascade_jax.runtime import gin_flags
+from speccascade_jax.runtime import gin_flags, interrupts
 
 EXAMPLE = (
     "python -m experiments.profiling --gin_file=gin/profiling.gin --gin_file=gin/models/tatoeba_en_de.gin "
@@ -26,4 +26,4 @@ EXAMPLE = (
 )
 
 if __name__ == "__main__":
-    gin_flags.main(profiling.profile, EXAMPLE)
+    gin_flags.main(profiling.profile, EXAMPLE, interrupts.ANEW)

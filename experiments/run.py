@@ -13,7 +13,7 @@ speccascade_jax/evaluation/experiment.py.
 """
 
 from speccascade_jax.evaluation import experiment
-from speccascade_jax.runtime import gin_flags
+from speccascade_jax.runtime import gin_flags, interrupts
 
 EXAMPLE = (
     "python -m experiments.run --gin_file=gin/run.gin --gin_file=gin/models/tatoeba_en_de.gin "
@@ -21,4 +21,4 @@ EXAMPLE = (
 )
 
 if __name__ == "__main__":
-    gin_flags.main(experiment.run, EXAMPLE)
+    gin_flags.main(experiment.run, EXAMPLE, interrupts.ANEW)

@@ -21,13 +21,13 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from absl import app, flags
+from absl import flags
 from rich.console import Console
 from rich.text import Text
 
 import speccascade_jax as sc
 from speccascade_jax.core.names import DRAFT, TARGET
-from speccascade_jax.runtime import gin_flags
+from speccascade_jax.runtime import gin_flags, interrupts
 
 PAIR = flags.DEFINE_string("pair", "tatoeba_en_de", "A shipped pair, or the folder of one (sc.load_pair).")
 PROMPT = flags.DEFINE_string(
@@ -159,4 +159,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    gin_flags.run_app(main, interrupts.ANEW)

@@ -27,7 +27,7 @@ Other settings, with their defaults:
 """
 
 from speccascade_jax.evaluation.survey import surveying
-from speccascade_jax.runtime import gin_flags
+from speccascade_jax.runtime import gin_flags, interrupts
 
 EXAMPLE = (
     "python -m experiments.survey --gin_file=gin/survey.gin --gin_file=gin/models/tatoeba_en_de.gin "
@@ -35,4 +35,4 @@ EXAMPLE = (
 )
 
 if __name__ == "__main__":
-    gin_flags.main(surveying.survey, EXAMPLE)
+    gin_flags.main(surveying.survey, EXAMPLE, interrupts.ANEW)

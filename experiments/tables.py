@@ -33,6 +33,7 @@ from speccascade_jax.core import files
 from speccascade_jax.results import families, labels, panels, printing, store
 from speccascade_jax.results.tables import stopping, table2
 from speccascade_jax.results.tables.grid import Grid
+from speccascade_jax.runtime import interrupts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -130,4 +131,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with interrupts.told(interrupts.ANEW):
+        sys.exit(main())

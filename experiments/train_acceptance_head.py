@@ -18,12 +18,11 @@ The report (tables, <run_dir>/report/report.json, reliability.png) needs a task 
 from __future__ import annotations
 
 import json
-import sys
 
 import gin
 from absl import app, flags, logging
 
-from speccascade_jax.runtime import gin_flags, malloc
+from speccascade_jax.runtime import gin_flags, interrupts, malloc
 from speccascade_jax.training.heads import report, train
 
 gin_flags.define_flags()
@@ -46,4 +45,4 @@ def main(argv: list[str]) -> None:
 if __name__ == "__main__":
     malloc.keep_freed_memory()
     logging.set_verbosity(logging.INFO)
-    app.run(main, argv=gin_flags.rewrite_arguments(sys.argv))
+    gin_flags.run_app(main, interrupts.SAVED)

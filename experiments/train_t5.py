@@ -21,13 +21,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import gin
 from absl import app, flags, logging
 
-from speccascade_jax.runtime import compilation_cache, gin_flags, malloc
+from speccascade_jax.runtime import compilation_cache, gin_flags, interrupts, malloc
 from speccascade_jax.training.t5 import export, loop, outputs
 
 gin_flags.define_flags()
@@ -89,4 +88,4 @@ def _outputs(trainer: loop.Trainer) -> outputs.Outputs:
 if __name__ == "__main__":
     malloc.keep_freed_memory()
     logging.set_verbosity(logging.INFO)
-    app.run(main, argv=gin_flags.rewrite_arguments(sys.argv))
+    gin_flags.run_app(main, interrupts.SAVED)

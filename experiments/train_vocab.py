@@ -17,7 +17,7 @@ from speccascade_jax.core import checksums
 from speccascade_jax.core.files import expanded, write_atomically
 from speccascade_jax.data import sentence_pairs
 from speccascade_jax.data.vocabularies import load
-from speccascade_jax.runtime import gin_flags
+from speccascade_jax.runtime import gin_flags, interrupts
 
 INPUT = flags.DEFINE_string(
     "input",
@@ -42,4 +42,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    gin_flags.run_app(main, interrupts.ANEW)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade_jax.core.checks import check_example_ids, check_seed, whole
+from speccascade_jax.core.checks import check_example_ids, check_seed
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.sampling import log_laws, make_law_pair, softmax, transform
 from speccascade_jax.core.types import Array, Controls, Prompt
@@ -20,6 +20,7 @@ from speccascade_jax.engine.generate import Failure, Generation, failures, model
 from speccascade_jax.engine.measures import summarise
 from speccascade_jax.methods import table
 from speccascade_jax.methods.assemble import build
+from speccascade_jax.methods.drafting import check_length
 from speccascade_jax.methods.settings import Settings
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import decoder_context, make_prompt
@@ -83,8 +84,8 @@ def decode(
             they are returned, with a warning, and the others are in `failed`.
     """
     chosen = Settings.of("decode", settings)
+    max_new_tokens = check_length(max_new_tokens, chosen)
     program, params = build(pair, chosen, stop_ids=stop_ids)
-    max_new_tokens = whole("max_new_tokens", max_new_tokens, 1)
     prompt = make_prompt(pair, prompts, max_new_tokens=max_new_tokens)
     rows, recipe = prompt.tokens.shape[0], table.get(chosen.method)
     controls = recipe.controls(chosen, rows)
@@ -146,11 +147,17 @@ def target_law(
 
     Returns:
         float32 `[..., V]`.
+
+    Raises:
+        ValueError: an argument without meaning.
+        FloatingPointError: NaN or infinite logits; names the model.
     """
     chosen = deferral.get(rule)
     q_logits, p_logits = jnp.asarray(q_logits, jnp.float32), jnp.asarray(p_logits, jnp.float32)
     if q_logits.shape != p_logits.shape:
         raise ValueError(f"q_logits have shape {q_logits.shape} and p_logits {p_logits.shape}; they must agree")
+    for name, logits in (("draft", q_logits), ("target", p_logits)):
+        _check_finite(name, np.asarray(logits))
     lead = p_logits.shape[:-1]
     rows = math.prod(lead)
     chosen.check_temperatures(temperature, draft_temperature)
@@ -161,6 +168,13 @@ def target_law(
     )
     q_flat, p_flat = q_logits.reshape(rows, -1), p_logits.reshape(rows, -1)
     return _target_law(chosen, q_flat, p_flat, controls).reshape(p_logits.shape)
+
+
+def _check_finite(name: str, logits: np.ndarray) -> None:
+    """Refuse what `decode` refuses: rows in which the largest entry is no number; -inf masks an entry."""
+    if (bad := ~np.isfinite(logits.max(-1, initial=-np.inf))).any():
+        at = ", ".join(map(str, np.argwhere(bad)[0])) or "the only row"
+        raise FloatingPointError(f"the {name} model's logits hold NaN or infinity, or nothing but -inf, at [{at}]")
 
 
 @partial(jax.jit, static_argnames="rule")

@@ -14,13 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax.core import rngs
-from speccascade_jax.core.checks import check_example_ids, check_seed, whole
+from speccascade_jax.core.checks import check_example_ids, check_seed
 from speccascade_jax.core.types import SOURCES, Array, Controls, Params, Prompt
 from speccascade_jax.data.vocabularies.vocabulary import Ids, TextVocabulary
 from speccascade_jax.engine.generate import failures, model_names, on_device, raise_if_failed
 from speccascade_jax.engine.loop import DecodeState, Engine
 from speccascade_jax.methods import table
 from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.drafting import check_length
 from speccascade_jax.methods.settings import Settings
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import decoder_context, make_prompt
@@ -78,9 +79,9 @@ def stream(
         FloatingPointError: NaN logits, when the iterator reaches them.
     """
     chosen = Settings.of("stream", settings)
+    longest = check_length(max_new_tokens, chosen)
     engine, params = assemble(pair, stop_ids=stop_ids, **settings)
     recipe = table.get(chosen.method)
-    longest = whole("max_new_tokens", max_new_tokens, 1)
     made = make_prompt(pair, prompt, max_new_tokens=longest)
     rows = made.tokens.shape[0]
     if rows != 1:

@@ -12,7 +12,8 @@ import speccascade_jax
 
 PACKAGE = Path(speccascade_jax.__file__).parent
 ROWS = (
-    ("core", "runtime"),
+    ("core",),
+    ("runtime",),
     ("rules", "models", "metrics"),
     ("stopping", "data", "checkpoints", "results"),
     ("engine",),

@@ -6,6 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from speccascade_jax.core.names import shown
+
+MOST = 2**31 - 1
+LONGEST = 2**17
+"""The most tokens that one generation may write: what models here were made for at most."""
+
 
 def per_row(name: str, value: Any, batch: int) -> np.ndarray:
     """float32 `[batch]` from a number or one number per row.
@@ -16,15 +22,19 @@ def per_row(name: str, value: Any, batch: int) -> np.ndarray:
         ValueError: not numeric, of another length than the batch, or not finite.
     """
     try:
-        array = np.asarray(value, np.float32)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}={value!r} is not a number; give a float, or one per row") from error
+        given = np.asarray(value)
+    except ValueError:  # rows of several lengths
+        given = np.asarray(None)
+    if given.dtype.kind in "bcOSUMm":  # texts, booleans, None; bfloat16 has a kind of its own
+        raise ValueError(f"{name}={shown(value)} is not a number; give a float, or one per row")
+    with np.errstate(over="ignore"):
+        array = given.astype(np.float32)
     if array.ndim > 1 or (array.ndim == 1 and array.shape[0] != batch):
         raise ValueError(
             f"{name} has shape {array.shape}, but the batch has {batch} rows; give one number or [{batch}]"
         )
     if not np.all(np.isfinite(array)):
-        bad = array if array.ndim == 0 else array[~np.isfinite(array)][0]
+        bad = given[~np.isfinite(array)].ravel()[0]
         raise ValueError(f"{name}={float(bad)} is not finite; give a finite number")
     return np.broadcast_to(array, (batch,))
 
@@ -32,9 +42,9 @@ def per_row(name: str, value: Any, batch: int) -> np.ndarray:
 def several(name: str, values: Any, least: int = 0) -> tuple[Any, ...]:
     """`values` as a tuple, or a ValueError for one value where a tuple is meant, and for fewer than `least`."""
     if isinstance(values, str) or not isinstance(values, Sequence):
-        raise ValueError(f"{name}={values!r} is one value where a tuple is meant; write ({values!r},)")
+        raise ValueError(f"{name}={shown(values)} is one value where a tuple is meant; write ({shown(values)},)")
     if len(values) < least:
-        raise ValueError(f"{name}={tuple(values)!r} is empty: give at least {least}")
+        raise ValueError(f"{name}={shown(tuple(values))} is empty: give at least {least}")
     return tuple(values)
 
 
@@ -50,12 +60,14 @@ def check_sizes(config: Any, *more: str) -> None:
         )
 
 
-def whole(name: str, value: Any, low: int) -> int:
-    """`value` as an int >= `low`, or a ValueError that names it."""
-    number = float(value) if isinstance(value, (int, float, np.integer, np.floating)) else math.nan
-    if isinstance(value, bool) or not (math.isfinite(number) and number == int(number) and number >= low):
-        raise ValueError(f"{name}={value!r} is not a whole number >= {low}")
-    return int(number)
+def whole(name: str, value: Any, low: int, high: int = MOST) -> int:
+    """`value` as an int from `low` to `high`, or a ValueError that names it."""
+    given = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    if not given or value != value or value < low or value not in (math.inf,) and value != value // 1:
+        raise ValueError(f"{name}={shown(value)} is not a whole number >= {low}")
+    if value > high:
+        raise ValueError(f"{name}={shown(value)} is too large: give at most {high}")
+    return int(value)
 
 
 def integer(name: str, value: Any) -> Any:
@@ -74,10 +86,9 @@ def integer(name: str, value: Any) -> Any:
 
 def check_seed(seed: Any) -> int:
     """A seed: a whole number that fits into 32 bits, or a ValueError."""
-    number = whole("seed", seed, 0)
-    if number >= 2**32:
-        raise ValueError(f"seed={seed} does not fit into 32 bits; choose one below {2**32}")
-    return number
+    if whole("seed", seed, 0, 2**64) >= 2**32:
+        raise ValueError(f"seed={shown(seed)} does not fit into 32 bits; choose one below {2**32}")
+    return int(seed)
 
 
 def check_example_ids(example_ids: Any, rows: int) -> np.ndarray:

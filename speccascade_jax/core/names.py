@@ -4,6 +4,7 @@ import difflib
 import importlib
 import math
 import re
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -26,26 +27,55 @@ def natural(text: str) -> tuple[tuple[float, str], ...]:
     return tuple((float(part), "") if n % 2 else (-math.inf, part) for n, part in enumerate(parts))
 
 
-def look_up(what: str, name: str, table: Mapping[str, Any], kind: Any, also: str = "") -> Any:
+def unknown(name: object, known: Iterable[str], where: str = "") -> str:
+    """What an error says behind a name that is not known: the nearest, and all of them, or where they are if many."""
+    known = list(known)
+    if len(known) > _FEW and where:
+        return f"{hint(name, known)}all {len(known)} are in {where}"
+    more = ", …" if len(known) > _FEW else ""
+    return f"{hint(name, known)}there are {', '.join(known[:_FEW]) or 'none'}{more}"
+
+
+_FEW = 12
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxtuple, _SHORT.maxlist, _SHORT.maxdict = 4, 8, 8, 8
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
+
+
+def shown(value: object) -> str:
+    """A value as errors show it: short, and without an address."""
+    return without_addresses(_SHORT.repr(value))
+
+
+def without_addresses(text: str) -> str:
+    """A text without the addresses that Python shows of objects."""
+    return _ADDRESS.sub("", text)
+
+
+def look_up(what: str, name: str, table: Mapping[str, Any], kind: Any, where: str = "", also: str = "") -> Any:
     """The entry of that name, or what `module.NAME` names: something of one's own, in a file that Python can import.
 
     Args:
         what: "rule", "task", for errors; kind: the class, or a tuple of classes, that something of one's own must have;
-            also: a further remedy.
+            where: the table's name, for errors; also: a further remedy.
 
     Raises:
         ValueError: no such entry (the message names the nearest), no such module or name in it, or another kind.
     """
     if not isinstance(name, str):
-        raise ValueError(f"{what} {name!r} is no name: the {what}s are {', '.join(table)}")
+        raise ValueError(f"{what}={shown(name)} is no name: give a text, {_one_of(table, where)}")
     if name in table:
         return table[name]
     if not all(name.split(".")) or "." not in name:
         raise ValueError(
-            f"unknown {what} {name!r}: {hint(name, table)}the {what}s are {', '.join(table)}; "
-            f"one of your own is named module.NAME{also}"
+            f"unknown {what} {shown(name)}: {unknown(name, table, where)}; one of your own is named module.NAME{also}"
         )
     return _imported(what, name, kind)
+
+
+def _one_of(table: Mapping[str, Any], where: str) -> str:
+    return f"one of {where}" if where else f"one of {', '.join(table)}" if table else "module.NAME"
 
 
 _MISSING = object()
@@ -55,17 +85,18 @@ def _imported(what: str, name: str, kind: Any) -> Any:
     module, _, attribute = name.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), attribute, _MISSING)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, and imports something that is not
-        raise ValueError(
-            f"{what} {name!r}: there is no module {error.name!r}; its file lies where you start from, or in a "
-            f"folder of PYTHONPATH"
-        ) from error
+    except Exception as error:  # a file of one's own may raise anything
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise ValueError(
+                f"{what} {name!r}: there is no module {error.name!r}; its file lies where you start from, or in a "
+                f"folder of PYTHONPATH"
+            ) from error
+        said = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ValueError(f"{what} {name!r}: module {module!r} cannot be imported: {said}") from error
     if found is _MISSING:
         raise ValueError(f"{what} {name!r}: module {module!r} has no {attribute!r}")
     if not isinstance(found, kind):
         kinds = kind if isinstance(kind, tuple) else (kind,)
         wanted = " or a ".join(each.__name__ for each in kinds)
-        raise ValueError(f"{what} {name!r} is {found!r:.80}: it must be a {wanted}")
+        raise ValueError(f"{what} {name!r} is {shown(found)}: it must be a {wanted}")
     return found

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import flax.struct
 import jax
+import numpy as np
 
 Array = jax.Array
 PyTree = Any
@@ -19,6 +20,11 @@ Params = Any
 
 DTYPES = ("float32", "bfloat16", "float16")
 """What parameters may be loaded in."""
+
+
+def count(params: Params) -> int:
+    """How many numbers a model's parameters are."""
+    return sum(np.size(leaf) for leaf in jax.tree.leaves(params))
 
 
 @flax.struct.dataclass
@@ -50,6 +56,10 @@ class BoundModel:
 
     params: Params
     model: Any = flax.struct.field(pytree_node=False)
+
+    def __repr__(self) -> str:
+        """Without the numbers: a model has millions."""
+        return f"BoundModel({type(self.model).__name__}, {count(self.params):,} parameters)"
 
 
 @flax.struct.dataclass

@@ -4,11 +4,11 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from speccascade_jax.core import typed
 from speccascade_jax.core.checks import several
 from speccascade_jax.core.files import expanded
-from speccascade_jax.core.names import DRAFT, TARGET
+from speccascade_jax.core.names import DRAFT, TARGET, unknown
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.evaluation.validation import validate, validate_evaluation
 from speccascade_jax.methods.speculation import Speculation
@@ -47,16 +47,16 @@ def enumerate_points(
         ValueError: an unknown method, an α outside a rule's domain, any other value without a meaning, a point named
             twice, two heads whose files are called alike; `alphas` for a method that is not swept.
     """
+    typed.check(enumerate_points, locals())
     alphas = dict(alphas or {})
-    tuples: dict[str, Any] = {"methods": methods, **{f"alphas[{name!r}]": grid for name, grid in alphas.items()}}
-    for name, values in ({"block_sizes": block_sizes, "seeds": seeds} | tuples).items():
-        several(name, values, 0 if name in tuples else 1)
+    for name, values in {"block_sizes": block_sizes, "seeds": seeds}.items():
+        several(name, values, 1)
     templates = [Method(name=each) if isinstance(each, str) else each for each in methods]
     templates = list(_in_heads(_in_thresholds(templates, dict(stop_thresholds or {})), heads))
     _check_heads(templates)
     known = dict.fromkeys(name for template in templates for name in _names(template))
     if stray := [name for name in alphas if name not in known]:
-        raise ValueError(f"alphas names {', '.join(stray)}, which is not among the methods {', '.join(known)}")
+        raise ValueError(f"alphas names {', '.join(stray)}, which is not among the methods: {unknown(stray[0], known)}")
     validate_evaluation(evaluation)
     evaluation = evaluation.resolved()
     curves = [[Method(name=TARGET)], [Method(name=DRAFT)]]
@@ -139,7 +139,6 @@ def _in_thresholds(templates: Sequence[Method], thresholds: Mapping[str, Sequenc
 
 def _in_heads(templates: Iterable[Method], heads: Sequence[str]) -> Iterator[Method]:
     """Every template that asks an acceptance head with each of `heads`."""
-    several("heads", heads)
     for each in templates:
         own = each.needs_head and each.head is None and heads
         yield from (replace(each, head=head) for head in heads) if own else (each,)

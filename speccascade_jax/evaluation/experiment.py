@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from speccascade_jax.core import typed
 from speccascade_jax.core.checks import several, whole
 from speccascade_jax.core.files import expanded
 from speccascade_jax.core.names import hint
@@ -105,10 +106,10 @@ def sweep(
     Raises:
         ValueError: as `enumerate_points`, before anything is loaded; as `Heads.check`, before anything is measured.
     """
-    needed: dict[str, Any] = {"temperatures": temperatures, "top_ps": top_ps, "draft_temperatures": draft_temperatures}
-    free: dict[str, Any] = {"together": together, "reuse": reuse}
-    for name, values in (needed | free).items():
-        several(name, values, 1 if name in needed else 0)
+    typed.check(sweep, locals())
+    needed = {"temperatures": temperatures, "top_ps": top_ps, "draft_temperatures": draft_temperatures}
+    for name, values in needed.items():
+        several(name, values, 1)
     for name, shown, known in (("together", together, panels.MIXABLE), ("share", (share,), SHARES)):
         if unknown := [value for value in shown if value not in known]:
             raise ValueError(f"{name}: {hint(unknown[0], known)}{unknown[0]!r} is not one of {', '.join(known)}")

@@ -7,13 +7,15 @@ every record, it runs that point again through `experiments/run.py`.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from speccascade_jax.core.checks import integer, several
-from speccascade_jax.core.names import DRAFT, TARGET
+from speccascade_jax.core import typed
+from speccascade_jax.core.checks import integer
+from speccascade_jax.core.names import DRAFT, TARGET, shown
 from speccascade_jax.core.types import DTYPES
 from speccascade_jax.data.tasks.seqio_task import SeqioTask
 from speccascade_jax.data.tasks.table import get_task
@@ -48,8 +50,11 @@ class ModelPair:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        _convert(self, str, "target", "draft", "vocabulary")  # gin files hold strings, no paths
-        object.__setattr__(self, "others", {name: str(path) for name, path in dict(self.others).items()})
+        for name in ("name", "target", "draft", "vocabulary"):
+            object.__setattr__(self, name, _text(getattr(self, name)))
+        if isinstance(self.others, Mapping):
+            object.__setattr__(self, "others", {name: _text(path) for name, path in self.others.items()})
+        typed.check(ModelPair, vars(self))
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPES)}")
         if (self.target is None) != (self.draft is None):
@@ -91,6 +96,7 @@ class Evaluation:
     def __post_init__(self) -> None:
         counted = ("first_example", "quality_examples", "quality_batch", "latency_examples", "latency_trials")
         _integers(self, "max_new_tokens", *counted, "resamples")
+        typed.check(Evaluation, vars(self))
 
     def resolved(self) -> Evaluation:
         """The same with the task's own split and output length where none is named; ValueError on an unknown task."""
@@ -129,12 +135,12 @@ class Method:
     drafters: tuple[str | Level, ...] = (DRAFT_MODEL,)
 
     def __post_init__(self) -> None:
-        several("drafters", self.drafters)
-        object.__setattr__(self, "drafters", tuple(map(_recorded, self.drafters)))
         _by_name(self)
-        _convert(self, str, "head")
-        _convert(self, _number, "alpha", "stop_threshold")
+        object.__setattr__(self, "head", _text(self.head))
         _integers(self, "block_size")
+        typed.check(Method, vars(self))
+        object.__setattr__(self, "drafters", tuple(map(_recorded, self.drafters)))
+        _convert(self, _number, "alpha", "stop_threshold")
         own = self.recipe.resolved(self.settings())
         for name in ("rule", "block_size", "bonus"):
             object.__setattr__(self, name, getattr(own, name))
@@ -217,8 +223,9 @@ class Sampling:
     draft_temperature: float | None = None
 
     def __post_init__(self) -> None:
-        _convert(self, _number, "temperature", "top_p", "draft_temperature")
         _integers(self, "top_k")
+        typed.check(Sampling, vars(self))
+        _convert(self, _number, "temperature", "top_p", "draft_temperature")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,6 +240,7 @@ class Point:
 
     def __post_init__(self) -> None:
         _integers(self, "seed")
+        typed.check(Point, vars(self))
 
     def coordinates(self) -> dict[str, Any]:
         """Everything that the point is, flat, for records, tables and plots."""
@@ -288,7 +296,12 @@ def _convert(part: Any, kind: Callable[[Any], Any], *names: str) -> None:
     """Give those of a frozen dataclass's fields that are not `None` one type, so that equal points are equal."""
     for name in names:
         if getattr(part, name) is not None:
-            object.__setattr__(part, name, kind(getattr(part, name)))
+            object.__setattr__(part, name, float(getattr(part, name)))
+
+
+def _text(path: Any) -> Any:
+    """A path as the text that gin files and records hold; anything else as it is."""
+    return os.fspath(path) if isinstance(path, os.PathLike) else path
 
 
 def _recorded(drafter: str | Level) -> str | Level:
@@ -299,8 +312,8 @@ def _recorded(drafter: str | Level) -> str | Level:
     numbers = {name: getattr(drafter, name) for name in _NUMBERS}
     try:
         known: dict[str, Any] = {name: _number(number) for name, number in numbers.items() if number is not None}
-    except TypeError as error:
-        raise ValueError(f"level {drafter.model!r} has a number that is none: {numbers}") from error
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"level {drafter.model!r} has a number that is none: {shown(numbers)}") from error
     known |= {name: integer(f"level {drafter.model!r}: {name}", getattr(drafter, name)) for name in _COUNTS}
     return dataclasses.replace(drafter, **known, drafters=tuple(map(_recorded, drafter.drafters)))
 
@@ -309,7 +322,7 @@ def _by_name(part: Method | Level) -> None:
     """Refuse rules and policies that a record could not name."""
     for name in ("rule", "accept", "stop"):
         if not isinstance(getattr(part, name), str | None):
-            raise ValueError(f"{name}={getattr(part, name)!r:.60} has no name in a record: write 'module.NAME'")
+            raise ValueError(f"{name}={shown(getattr(part, name))} has no name in a record: write 'module.NAME'")
 
 
 def _fields(part: Any) -> dict[str, Any]:

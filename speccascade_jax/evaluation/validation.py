@@ -3,16 +3,19 @@
 from speccascade_jax.core import checks
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point
-from speccascade_jax.methods.drafting import models_of
+from speccascade_jax.methods.drafting import check_length, models_of
 from speccascade_jax.metrics import sandbox
 from speccascade_jax.metrics.quality import METRICS
+
+_MOST_RESAMPLES = 100_000  # more take memory, and show no digit more
 
 
 def validate(point: Point) -> None:
     """ValueError for what has no meaning, naming value and remedy."""
-    validate_evaluation(point.evaluation)
+    evaluation, method = point.evaluation.resolved(), point.method
+    validate_evaluation(evaluation)
     checks.check_seed(point.seed)
-    method = point.method
+    check_length(evaluation.max_new_tokens, method.settings())
     if method.alpha is not None and method.trade_off is None:
         what = f"method {method.name!r}" if method.autoregressive else f"rule {method.decides.name!r}"
         raise ValueError(f"{what} has no alpha, leave it out (alpha={method.alpha:g})")
@@ -40,9 +43,9 @@ def validate_evaluation(evaluation: Evaluation) -> None:
     lows = {"first_example": 0, "quality_examples": 1, "quality_batch": 1, "latency_examples": 0}
     lows |= {"latency_trials": 1, "resamples": 1}
     for name, low in lows.items():
-        checks.whole(name, getattr(evaluation, name), low)
+        checks.whole(name, getattr(evaluation, name), low, _MOST_RESAMPLES if name == "resamples" else checks.MOST)
     if evaluation.max_new_tokens is not None:
-        checks.whole("max_new_tokens", evaluation.max_new_tokens, 1)
+        checks.whole("max_new_tokens", evaluation.max_new_tokens, 1, checks.LONGEST)
     check_code(evaluation)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from speccascade_jax.core.names import shown
 from speccascade_jax.core.types import Params
 from speccascade_jax.engine.generate import Generator
 from speccascade_jax.engine.loop import Engine
@@ -31,6 +32,8 @@ def build(pair: Pair, settings: Settings, *, stop_ids: Sequence[int] | None = No
             the method does not have; a stop id outside the vocabulary; an acceptance head that is missing, or of
             another draft.
     """
+    if not isinstance(pair, Pair):
+        raise ValueError(f"pair={shown(pair)} is no loaded pair: give sc.load_pair({shown(pair)}), or a Pair")
     recipe, stops = table.get(settings.method), checked_stop_ids(pair, stop_ids)
     built = recipe.build(pair, settings, stops, head)
     compilation_cache.switch_on()

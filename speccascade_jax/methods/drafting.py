@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from speccascade_jax.core import names
-from speccascade_jax.core.checks import per_row, whole
+from speccascade_jax.core.checks import LONGEST, per_row, whole
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.protocols import Drafter, StopPolicy
 from speccascade_jax.core.types import BoundModel, Controls, Params
@@ -211,6 +211,26 @@ def _level_controls(level: Level, above: Settings, temperature: Any, rows: int) 
         stop_threshold=checked_threshold(policy_of(level.stop, level.block_size), whose, level.stop_threshold),
         inner=inner_controls(known, own if below is None else below, rows),
     )
+
+
+def check_length(max_new_tokens: Any, settings: Settings) -> int:
+    """The most tokens to generate, as an int; refuses blocks that no output can hold: they would cost memory alone.
+
+    Raises:
+        ValueError: no whole number from 1 to `checks.LONGEST`; a block or a level's budget that is larger (one of up to
+            20, which some methods have of their own, is fine however short the output).
+    """
+    longest = whole("max_new_tokens", max_new_tokens, 1, LONGEST)
+    for name, size in [("block_size", settings.block_size), *_sizes(settings.drafters)]:
+        if size is not None and size > max(longest, 20):
+            raise ValueError(f"{name}={size} is more than an output can hold: max_new_tokens is {longest}; lower it")
+    return longest
+
+
+def _sizes(drafters: tuple[str | Level, ...]) -> list[tuple[str, int]]:
+    levels = [each for each in drafters if isinstance(each, Level)]
+    own = [[("Level.block_size", each.block_size), ("Level.budget", each.budget)] for each in levels]
+    return [size for each, sizes in zip(levels, own, strict=True) for size in (*sizes, *_sizes(each.drafters))]
 
 
 def models_of(drafters: tuple[str | Level, ...]) -> list[str]:

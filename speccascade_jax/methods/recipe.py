@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from speccascade_jax.core.types import Array, Controls, Params, Prompt
+from speccascade_jax.core.types import Array, Controls, Params, Prompt, count
 from speccascade_jax.engine.generate import Generation
 from speccascade_jax.methods.settings import Settings
 from speccascade_jax.pairs.head_files import Head
@@ -24,6 +24,10 @@ class Built(NamedTuple):
 
     program: Program
     params: Params
+
+    def __repr__(self) -> str:
+        """Without the numbers."""
+        return f"Built({self.program}, {count(self.params):,} parameters)"
 
 
 @dataclass(frozen=True, kw_only=True)

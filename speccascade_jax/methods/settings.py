@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from speccascade_jax.core import names
-from speccascade_jax.core.checks import several
+from speccascade_jax.core import names, typed
 from speccascade_jax.rules.rule import Rule
 
 DRAFT_MODEL = "draft"
@@ -43,7 +42,8 @@ class Level:
     drafters: tuple[str | Level, ...] = (DRAFT_MODEL,)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "drafters", several("drafters", self.drafters))
+        typed.check(Level, vars(self))
+        object.__setattr__(self, "drafters", tuple(self.drafters))
 
     def __str__(self) -> str:
         """For readers: model and budget, and all that is out of the ordinary: levels that differ read differently."""
@@ -105,7 +105,8 @@ class Settings:
     draft_temperature: Any = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "drafters", several("drafters", self.drafters))
+        typed.check(Settings, vars(self))
+        object.__setattr__(self, "drafters", tuple(self.drafters))
 
     @classmethod
     def of(cls, caller: str, given: dict[str, Any]) -> Settings:

@@ -102,7 +102,7 @@ def get(method: Any) -> Recipe:
     """
     if isinstance(method, Recipe):
         return method
-    found = names.look_up("method", method, METHODS, (Recipe, Rule))
+    found = names.look_up("method", method, METHODS, (Recipe, Rule), "speccascade_jax.METHODS")
     return of_rule(method, found) if isinstance(found, Rule) else found
 
 

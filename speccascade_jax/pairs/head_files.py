@@ -15,7 +15,7 @@ from speccascade_jax.checkpoints.checksums import digest
 from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, damaged
 from speccascade_jax.core import checksums
 from speccascade_jax.core.files import expanded, write_atomically
-from speccascade_jax.core.types import BoundModel, Params
+from speccascade_jax.core.types import BoundModel, Params, count
 from speccascade_jax.models import fingerprints
 from speccascade_jax.models.along import features
 
@@ -64,6 +64,10 @@ class Head:
 
     params: Params
     card: Card
+
+    def __repr__(self) -> str:
+        """Without the numbers."""
+        return f"Head({count(self.params):,} parameters, {self.card})"
 
     @property
     def fingerprint(self) -> str:

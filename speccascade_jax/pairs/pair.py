@@ -50,6 +50,12 @@ class Pair:
     head: head_files.Head | None = None
     others: Mapping[str, BoundModel] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        """A line: the models and their sizes, without their numbers."""
+        parts = [f"{name}={bound!r}" for name, bound in self.models.items()]
+        parts += [f"vocabulary of {self.vocabulary.vocab_size}"] * (self.vocabulary is not None)
+        return f"Pair({self.name!r}: {', '.join([*parts, *['acceptance head'] * (self.head is not None)])})"
+
     def __post_init__(self) -> None:
         if taken := {"target", "draft"} & set(self.others):
             raise ValueError(f"a further draft is called {taken.pop()!r}, which is what one of the pair is: rename it")

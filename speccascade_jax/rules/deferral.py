@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from speccascade_jax.core import names
 from speccascade_jax.core.types import Array, LawPair
-from speccascade_jax.rules import divergences, laws
+from speccascade_jax.rules import checking, divergences, laws
 from speccascade_jax.rules.measures import entropy, max_of, total_variation
 from speccascade_jax.rules.rule import Alpha, Rule
 
@@ -142,9 +142,10 @@ def get(rule: str | Rule) -> Rule:
     Raises:
         ValueError: no such rule; the message names the nearest ones.
     """
-    if isinstance(rule, Rule):
-        return rule
-    return names.look_up("rule", rule, RULES, Rule)
+    found: Rule = rule if isinstance(rule, Rule) else names.look_up("rule", rule, RULES, Rule, "speccascade_jax.RULES")
+    if RULES.get(found.name) is not found:
+        checking.check(found)
+    return found
 
 
 _SIGNED = partial(Alpha, grid=(-1.0, 1.0))

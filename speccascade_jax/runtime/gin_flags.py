@@ -12,6 +12,7 @@ from typing import Any
 import gin
 from absl import app, flags, logging
 
+from speccascade_jax.runtime import gin_errors, gin_values, interrupts
 from speccascade_jax.runtime.paths import repository_root
 
 PREFIX = "--gin."
@@ -37,15 +38,25 @@ def _rewrite(argument: str) -> str:
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-    """A bad value ends the program in one line that says what to do; `--debug` shows the trace."""
+    """An error ends the program in one line that says what to do; `--debug` shows the trace."""
     try:
         yield
-    except (ValueError, TypeError, ArithmeticError, OSError, RuntimeError, ImportError) as error:
+    except Exception as error:
         if "debug" in flags.FLAGS and flags.FLAGS.debug:
             raise
-        message = str(error).partition("\n  In call to configurable")[0]
         hint = "\n(--debug shows where)" if "debug" in flags.FLAGS else ""
-        sys.exit(f"error: {message}{hint}")
+        sys.exit(f"error: {said(error)}{hint}")
+
+
+def said(error: Exception) -> str:
+    """What a program that ends by an error says of it, in one line."""
+    message = gin_errors.explained(error)
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in message:
+        return f"not enough memory ({message or 'MemoryError'}): lower batches, max_new_tokens or block sizes"
+    return message if isinstance(error, _EXPECTED) and message else f"{type(error).__name__}: {message}"
+
+
+_EXPECTED = (ValueError, TypeError, ArithmeticError, OSError, RuntimeError, ImportError)
 
 
 def define_flags() -> None:
@@ -70,7 +81,7 @@ def parse_gin(files: Sequence[str], bindings: Sequence[str] = (), search_paths: 
     """Read gin files (and their includes), then bindings, and lock the configuration.
 
     Raises:
-        ValueError: an unknown name, an unfilled hole, a syntax error; gin's message names the place.
+        ValueError: an unknown name, an unfilled hole, a value of the wrong kind, a syntax error; names the place.
         OSError: a file that lies in none of the search paths.
     """
     folders = (*search_paths, str(repository_root()))
@@ -78,12 +89,24 @@ def parse_gin(files: Sequence[str], bindings: Sequence[str] = (), search_paths: 
         gin.add_config_file_search_path(str(Path(folder).expanduser()))
     # gin takes a path that is not there for a package and stumbles over folders without __init__: look first.
     found = [_find(name, (".", *folders)) for name in files]
+    for file in found:
+        with _explained(file):
+            gin.parse_config_file(file)
+    for binding in bindings:  # one by one: a bracket that is not closed would swallow the next
+        with _explained(f"--gin.{binding}"):
+            gin.parse_config(binding)
+    with _explained():
+        gin.finalize()
+        gin_values.check()
+
+
+@contextlib.contextmanager
+def _explained(reading: str = "") -> Iterator[None]:
+    """gin's errors, and those of what its files import, as ValueErrors of one line."""
     try:
-        gin.parse_config_files_and_bindings(found, list(bindings))
-    except SyntaxError as error:
-        raise ValueError(
-            f"{error.filename or 'a binding'}, line {error.lineno}: {error.msg} {error.text or ''}"
-        ) from error
+        yield
+    except Exception as error:
+        raise ValueError(gin_errors.explained(error, reading)) from error
 
 
 def _find(name: str, folders: Sequence[str]) -> str:
@@ -94,16 +117,17 @@ def _find(name: str, folders: Sequence[str]) -> str:
     raise FileNotFoundError(f"no gin file {name!r} in {', '.join(folders)}; --gin_search_paths adds folders")
 
 
-def main(function: Callable[..., Any], example: str) -> None:
+def main(function: Callable[..., Any], example: str, resume: str = interrupts.SAME) -> None:
     """Parse the command line and call `function` with gin's arguments; a bad value ends in one line, not a trace.
 
     Args:
         function: what the gin files bind, for instance `experiment.run`.
         example: a command that works, shown when no gin file is named.
+        resume: how to go on after Ctrl-C.
     """
     define_flags()
 
-    def run(argv: Sequence[str]) -> None:
+    def run(argv: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)
         if len(argv) > 1 or not flags.FLAGS.gin_file:
             wrong = f"unexpected argument {argv[1]!r}" if len(argv) > 1 else "name at least one --gin_file"
@@ -112,7 +136,13 @@ def main(function: Callable[..., Any], example: str) -> None:
             parse_gin(flags.FLAGS.gin_file, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths)
             gin.get_configurable(function)()
 
-    app.run(run, flags_parser=_parse_flags)
+    run_app(run, resume)
+
+
+def run_app(run: Callable[[list[str]], Any], resume: str) -> None:
+    """absl's `app.run` for a command line with gin's settings; Ctrl-C and SIGTERM end it in one line."""
+    with interrupts.told(resume):
+        app.run(run, flags_parser=_parse_flags)
 
 
 def _parse_flags(args: Sequence[str]) -> list[str]:

@@ -65,9 +65,9 @@ def get_task(name: str | SeqioTask) -> Task:
     """
     if isinstance(name, SeqioTask):
         return name
-    plain, colon, shots = name.partition(":")
+    plain, colon, shots = name.partition(":") if isinstance(name, str) else (name, "", "")
     also = "; one of seqio's registry is a SeqioTask (gin/tasks/seqio.gin)"
-    found: Task = names.look_up("task", plain, TASKS, Task, also)
+    found: Task = names.look_up("task", plain, TASKS, Task, "speccascade_jax.data.tasks.table.TASKS", also)
     return with_shots(found, shots) if colon else found
 
 

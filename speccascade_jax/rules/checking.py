@@ -1,0 +1,104 @@
+"""A rule of one's own, tried once before it decides anything: it must return decisions, or laws."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade_jax.core.types import LawPair
+from speccascade_jax.rules.rule import Rule
+
+_ENTRIES, _NEAR = 64, 1e-3
+_MEANT = {
+    "deferral": "a number between 0 (keep the draft) and 1 (defer it), or False and True, shape [..., V] or [..., 1]",
+    "law": "probabilities [..., V] that add up to 1",
+    "kept": "min(q̃, π) of the same token, shape [..., V]",
+}
+
+
+@functools.cache  # a rule is tried once, however many programs are built of it
+def check(rule: Rule) -> None:
+    """Refuse a rule whose functions do not return what `Rule` says, on a few pairs of laws.
+
+    Raises:
+        ValueError: names the rule, what it returned, and what is meant.
+    """
+    for part in _MEANT:
+        if getattr(rule, part) is not None:
+            _check_shapes(rule, part)
+    pair, tried = _laws(rule.greedy_only), jax.jit(functools.partial(_tried, rule))
+    for alpha in _alphas(rule):
+        found = jax.tree.map(np.asarray, tried(pair, np.full((*pair.greedy.shape,), alpha, np.float32)))
+        _check_values(rule, pair, alpha, found)
+
+
+def _check_shapes(rule: Rule, part: str) -> None:
+    for lead in ((2,), (2, 3)):
+        full, thin = (jax.ShapeDtypeStruct((*lead, width), jnp.float32) for width in (_ENTRIES, 1))
+        pair = LawPair(q=full, p=full, q_tilde=full, p_tilde=full, greedy=jax.ShapeDtypeStruct(thin.shape, bool))
+        try:
+            shape = jax.eval_shape(getattr(rule, part), pair, thin).shape
+        except Exception as error:
+            said = str(error).partition("\n")[0]
+            raise ValueError(
+                f"rule {rule.name!r}: its {part} fails on laws of shape {full.shape}: {type(error).__name__}: {said}"
+            ) from error
+        allowed = [{whole, 1} if part == "deferral" else {whole} for whole in full.shape]
+        if len(shape) != len(allowed) or any(axis not in each for axis, each in zip(shape, allowed, strict=True)):
+            raise ValueError(
+                f"rule {rule.name!r}: its {part} returned shape {shape} for laws of shape {full.shape}: meant is "
+                f"{_MEANT[part]}"
+            )
+
+
+def _tried(rule: Rule, pair: LawPair, alpha: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"law": rule.target_law(pair, alpha)}
+    if rule.deferral is not None:
+        found["deferral"] = rule.deferral(pair, alpha)
+    if rule.kept is not None:  # as it is called: of one token, without the rest of its law
+        alone = jax.tree.map(lambda x: jnp.broadcast_to(x, pair.q.shape)[..., None], pair)
+        found["kept"] = rule.kept(alone, alpha[..., None])[..., 0]
+    return found
+
+
+def _check_values(rule: Rule, pair: LawPair, alpha: float, found: dict[str, np.ndarray]) -> None:
+    at = f"at alpha={alpha:g}" if rule.alpha is not None else "on laws"
+
+    def refuse(part: str, bad: np.ndarray, values: np.ndarray, meant: str) -> None:
+        if bad.any():
+            raise ValueError(f"rule {rule.name!r}: its {part} returned {values[bad][0]:g} {at}: meant is {meant}")
+
+    law, decided = found["law"], found.get("deferral")
+    if decided is not None:
+        decided = decided.astype(np.float32)
+        refuse("deferral", ~((decided >= 0) & (decided <= 1)), decided, _MEANT["deferral"])
+    else:
+        refuse("law", ~(law >= -_NEAR), law, _MEANT["law"])
+        refuse("law", ~(np.abs(law.sum(-1) - 1) <= _NEAR), law.sum(-1), f"{_MEANT['law']}, not to this")
+    if "kept" in found:
+        kept = np.minimum(np.asarray(pair.q_tilde), law)
+        refuse("kept", ~(np.abs(found["kept"] - kept) <= _NEAR), found["kept"], _MEANT["kept"])
+    if rule.lossless:
+        refuse("law", ~(np.abs(law - pair.p_tilde) <= _NEAR), law, "p̃, since the rule is called lossless")
+
+
+def _alphas(rule: Rule) -> tuple[float, ...]:
+    """The ends and the middle of the usual range, as far as they are in the domain."""
+    if rule.alpha is None:
+        return (0.0,)
+    low, high = rule.alpha.domain
+    return tuple(alpha for alpha in rule.alpha.even(3, _ENTRIES).tolist() if low <= alpha < high) or (low,)
+
+
+def _laws(greedy_only: bool) -> LawPair:
+    """Laws that agree, that differ, and that lack entries, as they are drawn from and decoded greedily: [N, V]."""
+    rng = np.random.default_rng(0)
+    q, p = (rng.dirichlet(np.full(_ENTRIES, 0.3), 4).astype(np.float32) for _ in range(2))
+    p[1], q[2, ::2], p[3, 1::2] = q[1], 0.0, 0.0
+    q, p = (law / law.sum(-1, keepdims=True) for law in (q, p))
+    best_q, best_p = (np.eye(_ENTRIES, dtype=np.float32)[law.argmax(-1)] for law in (q, p))
+    greedy = LawPair(*map(jnp.asarray, (q, p, best_q, best_p, np.ones((4, 1), bool))))
+    sampled = LawPair(*map(jnp.asarray, (q, p, q, p, np.zeros((4, 1), bool))))
+    return greedy if greedy_only else jax.tree.map(lambda *parts: jnp.concatenate(parts), greedy, sampled)

@@ -1,0 +1,141 @@
+"""What gin raises, in one line: the place, what is wrong there, and what may have been meant."""
+
+import inspect
+import pkgutil
+import re
+import sys
+import tokenize
+from collections.abc import Callable
+from pathlib import Path
+
+import gin
+
+from speccascade_jax.core.names import hint, without_addresses
+
+DEEP = "macros, includes or brackets lie too deep in each other; does one of them name itself?"
+_CALL = re.compile(r"\n  In call to configurable [^\n]*")
+_PLACE = re.compile(r"\n  In (?:file \"(.*)\", line (\d+)|bindings string line \d+)\n[^\n]*(?:\n +\^)?")
+
+
+def explained(error: BaseException, reading: str = "") -> str:
+    """One line about an error, without the addresses that Python shows.
+
+    Args:
+        reading: what was being read, for errors that do not say where they happened.
+    """
+    if isinstance(error, tokenize.TokenError):
+        return _line("a bracket or a quotation mark is never closed", _unclosed(reading))
+    if isinstance(error, RecursionError):
+        return _line(DEEP, reading)
+    if isinstance(error, SyntaxError):
+        text, place = f"{error.msg.rstrip('.')}: {error.text or ''}", (error.filename, error.lineno)
+    else:
+        text = _CALL.sub("", str(error))
+        places = _PLACE.findall(text)
+        text, place = _PLACE.sub("", text), places[0] if places else ("", "")
+        if isinstance(error, KeyError):
+            text = text.strip("'\"")  # of which Python shows the repr
+    file, number = place
+    return _line(_better(text, file or reading) or text, f"{file}, line {number}" if file else reading)
+
+
+def _unclosed(reading: str) -> str:
+    """The line of a file at which the bracket or text begins that is never closed."""
+    opened = list[int]()
+    try:
+        with open(reading) as file:
+            for token in tokenize.generate_tokens(file.readline):
+                if token.string in "([{" and token.type == tokenize.OP:
+                    opened.append(token.start[0])
+                elif token.string in ")]}" and token.type == tokenize.OP:
+                    del opened[-1:]
+    except tokenize.TokenError as error:
+        return f"{reading}, line {opened[-1] if opened else error.args[1][0]}"
+    except (OSError, SyntaxError, ValueError):  # it was a binding, or an included file's
+        pass
+    return reading
+
+
+def unfilled(name: str) -> str:
+    """What to do about a name that no file gives a value."""
+    name = re.sub(r"/(gin\.)?macro\.value$", "", name)
+    return f"{name} has no value (%gin.REQUIRED): add --gin.{name}=VALUE, texts in quotes, or a gin file that says it"
+
+
+def _line(message: str, place: str) -> str:
+    lines = [line.strip() for line in without_addresses(message).splitlines()]
+    said = "; ".join(line.rstrip(";") for line in lines if line)
+    return f"{place}: {said}" if place else said
+
+
+def _better(text: str, file: str) -> str | None:
+    """gin's message in words that name what there is instead, where it is one of those that say too little."""
+    for pattern, words in _WORDS.items():
+        if found := re.search(pattern, text, re.DOTALL):
+            return words(file, *found.groups())
+    return None
+
+
+def _no_import(file: str, symbol: str) -> str:
+    try:
+        text = Path(file).read_text()
+    except (OSError, ValueError):
+        text = ""
+    known = re.findall(r"^\s*(?:from\s+[\w.]+\s+)?import\s+(?:\S+\s+as\s+)?(\w+)", text, re.MULTILINE)
+    return (
+        f"nothing that it imports is called {symbol!r}: {hint(symbol, known)}it imports {', '.join(known) or 'nothing'}"
+    )
+
+
+def _no_attribute(file: str, selector: str, module: str, name: str) -> str:
+    there = vars(sys.modules[module]) if module in sys.modules else {}
+    known = [each for each, value in there.items() if callable(value) and not each.startswith("_")]
+    return f"{selector}: {module} has no {name!r}; {hint(name, known) or 'nothing in it is called alike'}".rstrip("; ")
+
+
+def _nothing_called(file: str, name: str) -> str:
+    parts = 2 if "." in name else 1
+    keys = [key for key, _ in gin.config._REGISTRY.items() if not key.startswith("gin.")]
+    known = [".".join(key.split(".")[-parts:]) for key in keys]
+    return f"nothing is called {name!r}: {hint(name, known)}it must be what one of the gin files names"
+
+
+def _no_parameter(file: str, owner: str, name: str) -> str:
+    known = inspect.signature(gin.config._REGISTRY.get_match(owner.rpartition("/")[2]).wrapped).parameters
+    near = hint(name, known)
+    return f"{owner} has no {name!r}: {near or 'it has ' + ', '.join(known)}".strip()
+
+
+def _no_macro(file: str, name: str) -> str:
+    known = [scope for scope, selector in gin.config._CONFIG if selector == "gin.macro"]
+    return f"%{name} is used and never given a value: {hint(name, known)}add --gin.{name}=VALUE"
+
+
+def _no_module(file: str, name: str) -> str:
+    parent, _, last = name.rpartition(".")
+    path = getattr(sys.modules.get(parent), "__path__", [])
+    near = hint(last, [each.name for each in pkgutil.iter_modules(path)])
+    return f"there is no module {name!r}: {near}".strip(": ")
+
+
+def _lacks(file: str, owner: str, names: str) -> str:
+    return f"{owner} lacks {names}: add --gin.{owner}.NAME=VALUE, texts in quotes, or a gin file that says it"
+
+
+_WORDS: dict[str, Callable[..., str]] = {
+    r"'(\w*)' was not provided by an import statement": _no_import,
+    r"Couldn't resolve selector ([\w.]+); <module '([\w.]+)'.*> has no attribute (\w+)": _no_attribute,
+    r"No configurable matching (?:reference )?'@?([\w./]+)": _nothing_called,
+    r"Configurable '([\w./]+)' doesn't have a parameter named '(\w+)'": _no_parameter,
+    r"(\S+) set to `%gin.REQUIRED`": lambda file, name: unfilled(name),
+    r"No bindings specified for '(.+?)/(?:gin\.)?macro'": _no_macro,
+    r"No module named '([\w.]+)'": _no_module,
+    r"Unable to open file: (.*?)\. Searched config paths": lambda file, name: (
+        f"there is no gin file {name!r} in this folder and in the repository; --gin_search_paths adds folders"
+    ),
+    r"unhashable type: '(\w+)'": lambda file, kind: f"a {kind} is the key of a dictionary, which must be a text",
+    r"malformed node or string.*Failed to parse token '(.*?)'": lambda file, token: (
+        f"{token} is no value: texts stand in quotes, numbers are finite, macros begin with %"
+    ),
+    r"(\w+)(?:\.__init__)?\(\) missing \d+ required [\w-]+ arguments?: ([^\n]*)": _lacks,
+}
