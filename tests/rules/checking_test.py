@@ -1,0 +1,79 @@
+"""A rule of one's own is tried before it decides: what it returns wrongly is named, with the rule."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.rules import checking, laws
+from speccascade_jax.rules.deferral import RULES, get
+from speccascade_jax.rules.rule import Alpha, Rule
+from tests.support import conformance
+
+WRONG = {
+    "nan": ({"deferral": lambda pair, a: pair.q / 0.0 * 0.0}, "its deferral returned nan at alpha=0: meant is a"),
+    "three": ({"deferral": lambda pair, a: 0.0 * pair.q + 3.0}, "its deferral returned 3 at alpha=0: meant is a"),
+    "minus one": ({"deferral": lambda pair, a: -jnp.ones_like(pair.q)}, "its deferral returned -1 at alpha=0"),
+    "only at a large alpha": ({"deferral": lambda pair, a: a * 2 + 0 * pair.q}, "its deferral returned 2 at alpha=1"),
+    "a number": ({"deferral": lambda pair, a: 3.0}, r"its deferral returned shape \(\) for laws of shape \(2, 64\)"),
+    "no last axis": ({"deferral": lambda pair, a: pair.q.max(-1) < 0.5}, r"its deferral returned shape \(2,\) for"),
+    "an axis by number": ({"deferral": lambda pair, a: pair.q.max(1, keepdims=True) < a}, "hangs on other positions"),
+    "nothing": ({"deferral": lambda pair, a: None}, "its deferral fails on laws of shape .*: AttributeError"),
+    "its own error": ({"deferral": lambda pair, a: pair.r < a}, "its deferral fails on .* 'LawPair' .* 'r'"),
+    "a law of three": ({"law": lambda pair, a: 3.0 * pair.p_tilde}, r"its law returned 3 at alpha=0: .* add up to 1"),
+    "a law of nan": ({"law": lambda pair, a: pair.p_tilde * jnp.nan}, "its law returned nan at alpha=0: .* probabilit"),
+    "a law below 0": ({"law": lambda pair, a: 2 * pair.p_tilde - pair.q_tilde}, "its law returned -1 .* probab"),
+    "a law by position": ({"law": lambda pair, a: pair.p_tilde.max(-1, keepdims=True)}, r"returned shape \(2, 1\) for"),
+    "logs of zeros": ({"deferral": lambda pair, a: pair.q * jnp.log(pair.q) + 1}, "its deferral returned nan"),
+    "kept of another law": (
+        {"law": lambda pair, a: pair.p_tilde, "kept": lambda pair, a: pair.q_tilde}, "its kept returned .* min"),
+    "kept with a sum": (
+        {"law": lambda pair, a: pair.p_tilde,
+         "kept": lambda pair, a: jnp.minimum(pair.q_tilde, pair.p_tilde / pair.p_tilde.sum(-1, keepdims=True))},
+        "its kept returned .* of the same token"),
+    "lossless in name": ({"deferral": lambda pair, a: pair.q.max(-1, keepdims=True) < a, "lossless": True}, "lossless"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_a_rule_of_ones_own_returns_wrongly_is_named(name):
+    parts, message = WRONG[name]
+    rule = Rule(name="mine", **parts)
+    with pytest.raises(ValueError, match=f"^rule 'mine': .*{message}"):
+        get(rule)
+
+
+def test_a_wrong_rule_reaches_neither_decode_nor_a_law():
+    q, p = conformance.tables(5, seed=0)
+    rule = Rule(name="mine", deferral=lambda pair, alpha: 0.0 * pair.q + 3.0)
+    with pytest.raises(ValueError, match="rule 'mine': its deferral returned 3"):
+        sc.decode(sc.Pair(sc.TableLM(p), sc.TableLM(q)), [[1]], rule=rule, alpha=0.5, max_new_tokens=4)
+    with pytest.raises(ValueError, match="rule 'mine': its deferral returned 3"):
+        sc.target_law(rule, q, p, alpha=0.5)
+
+
+def test_the_rules_of_the_table_pass_and_so_do_their_likes():
+    for rule in RULES.values():
+        checking.check(rule)
+    for rule in (sc.fuzzy("kl", 7), sc.lossy(2.0)):
+        assert get(rule) is rule
+    whole = Rule(name="mine", deferral=lambda pair, alpha: (pair.q.max(-1, keepdims=True) < alpha).astype(np.int32))
+    assert get(whole) is whole
+
+
+def test_a_rule_is_tried_once():
+    calls = []
+
+    def counted(pair, alpha):
+        calls.append(pair.q.shape)
+        return laws.spec_decode(pair, alpha)
+
+    rule = Rule(name="mine", law=counted, alpha=Alpha(domain=(0.5, 0.6), grid=(0.0, 1.0)))
+    get(rule)
+    before = len(calls)
+    get(rule)
+    assert before and len(calls) == before
+    get(dataclasses.replace(rule, title="another"))
+    assert len(calls) > before
