@@ -75,6 +75,21 @@ def test_draws_hold_the_true_time_as_often_as_they_say():
     assert 0.9 <= inside / 300 <= 0.99, inside / 300
 
 
+def test_few_clusters_are_few_witnesses():
+    """Four records: the sandwich with its factor 4/3, and draws from Student's t of what four leave."""
+    rng, records = np.random.default_rng(5), np.repeat(np.arange(4), 50)
+    seconds = 0.01 + 0.01 * CALLS * np.exp(rng.normal(0, 0.1, 4))[records]
+    found = forward_times.fit(seconds, target_calls=CALLS, clusters=records)
+    design = np.stack([CALLS, np.ones(200)], axis=-1)
+    residuals = seconds - design @ [found.target, found.constant]
+    scores = np.stack([(design * residuals[:, None])[records == n].sum(0) for n in range(4)])
+    bread = np.linalg.inv(design.T @ design)
+    expected = 4 / 3 * bread @ scores.T @ scores @ bread
+    assert found.errors["target_calls"] == pytest.approx(np.sqrt(expected[0, 0]), rel=1e-6)
+    off = found.draws(40_000, (0, 0)).off[:, 1] / found.errors["target_calls"]
+    assert np.quantile(off, 0.9) == pytest.approx(stats.t.ppf(0.9, 1), rel=0.05)  # 3.08; of a normal law 1.28
+
+
 def test_errors_wider_than_the_times_leave_them_positive():
     steps = 5 * CALLS + RNG.integers(-40, 41, 200)
     seconds = 0.1 * CALLS * np.exp(RNG.normal(0, 1.5, 200))

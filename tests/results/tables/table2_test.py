@@ -55,6 +55,13 @@ def test_points_below_requests_sent_at_random_are_said_to_be():
     )
     assert any(note.startswith("Beyond the interval: ") for note in notes)
     assert any(note.endswith("than none of the points.") for note in table([*WINNER[:2], good]).notes)
+    near = [
+        hand.TARGET,
+        hand.point(panels.DRAFT, gain=-9, ratio=0.1),
+        hand.point("chow", gain=-5.2, ratio=0.5, noise=4),
+    ]
+    notes = " ".join(table(near).notes)  # half a point below, of an interval of one
+    assert "than 1 of 1 points" in notes and "None of these beyond the interval." in notes
     slow = hand.point("chow", gain=-1, ratio=1.5, noise=0.1)  # slower than the target, so it counts as the target
     assert any("than 1 of 1 points" in note for note in table([*WINNER[:2], slow]).notes)
 
