@@ -21,6 +21,7 @@ from speccascade_jax.evaluation import code_digests
 from speccascade_jax.evaluation.environment import hardware, package
 from speccascade_jax.evaluation.heads import Heads
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.validation import warn_of_ranges
 from speccascade_jax.methods.assemble import build
 from speccascade_jax.methods.drafting import models_of
 from speccascade_jax.methods.recipe import Built
@@ -105,6 +106,7 @@ class Session:
         for name in {name for method, _ in chosen for name in models_of(method.drafters)}:
             self.pair.model(name)
         self.heads.check(chosen)
+        warn_of_ranges((method for method, _ in chosen), self.pair.target.model.vocab_size)
 
     def key(self, point: Point) -> str:
         """The key of the point's record: hash of its configuration, `fingerprints` and the device."""

@@ -1,11 +1,21 @@
 """Refusing points that have no meaning, before weights are read or anything is compiled."""
 
+import warnings
+from collections.abc import Iterable, Iterator
+
 from speccascade_jax.core import checks
+from speccascade_jax.core.protocols import StopPolicy
 from speccascade_jax.data.tasks.table import get_task
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point
-from speccascade_jax.methods.drafting import check_length, models_of
+from speccascade_jax.evaluation.points import Evaluation, Level, Method, ModelPair, Point
+from speccascade_jax.methods.drafting import check_length, models_of, policy_of
+from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.metrics import sandbox
 from speccascade_jax.metrics.quality import METRICS
+from speccascade_jax.rules import deferral
+from speccascade_jax.rules.rule import ends
+
+_SMALL = 8192  # what `Alpha.usual` takes a vocabulary to be: its range is nothing to warn of
+_SLACK = 1e-3  # it is rounded
 
 _MOST_RESAMPLES = 100_000  # more take memory, and show no digit more
 
@@ -47,6 +57,34 @@ def validate_evaluation(evaluation: Evaluation) -> None:
     if evaluation.max_new_tokens is not None:
         checks.whole("max_new_tokens", evaluation.max_new_tokens, 1, checks.LONGEST)
     check_code(evaluation)
+
+
+def warn_of_ranges(methods: Iterable[Method], vocab_size: int) -> None:
+    """Warn of α's and thresholds, those of levels too, beyond which hardly anything changes."""
+    told = list(dict.fromkeys(each for method in methods for each in _beyond(method, max(vocab_size, _SMALL))))
+    if told:
+        listed = [*told[:5], *[f"and {len(told) - 5} more"] * (len(told) > 5)]
+        warnings.warn(f"{'; '.join(listed)}: beyond it hardly anything changes, is it meant?", stacklevel=2)
+
+
+def _beyond(method: Method | Level, size: int) -> Iterator[str]:
+    """What of a method's numbers lies outside its useful range, in words."""
+    if isinstance(method, Level):
+        whose, trade_off = f"level {method.model!r}", deferral.get(method.rule).alpha
+        policy: StopPolicy | None = policy_of(method.stop, method.block_size)
+    else:
+        whose, trade_off, recipe = repr(method.name), method.trade_off, method.recipe
+        policy = recipe.policy(method.settings()) if isinstance(recipe, Speculation) else None
+    ranges = {"alpha": trade_off and trade_off.useful_bounds(size)}
+    stops = getattr(policy, "useful", None)
+    ranges |= {"stop_threshold": stops and ends(stops, size)}
+    for name, useful in ranges.items():
+        value = getattr(method, name)
+        if value is not None and useful and not useful[0] - _SLACK <= value <= useful[1] + _SLACK:
+            yield f"{name}={value:g} of {whose} lies outside {useful[0]:g} … {useful[1]:g}"
+    for each in method.drafters:
+        if isinstance(each, Level):
+            yield from _beyond(each, size)
 
 
 def check_code(evaluation: Evaluation) -> None:

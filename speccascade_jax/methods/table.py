@@ -4,6 +4,7 @@ A method fixes an acceptance, a stop policy, what follows a kept block, and whic
 them run in the same loop (`engine.loop`); a paper's method is the row, not code. Sources: METHODS sections 2, 4, 5, 6.
 """
 
+import math
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from speccascade_jax.rules.rule import Alpha, Rule
 _CAP = 10  # draft tokens in a row before the target must write one (paper 1, section F.1)
 _LONGEST = 20  # draft tokens in a block that ends when its policy says so (paper 3, section 4.1)
 
+_score = partial(Alpha, useful=(-math.inf, 0.0))
 _sequence = partial(SequenceMethod, title="SeqCascade")
 _fuzzy = partial(Speculation, decides="fuzzy_js", bonus="target", greedy_draft=True)
 _stopping = partial(Speculation, block_size=_LONGEST)
@@ -33,11 +35,11 @@ _ENDS_AND_CASCADES = (
     Alone(name=names.TARGET, title="Target alone", model="target"),
     Alone(name=names.DRAFT, title="Draft alone", model="draft"),
     # the draft writes the whole output, the target writes anew where its score is below α (paper 1, eq. 1)
-    _sequence(name="seq_cascade", score="sum", detail="sum", trade_off=Alpha(grid=(-30.0, 0.0), typical=-8.0)),
-    _sequence(name="seq_cascade_mean", score="mean", detail="mean", trade_off=Alpha(grid=(-2.0, 0.0), typical=-0.4)),
+    _sequence(name="seq_cascade", score="sum", detail="sum", trade_off=_score(grid=(-30.0, 0.0), typical=-8.0)),
+    _sequence(name="seq_cascade_mean", score="mean", detail="mean", trade_off=_score(grid=(-2.0, 0.0), typical=-0.4)),
     _sequence(
         name="seq_cascade_quantile", score="quantile", detail="quantile",
-        trade_off=Alpha(grid=(-5.0, 0.0), typical=-1.5),
+        trade_off=_score(grid=(-5.0, 0.0), typical=-1.5),
     ),
     # paper 2's baseline: the target writes a share α of the outputs, whatever they are
     SequenceMethod(

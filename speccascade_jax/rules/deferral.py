@@ -8,6 +8,7 @@ Formulas: METHODS section 3; paper 1, Tables 1 and 3.
 
 import functools
 import itertools
+import math
 from functools import partial
 
 import jax.numpy as jnp
@@ -93,7 +94,7 @@ def lossy(beta: float = 1.0) -> Rule:
     name = "lossy" if beta == 1.0 else f"lossy_beta_{beta:g}"
     # with β > 1 nothing may be left to refill although something was rejected: then π exceeds the ceiling
     kept = laws.kept_below_ceiling if beta <= 1.0 else None
-    alpha = Alpha(grid=(0.0, 0.9), domain=(max(0.0, 1.0 - beta), 1.0), typical=0.4)
+    alpha = Alpha(grid=(0.0, 0.9), domain=(max(0.0, 1.0 - beta), 1.0), useful=(0.0, 1.0), typical=0.4)
     variant = "Lossy" if beta == 1.0 else f"Lossy, β {beta:g}"
     return Rule(name=name, law=laws.lossy_with(beta), kept=kept, alpha=alpha, title="SpecDecode", variant=variant)
 
@@ -104,6 +105,7 @@ def random_accept(pair: LawPair, alpha: Array) -> Array:
 
 
 _cascade = partial(Rule, title="SpecCascade")
+_ANY, _POSITIVE = (-math.inf, math.inf), (0.0, math.inf)
 
 # the largest value of each divergence, or where a sweep of those without one may end
 _LARGEST = {"js": 1.0, "js_reference": 2.0, "kl": 10.0, "kl_reversed": 10.0, "tv": 1.0}
@@ -131,7 +133,8 @@ def fuzzy(divergence: str = "js", top_k: int = 0, scaled: bool = False) -> Rule:
 def _fuzzy(divergence: str, top_k: int, scaled: bool) -> Rule:
     name = f"fuzzy_{divergence}" + (f"_top{top_k}" if top_k else "") + ("_scaled" if scaled else "")
     deferral = divergences.Threshold(divergence, top_k, scaled)
-    alpha = Alpha(grid=(0.0, _LARGEST.get(divergence, 1.0)), typical=0.3)
+    useful = None if divergence in ("js", "tv") else _POSITIVE
+    alpha = Alpha(grid=(0.0, _LARGEST.get(divergence, 1.0)), useful=useful, typical=0.3)
     logs, variant = divergences.DIVERGENCES[divergence].reads_logs, name.removeprefix("fuzzy_")
     return _cascade(name=name, deferral=deferral, alpha=alpha, variant=variant, reads_logs=logs)
 
@@ -149,7 +152,7 @@ def get(rule: str | Rule) -> Rule:
 
 
 _SIGNED = partial(Alpha, grid=(-1.0, 1.0))
-_TOLERANCE = Alpha(grid=(0.0, 0.9), domain=(0.0, 1.0), typical=0.4)
+_TOLERANCE = Alpha(grid=(0.0, 0.9), domain=(0.0, 1.0), useful=(0.0, 1.0), typical=0.4)
 _ROWS = (
     Rule(
         name="spec_decode", law=laws.spec_decode, kept=laws.kept_lossless, alpha=None, reads_q=False, lossless=True,
@@ -165,13 +168,16 @@ _ROWS = (
         variant="Lossy, greedy",
     ),
     Rule(name="sd_reference", law=laws.sd_reference, alpha=None, title="SD of paper 2's code"),
-    Rule(name="bild_star", deferral=bild_star, alpha=Alpha(grid=(0.0, 10.0), typical=2.0), title="BiLD*"),
+    Rule(
+        name="bild_star", deferral=bild_star, alpha=Alpha(grid=(0.0, 10.0), useful=_POSITIVE, typical=2.0),
+        title="BiLD*",
+    ),
     _cascade(name="chow", deferral=chow, alpha=Alpha(typical=0.5), variant="Chow"),
     _cascade(name="chow_log", deferral=chow_log, alpha=Alpha(grid=(0.0, "lnV"), typical=2.0), variant="ChowLog"),
     _cascade(name="diff", deferral=diff, alpha=_SIGNED(typical=0.1), variant="Diff"),
     _cascade(name="diff_log", deferral=diff_log, alpha=Alpha(grid=("-lnV", "lnV"), typical=0.5), variant="DiffLog"),
     _cascade(name="opt", deferral=opt, alpha=_SIGNED(typical=0.2), variant="OPT"),
-    _cascade(name="opt_log", deferral=opt_log, alpha=_SIGNED(typical=0.2), variant="OPTLog"),
+    _cascade(name="opt_log", deferral=opt_log, alpha=_SIGNED(useful=_ANY, typical=0.2), variant="OPTLog"),
     _cascade(name="token_v1", deferral=token_v1, alpha=_SIGNED(typical=0.3), variant="TokenV1"),
     _cascade(name="token_v2", deferral=token_v2, alpha=Alpha(typical=0.3), variant="TokenV2"),
     # most of its range lies where hardly anything is deferred (METHODS section 3)

@@ -15,6 +15,13 @@ from speccascade_jax.rules.laws import DeferralRule, TargetLaw
 End = float | str
 
 
+def ends(given: tuple[End, End], vocab_size: int) -> tuple[float, float]:
+    """A range as numbers: `"lnV"` and `"-lnV"` stand for `± ln V`."""
+    words = {"lnV": math.log(vocab_size), "-lnV": -math.log(vocab_size)}
+    low, high = (words[x] if isinstance(x, str) else float(x) for x in given)
+    return low, high
+
+
 @dataclass(frozen=True, kw_only=True)
 class Alpha:
     """What a trade-off parameter may be, and what is worth trying.
@@ -22,12 +29,14 @@ class Alpha:
     Attributes:
         grid: the range worth sweeping; `"lnV"` and `"-lnV"` stand for `± ln V`.
         domain: α must satisfy `domain[0] <= α < domain[1]`; closed: the upper end belongs to the domain too.
+        useful: beyond these hardly anything changes, if they are not the grid's.
         typical: for a first try. swept: the α's of a sweep that names none, where an even grid would be unwise.
     """
 
     grid: tuple[End, End] = (0.0, 1.0)
     domain: tuple[float, float] = (-math.inf, math.inf)
     closed: bool = False
+    useful: tuple[End, End] | None = None
     typical: float | None = None
     swept: tuple[float, ...] = ()
 
@@ -46,9 +55,11 @@ class Alpha:
 
     def bounds(self, vocab_size: int) -> tuple[float, float]:
         """The sweep range as numbers."""
-        words = {"lnV": math.log(vocab_size), "-lnV": -math.log(vocab_size)}
-        low, high = (words[x] if isinstance(x, str) else float(x) for x in self.grid)
-        return low, high
+        return ends(self.grid, vocab_size)
+
+    def useful_bounds(self, vocab_size: int) -> tuple[float, float]:
+        """The useful range as numbers."""
+        return ends(self.useful or self.grid, vocab_size)
 
     def even(self, count: int, vocab_size: int) -> np.ndarray:
         """`count` values at equal distances over the sweep range, ends included, float64."""

@@ -72,6 +72,7 @@ class Entropy(Capped):
 
     threshold: ClassVar[str] = "it drafts while the entropy of q is at most stop_threshold (nats)"
     between: ClassVar[tuple[float, float]] = (0.0, math.inf)
+    useful: ClassVar[tuple[float, str]] = (0.0, "lnV")
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
         sure = entropy(step.q)[..., 0] <= controls.stop_threshold

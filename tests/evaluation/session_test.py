@@ -377,3 +377,8 @@ def test_a_sweep_goes_on_and_a_point_that_fails_everywhere_is_refused(pair, load
     hopeless = session.Session(SOURCE, SMALL, replace(pair, target=sc.TableLM(np.full((320, 320), np.nan))))
     with pytest.raises(FloatingPointError, match="the target model gave NaN or infinite logits"):
         measuring.judge(hopeless, [_point("token_v3", 0.3)])
+
+
+def test_a_session_warns_of_numbers_beyond_which_nothing_changes(loaded):
+    with pytest.warns(UserWarning, match=r"alpha=7 of 'chow' lies outside 0 … 1: beyond it hardly anything changes"):
+        loaded.check([(Method(name="chow", alpha=7), Sampling()), (Method(name="chow", alpha=0.5), Sampling())])

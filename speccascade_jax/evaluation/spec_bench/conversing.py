@@ -17,6 +17,7 @@ from speccascade_jax.evaluation import code_digests
 from speccascade_jax.evaluation.heads import Heads
 from speccascade_jax.evaluation.points import Method, Sampling
 from speccascade_jax.evaluation.spec_bench.questions import Conversation, Question
+from speccascade_jax.evaluation.validation import warn_of_ranges
 from speccascade_jax.methods.assemble import build
 from speccascade_jax.methods.recipe import Built
 from speccascade_jax.pairs.pair import Pair
@@ -74,6 +75,7 @@ class Speaker:
         ends = stop_ids(pair.vocabulary, conversation.stop)
         heads = Heads(pair)
         heads.check([(method, sampling)])
+        warn_of_ranges([method], pair.target.model.vocab_size)
         settings = method.settings(sampling)
         self.program, self.params = build(pair, settings, stop_ids=ends, head=heads.of(method))
         if not isinstance(self.program, Generator):

@@ -1,0 +1,72 @@
+"""Numbers that mean something but change hardly anything: a warning that names them, and no error."""
+
+import math
+import warnings
+
+import pytest
+
+from speccascade_jax.evaluation.points import Level, Method
+from speccascade_jax.evaluation.validation import warn_of_ranges
+from speccascade_jax.rules.deferral import RULES
+
+SIZE = 10_000
+LN = math.log(SIZE)
+
+
+def _said(*methods: Method) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_ranges(methods, SIZE)
+    return [str(each.message) for each in caught]
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (Method(name="chow", alpha=1.5), "alpha=1.5 of 'chow' lies outside 0 … 1"),
+        (Method(name="token_v3", alpha=-0.1), "alpha=-0.1 of 'token_v3' lies outside 0 … 1"),
+        (Method(name="opt", alpha=100), "alpha=100 of 'opt' lies outside -1 … 1"),
+        (Method(name="chow_log", alpha=LN + 0.1), "alpha=9.31034 of 'chow_log' lies outside 0 … 9.21034"),
+        (Method(name="diff_log", alpha=-10), "alpha=-10 of 'diff_log' lies outside -9.21034 … 9.21034"),
+        (Method(name="fuzzy", alpha=1.01), "alpha=1.01 of 'fuzzy' lies outside 0 … 1"),
+        (Method(name="bild", alpha=-1, stop_threshold=0.5), "alpha=-1 of 'bild' lies outside 0 … inf"),
+        (Method(name="seq_cascade", alpha=1), "alpha=1 of 'seq_cascade' lies outside -inf … 0"),
+        (
+            Method(name="stop_entropy", stop_threshold=10),
+            "stop_threshold=10 of 'stop_entropy' lies outside 0 … 9.21034",
+        ),
+        (
+            Method(
+                name="speculative",
+                drafters=(Level(model="draft", budget=3, rule="chow", alpha=2, stop="entropy", stop_threshold=11),),
+            ),
+            "alpha=2 of level 'draft' lies outside 0 … 1; stop_threshold=11 of level 'draft' lies outside 0 … 9.21034",
+        ),
+    ],
+)
+def test_numbers_beyond_which_nothing_changes_are_named(method, message):
+    (said,) = _said(method)
+    assert said.startswith(message) and said.endswith(": beyond it hardly anything changes, is it meant?")
+
+
+def test_one_warning_names_all_of_a_sweep_and_the_first_few_of_many():
+    sweep = [Method(name="chow", alpha=alpha, block_size=block) for alpha in (0.5, 1.5, 2.5) for block in (2, 3)]
+    (said,) = _said(*sweep)
+    assert said.count("alpha=") == 2
+    (said,) = _said(*(Method(name="chow", alpha=2 + n) for n in range(50)))
+    assert said.count("alpha=") == 5 and "and 45 more" in said
+
+
+def test_what_sweeps_use_is_no_cause_for_a_word():
+    rules = [
+        Method(name=name, alpha=a) for name, rule in RULES.items() if rule.alpha for a in rule.alpha.usual(7, SIZE)
+    ]
+    shipped = [
+        Method(name="lossy", alpha=0.95), Method(name="seq_cascade", alpha=-40.0), Method(name="fuzzy_kl", alpha=30.0),
+        Method(name="bild_star", alpha=12.0), Method(name="opt_log", alpha=-3.0),
+        Method(name="stop_entropy", stop_threshold=5.7), Method(name="token_cascade_log", alpha=5.7),
+        Method(name="autoregressive"), Method(name="spec_decode"),
+    ]  # fmt: skip
+    assert _said(*rules, *shipped) == []
+    usual = [Method(name="chow_log", alpha=alpha) for alpha in RULES["chow_log"].alpha.usual()]
+    warn_of_ranges(usual, 320)  # of a small vocabulary: the usual range is another's
