@@ -125,7 +125,7 @@ def test_a_sweep_that_is_planned_refuses_before_the_survey(texts, tmp_path, monk
         experiment.sweep(pair=SOURCE, evaluation=SMALL, methods=["opt", gone], plan=3)
 
 
-def test_a_record_names_the_head_that_was_used_and_its_key_is_that_of_before(texts, tmp_path, monkeypatch):
+def test_a_record_names_the_head_that_was_used_and_its_key_is_of_it(texts, tmp_path, monkeypatch):
     loaded = session.Session(SOURCE, SMALL, texts)
     monkeypatch.setattr(measuring, "judge", lambda _, points: [{} for _ in points])
     chosen = saved(tmp_path / "a.msgpack", texts, seed=1, w_rej=3.0)
@@ -135,7 +135,7 @@ def test_a_record_names_the_head_that_was_used_and_its_key_is_that_of_before(tex
         point = Point(pair=SOURCE, evaluation=SMALL.resolved(), method=method, sampling=TRAINED_ON)
         (record,) = measuring.evaluate(loaded, [point])
         named = {} if head is None else {"head": head.fingerprint}
-        assert record["fingerprints"] == loaded.loaded | named
+        assert record["fingerprints"] == loaded.loaded | named | {"code": loaded.code(method)}
         assert record.get("head") == (None if head is None else {"w_rej": 3.0 if method is chosen else 1.0})
         assert record["key"] == files.point_key(
             configuration=point.configuration(), device=environment.hardware(), format=FORMAT, **record["fingerprints"]

@@ -108,6 +108,7 @@ def _manifest(session: Session, point: Point, shard_size: int) -> dict[str, Any]
     return {name: at[name] for name in names} | {
         "format": shards.FORMAT,
         "pair_fingerprint": session.loaded["weights"],
+        "code": session.code(point.method),
         "draft_fingerprint": fingerprints.of_model(session.pair.draft),
         "examples_fingerprint": session.loaded["examples"],
         "dtype": point.pair.dtype,

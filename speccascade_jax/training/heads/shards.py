@@ -4,9 +4,9 @@ A folder holds `manifest.json` and shards `shard-00000.npz`, `shard-00001.npz`, 
 
 `manifest.json`: `format` (1); what a label means (`MEANING`): `pair_fingerprint`, `draft_fingerprint`, `rule`, `alpha`,
 `temperature`, `top_p`, `top_k`, `draft_temperature`; and which examples: `pair`, `dtype`, `task`, `split`,
-`first_example`, `prompts`, `max_new_tokens`, `batch`, `seed`, `shard_size`. A shard holds the arrays of `Examples`, the
-last shard of a folder fewer rows, and `key`, the hash of the manifest, so that no shard of another folder gets in; the
-checksums of its zip archive are all compared when it is read.
+`first_example`, `prompts`, `max_new_tokens`, `batch`, `seed`, `shard_size`, and `code`, the digest of the rule. A shard
+holds the arrays of `Examples`, the last shard of a folder fewer rows, and `key`, the hash of the manifest, so that no
+shard of another folder gets in; the checksums of its zip archive are all compared when it is read.
 """
 
 from __future__ import annotations

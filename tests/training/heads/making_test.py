@@ -200,6 +200,15 @@ def test_no_flipped_byte_of_a_shard_is_read_as_data(made, tmp_path):
     assert found > len(content) / 7  # half of the flips and more
 
 
+def test_a_folder_that_was_begun_under_another_law_of_the_rules_name_is_refused(loaded, made, monkeypatch):
+    folder, *_ = made
+    changed = dataclasses.replace(deferral.RULES["spec_decode"], kept=lambda pair, alpha: 0.5 * pair.q_tilde)
+    monkeypatch.setitem(deferral.RULES, "spec_decode", changed)
+    again = session.Session(loaded.source, loaded.evaluation, loaded.pair)
+    with pytest.raises(ValueError, match="was begun with another code: name another output"):
+        making.write(again, point(), 4, folder)
+
+
 def test_the_manifest_says_whose_data_these_are(loaded, made):
     manifest = json.loads((made[0] / shards.MANIFEST).read_text())
     assert manifest["draft_fingerprint"] == fingerprints.of_model(loaded.pair.draft)
