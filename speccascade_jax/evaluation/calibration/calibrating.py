@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from speccascade_jax.core import checks
 from speccascade_jax.core.files import plain, write_atomically
+from speccascade_jax.core.reports import check_replaceable
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.evaluation.calibration import halving, outcome, thresholds
 from speccascade_jax.evaluation.calibration.bench import Bench, Window
@@ -94,6 +95,8 @@ def calibrate(
         )
     for name, values in {"methods": methods, "block_sizes": block_sizes, "seeds": seeds}.items():
         checks.several(name, values)
+    check_replaceable(Path(output).with_suffix(".json"), '"mode":', '"settings":')
+    check_replaceable(Path(output).with_suffix(".gin"), _USE)
     split = windows(evaluation, search_examples, test_examples, held_out_examples)
     shared: dict[str, Any] = {"pair": pair, "evaluation": evaluation, "samplings": [sampling], "seeds": tuple(seeds)}
     if mode == "halving":
@@ -193,10 +196,13 @@ def _climb(base: Point, settings: AppendixD, split: Split, bench: Bench) -> Foun
     return Found(report, outcome.paste(pasted, [heading, *_about(base)]))
 
 
+_USE = "Use: experiments/run.py with gin/run.gin, a pair's file, a task's file, and this one."
+
+
 def _about(target: Point) -> list[str]:
     """What settings were found for, and how a file of them is used."""
     task = get_task(target.evaluation.task).name
     return [
         f"Pair {target.pair.name}, task {task}, split {target.evaluation.split}.",
-        "Use: experiments/run.py with gin/run.gin, a pair's file, a task's file, and this one.",
+        _USE,
     ]

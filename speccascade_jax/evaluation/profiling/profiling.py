@@ -20,6 +20,7 @@ from rich.console import Console
 
 from speccascade_jax.core.checks import whole
 from speccascade_jax.core.files import expanded, write_atomically
+from speccascade_jax.core.reports import check_replaceable
 from speccascade_jax.engine.generate import Generation, raise_on_failure
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.evaluation.profiling import report, traces
@@ -60,6 +61,8 @@ def profile(
     for name, value in {"batch": batch, "generations": generations, "trials": trials}.items():
         whole(name, value, 1)
     whole("top", top, 0)
+    if output:
+        check_replaceable(output, '"instructions":')
     evaluation = replace(evaluation, quality_examples=batch * generations, latency_examples=0).resolved()
     point = Point(pair=pair, evaluation=evaluation, method=method, sampling=sampling, seed=seed)
     validate(point)

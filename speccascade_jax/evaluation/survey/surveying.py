@@ -15,6 +15,7 @@ from rich.table import Table
 from speccascade_jax.core.checks import several
 from speccascade_jax.core.files import plain, write_atomically
 from speccascade_jax.core.names import DRAFT, TARGET
+from speccascade_jax.core.reports import check_replaceable
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.engine.generate import Generation, failures, model_names
 from speccascade_jax.engine.measures import summarise
@@ -74,7 +75,7 @@ def survey(
         output: a JSON file for the printed rows, the bounds and the histogram; none if empty.
 
     Raises:
-        ValueError: a value without meaning, before anything is loaded.
+        ValueError: a value without meaning, or an output that is another file, before anything is loaded.
     """
     if along not in WRITERS:
         raise ValueError(f"along={along!r} is not one of {', '.join(WRITERS)}")
@@ -86,6 +87,8 @@ def survey(
     point = Point(pair=pair, evaluation=evaluation.resolved(), method=WRITERS[along], sampling=sampling, seed=seed)
     validate(point)
     histograms.check(histogram)
+    if output:
+        check_replaceable(output, '"along":', '"histogram":')
     grids = {name: grid(name, alphas) for name in rules}
     runs = _fuzzy_points(point, rules, bounds, block_size)
 
