@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from speccascade_jax.core.files import expanded
+
 
 def check_replaceable(path: str | Path, *marks: str) -> None:
     """Refuse, before anything is measured, to write a report over a file that is none.
@@ -12,7 +14,7 @@ def check_replaceable(path: str | Path, *marks: str) -> None:
     Raises:
         ValueError: names the file and the remedy.
     """
-    path = Path(path)
+    path = expanded(path)
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is no file that a report could be written to: name another output")
     content = path.read_bytes() if path.exists() else b""

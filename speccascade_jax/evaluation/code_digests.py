@@ -20,7 +20,7 @@ import numpy as np
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.files import point_key
 from speccascade_jax.core.protocols import DraftStep
-from speccascade_jax.core.types import Array, BoundModel, Controls, LawPair, Params
+from speccascade_jax.core.types import Array, BoundModel, Controls, LawPair, LogPair, Params
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
 from speccascade_jax.drafters.none import NoDrafter
@@ -82,7 +82,7 @@ def _is_ours(engine: Engine) -> bool:
 
 def _engine(engine: Engine, params: Params) -> Iterator[str]:
     verifier, drafter, own = engine.verifier, engine.drafter, params["drafter"]
-    yield f"{verifier.reads_q} {verifier.lossless} {verifier.defers} {engine.verify_final}"
+    yield f"{verifier.reads_q} {verifier.reads_logs} {verifier.lossless} {verifier.defers} {engine.verify_final}"
     if isinstance(verifier, TokenWise):
         yield _law(verifier, engine.target.vocab_size)
     yield _source(type(drafter))
@@ -100,11 +100,12 @@ def _law(verifier: TokenWise, size: int) -> str:
     def decide(pair: LawPair, alpha: Array, tokens: Array) -> Any:
         column = alpha[:, None, None]
         at = jnp.pad(tokens, [(0, 0), (0, 1)])
-        laws = verifier(pair, column), verifier.law(pair, column), verifier.kept_at(pair, column, at)
-        return laws, verifier.deferred(pair, alpha, tokens)
+        kept = verifier(pair, column), verifier.law(pair, column), verifier.kept_at(pair, column, at)
+        return kept, verifier.deferred(pair, alpha, tokens)
 
     law = _shape(1, 2, size)
-    pair = LawPair(q=law, p=law, q_tilde=law, p_tilde=law, greedy=_shape(1, 2, 1, dtype=bool))
+    laws = dict.fromkeys(("q", "p", "q_tilde", "p_tilde"), law)
+    pair = LawPair(**laws, greedy=_shape(1, 2, 1, dtype=bool), logs=LogPair(**laws))
     return lowered(decide, pair, _shape(1), _shape(1, 1, dtype=jnp.int32))
 
 

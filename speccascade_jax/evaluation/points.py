@@ -274,9 +274,6 @@ class Point:
 _NUMBERS = ("alpha", "stop_threshold", "temperature", "top_p", "draft_temperature")
 
 
-_COUNTS = ("budget", "block_size", "top_k")
-
-
 def _number(value: Any) -> float:
     """The one float that stands for a number in records: `-0.0` is 0."""
     return float(value) + 0.0
@@ -296,7 +293,7 @@ def _convert(part: Any, kind: Callable[[Any], Any], *names: str) -> None:
     """Give those of a frozen dataclass's fields that are not `None` one type, so that equal points are equal."""
     for name in names:
         if getattr(part, name) is not None:
-            object.__setattr__(part, name, float(getattr(part, name)))
+            object.__setattr__(part, name, kind(getattr(part, name)))
 
 
 def _text(path: Any) -> Any:
@@ -314,7 +311,6 @@ def _recorded(drafter: str | Level) -> str | Level:
         known: dict[str, Any] = {name: _number(number) for name, number in numbers.items() if number is not None}
     except (TypeError, ValueError) as error:
         raise ValueError(f"level {drafter.model!r} has a number that is none: {shown(numbers)}") from error
-    known |= {name: integer(f"level {drafter.model!r}: {name}", getattr(drafter, name)) for name in _COUNTS}
     return dataclasses.replace(drafter, **known, drafters=tuple(map(_recorded, drafter.drafters)))
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from speccascade_jax.core import names, typed
+from speccascade_jax.core.checks import integer
 from speccascade_jax.rules.rule import Rule
 
 DRAFT_MODEL = "draft"
@@ -42,6 +43,8 @@ class Level:
     drafters: tuple[str | Level, ...] = (DRAFT_MODEL,)
 
     def __post_init__(self) -> None:
+        for name in ("budget", "block_size", "top_k"):
+            object.__setattr__(self, name, integer(f"level {self.model!r}: {name}", getattr(self, name)))
         typed.check(Level, vars(self))
         object.__setattr__(self, "drafters", tuple(self.drafters))
 

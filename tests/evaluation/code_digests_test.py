@@ -47,7 +47,7 @@ def closed(limit):
 
 
 def by_table(pair, alpha):
-    return pair.q < TABLE - alpha
+    return pair.q < jnp.asarray(TABLE).max() - alpha
 
 
 def called(pair, alpha):
