@@ -1,16 +1,22 @@
 """Counters against a recount in NumPy: deferral rates, blocks nobody verified, blocks of nothing."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import speccascade_jax as sc
+from speccascade_jax.core.controls import make_controls
+from speccascade_jax.core.types import Prompt
 from speccascade_jax.engine.generate import generate
+from speccascade_jax.engine.loop import Engine
 from speccascade_jax.engine.measures import summarise
 from speccascade_jax.methods import table
 from speccascade_jax.methods.assemble import assemble
 from speccascade_jax.methods.settings import Settings
 from speccascade_jax.pairs.prompts import make_prompt
+from speccascade_jax.rules.acceptance import Speculative
 from tests.support import conformance, reference
+from tests.support.drafters import Repeats
 
 ROWS, LENGTH, VOCAB, STOP = 24, 11, 5, 4
 Q, P = conformance.tables(VOCAB, seed=61)
@@ -27,7 +33,7 @@ def trace(turn):
 METHODS = {
     "token_cascade": {"method": "token_cascade", "alpha": 0.5},
     "token_cascade_log": {"method": "token_cascade_log", "alpha": 1.2},
-    "bild": {"method": "bild", "alpha": 1.5, "stop_threshold": 0.7},
+    "bild": {"method": "bild", "alpha": 0.7, "stop_threshold": 0.7},
     "fuzzy": {"method": "fuzzy", "rule": "fuzzy_tv", "alpha": 0.3, "block_size": 2},
     "target's bonus": {"rule": "token_v3", "alpha": 0.4, "block_size": 2, "bonus": "target"},
     "rule's bonus": {"rule": "token_v3", "alpha": 0.4, "block_size": 2},
@@ -80,6 +86,18 @@ def test_the_deferral_rate_is_the_mean_over_committed_positions(name):
     if name.startswith("token_cascade"):
         assert measured["unverified_tokens"] > 0
         assert measured["deferral_rate"] == pytest.approx(1 - measured["draft_share"], abs=1e-6)
+
+
+def test_what_the_target_writes_behind_a_drafter_without_a_law_is_deferred():
+    """No rule could be asked there. At α = 1 it keeps all drafts, so that the target writes nothing else."""
+    model, rows = sc.TableLM(P), 16
+    engine = Engine(target=model.model, drafter=Repeats(2, VOCAB), verifier=Speculative(sc.RULES["token_v3"]))
+    prompt = Prompt(jnp.tile(jnp.asarray([[0, 1, 2, 0]]), (rows, 1)), jnp.full((rows,), 4))
+    controls = make_controls(rows, alpha=1.0, temperature=1.0)
+    out = generate(engine, {"target": model.params, "drafter": {}}, prompt, 1, controls=controls, max_new_tokens=LENGTH)
+    measured = summarise(out.stats, out.lengths)
+    assert measured["rejected"] == 0 < measured["kept"]
+    assert measured["deferral_rate"] == pytest.approx(1 - measured["draft_share"])
 
 
 @pytest.mark.parametrize("bonus", ["none", "rule"])
