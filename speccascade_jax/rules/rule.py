@@ -47,7 +47,8 @@ class Alpha:
             ValueError: names the first such value and the domain.
         """
         # α is a float32: 0.7 is not below an end of 0.7
-        (low, high), values = np.float32(self.domain), np.asarray(values, np.float32)
+        values = np.asarray(values, np.float32)
+        low, high = (np.float32(end) for end in self.domain)
         bad = ~((values >= low) & ((values <= high) if self.closed else (values < high)))
         if bad.any():
             value, end = float(values[bad].ravel()[0]), "]" if self.closed else ")"

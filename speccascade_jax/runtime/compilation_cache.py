@@ -120,7 +120,7 @@ def _check_what_is_read(path: Path) -> None:
             return _Checked(path), asked
         return _given_by_jax(asked)
 
-    jaxs_own.get_file_cache = get_file_cache
+    jaxs_own.get_file_cache = get_file_cache  # type: ignore[assignment]
 
 
 def _path() -> Path | None:

@@ -15,7 +15,7 @@ class _Seen:
     programs = counted = maps = 0
 
 
-def _on_event(event: str, duration: float, **_: object) -> None:
+def _on_event(event: str, duration_secs: float, **_: str | int) -> None:
     _Seen.programs += event == _COMPILED
 
 

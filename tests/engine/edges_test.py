@@ -10,7 +10,7 @@ from speccascade_jax.core.types import Prompt
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
 from speccascade_jax.drafters.none import NoDrafter
-from speccascade_jax.engine.generate import generate
+from speccascade_jax.engine.generate import failures, generate
 from speccascade_jax.engine.loop import Engine
 from speccascade_jax.methods.assemble import assemble
 from speccascade_jax.models.fake import Fake
@@ -44,6 +44,11 @@ def test_nan_behind_the_end_is_nobodys_business():
     assert ended.any()
     with pytest.raises(FloatingPointError, match="target model"):
         sc.decode(pair, np.zeros((64, 1), int), temperature=1.0, max_new_tokens=12, block_size=4)
+
+
+def test_of_two_models_that_fail_the_target_is_named():
+    found = failures(np.array([[-1, -1], [5, 6], [-1, 3], [2, -1]]))
+    assert found == ((1, "target", 5), (2, "draft", 3), (3, "target", 2))
 
 
 def test_bild_star_decides_the_same_at_every_position_of_a_block():
