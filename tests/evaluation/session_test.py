@@ -372,6 +372,8 @@ def test_a_sweep_goes_on_and_a_point_that_fails_everywhere_is_refused(pair, load
         experiment.measure(groups, store, opened)
         assert len(store.records) == 4
         experiment.present(store)
+        # the target beside it failed: its time is no measure either
+        assert all("failed_timings" in record and "latency" not in record for record in store.records)
         held = {record["point"]["method"]: len(record.get("failed_examples", ())) for record in store.records}
     assert held[DRAFT] == 0 and held[TARGET] == held["spec_decode"] == len(rows)
     hopeless = session.Session(SOURCE, SMALL, replace(pair, target=sc.TableLM(np.full((320, 320), np.nan))))

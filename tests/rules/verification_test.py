@@ -1,5 +1,6 @@
 """What a verdict says of a block's positions: the law that each committed token obeys."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -30,7 +31,8 @@ def verdict(verifier, bonus, lawful=None):
     )
     zero = jnp.zeros((ROWS,), jnp.int32)
     keys = rngs.RoundKeys(rngs.row_keys(rngs.root(0), jnp.arange(ROWS), 0), zero, zero)
-    return pair, draft, verifier.verify(pair, draft, keys, jnp.full((ROWS,), ALPHA), bonus)
+    verify = jax.jit(verifier.verify, static_argnames="bonus")
+    return pair, draft, verify(pair, draft, keys, jnp.full((ROWS,), ALPHA), bonus=bonus)
 
 
 @pytest.mark.parametrize("bonus", ["rule", "target", "none"])
