@@ -1,0 +1,67 @@
+"""`~` is the home folder wherever a user names a path."""
+
+import shutil
+
+import pytest
+
+import speccascade_jax as sc
+from experiments import convert, describe, plots, tables
+from speccascade_jax import checkpoints
+from speccascade_jax.data import sentence_pairs
+from speccascade_jax.data.vocabularies import load
+from speccascade_jax.pairs import head_files
+from speccascade_jax.results import store
+from speccascade_jax.runtime import gin_flags
+from speccascade_jax.training.heads import shards
+from tests.support import fake_records, tiny_pair
+from tests.support.acceptance_heads import head_for
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    return tiny_pair.write(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture
+def home(written, tmp_path, monkeypatch):
+    """A home folder with a pair in it; the current folder is another one, and stays empty."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    shutil.copytree(written, tmp_path / "home" / "pair")
+    yield tmp_path / "home"
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_pairs_models_vocabularies_and_heads(home):
+    pair = sc.load_pair("~/pair")
+    assert sc.Pair.load("~/pair/target", "~/pair/draft", "~/pair").vocabulary == pair.vocabulary
+    assert load.Vocabulary("~/pair/vocabulary.model") == load.load_vocabulary("~/pair")
+    checkpoints.save("~/copy", pair.target.model, checkpoints.load("~/pair/target")[1])
+    assert checkpoints.describe("~/copy") == checkpoints.describe("~/pair/target").replace("pair/target", "copy")
+    head_files.save("~/head.msgpack", head_for(pair))
+    assert head_files.load("~/head.msgpack").card.pair == "pair"
+
+
+def test_files_of_pairs_and_of_data(home):
+    (home / "p.tsv").write_text("a\tb\n")
+    assert sentence_pairs.read_pairs("~/p.tsv") == [("a", "b")]
+    with pytest.raises(FileNotFoundError, match=f"{home}/data holds no acceptance data"):
+        shards.read("~/data")
+
+
+def test_stores_tables_and_plots(home, capsys):
+    with store.ResultStore("~/r.jsonl") as found:
+        for record in fake_records.sweep():
+            found.append(record)
+    assert store.read_records("~/r.jsonl") == found.records
+    assert tables.main(["~/r.jsonl", "--format", "markdown", "--output", "~/t.md"]) == 0 and (home / "t.md").is_file()
+    assert plots.main(["~/r.jsonl", "--output", "~/figures"]) == 0 and list((home / "figures").iterdir())
+
+
+def test_commands_and_gin_files(home, capsys):
+    assert convert.main(["~/pair/target", "~/ours"]) == 0 and (home / "ours" / "config.json").is_file()
+    assert convert.main(["~/pair", "--checksums"]) == 0 and (home / "pair" / "checksums.json").is_file()
+    assert describe.main(["~/pair/target"]) == 0
+    (home / "a.gin").write_text("")
+    assert gin_flags._find("~/a.gin", (".",)) == gin_flags._find("a.gin", (".", "~")) == str(home / "a.gin")

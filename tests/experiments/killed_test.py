@@ -1,0 +1,80 @@
+"""Jobs killed at random operations on the disk and started again end as unbroken ones, metrics and records alike."""
+
+import multiprocessing
+import os
+import random
+import shutil
+
+import numpy as np
+import pytest
+from flax.traverse_util import unflatten_dict
+
+from speccascade_jax import checkpoints
+from speccascade_jax.checkpoints.infer import expected_shapes
+from speccascade_jax.data.vocabularies import load
+from speccascade_jax.models.t5 import T5, T5Config
+from tests.support import killed_jobs, tiny_pair
+from tests.training.conftest import PAIRS
+
+pytestmark = pytest.mark.laws
+KILLS = int(os.environ.get("SPECCASCADE_KILLS", "6"))
+"""How many processes are killed, over all jobs."""
+SECONDS = 240
+
+
+@pytest.fixture(scope="module")
+def start():
+    """`start(job, shared, folder, dies_at)`: the exit code of a process; all are forked from one that has imported."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.support.killed_jobs"])
+
+    def start(*args):
+        process = context.Process(target=killed_jobs.run, args=args)
+        process.start()
+        process.join(SECONDS)
+        process.kill()
+        process.join()
+        return process.exitcode
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory, start):
+    """What the jobs read: a pair, a corpus, acceptance data, two checkpoints of one shape."""
+    folder = tmp_path_factory.mktemp("shared")
+    (folder / "pair").mkdir()
+    tiny_pair.write(folder / "pair")
+    (folder / "corpus").mkdir()
+    (folder / "corpus" / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS), encoding="utf-8")
+    texts = [text for pair in PAIRS for text in pair]
+    (folder / "corpus" / "vocabulary.model").write_bytes(load.train(texts, 290))
+    config = T5Config(24, 24, 8, 2, 4, 8, 1, 1)
+    for seed, name in enumerate(("old", "new")):
+        draws = np.random.default_rng(seed)
+        flat = {name: draws.normal(size=shape) for name, shape in expected_shapes(config).items()}
+        checkpoints.save(folder / name, T5(config), unflatten_dict(flat, sep="/"))
+    assert start("data", folder, folder, 0) == 0
+    return folder
+
+
+@pytest.mark.parametrize("job", killed_jobs.JOBS)
+def test_a_killed_job_ends_as_an_unbroken_one(job, shared, start, tmp_path):
+    whole = killed_jobs.prepare(tmp_path / f"{job}-whole", shared)
+    assert start(job, shared, whole, 0) == 0
+    expected, count = killed_jobs.outcome(whole), int(whole.with_suffix(".count").read_text())
+    if job == "conversion":
+        ends = [killed_jobs.model(shared / name) for name in ("old", "new")]
+        assert expected == {"out": ends[1]}
+    draws = random.Random(job)
+    for kill in range(max(1, KILLS // len(killed_jobs.JOBS))):
+        folder = killed_jobs.prepare(tmp_path / f"{job}-{kill}", shared)
+        while (code := start(job, shared, folder, draws.randint(1, count))) != 0:
+            assert code == -9, code
+            if job == "conversion":
+                assert killed_jobs.model(folder / "out") in ends  # the old one or the new one, after every kill
+            if draws.random() < 0.5:
+                assert start(job, shared, folder, 0) == 0
+                break
+        assert killed_jobs.outcome(folder) == expected
+        shutil.rmtree(folder)

@@ -1,0 +1,177 @@
+"""Jobs that write files, each in a process of its own that dies at a chosen operation on its folder.
+
+It dies by SIGKILL before its n-th `fsync`, `replace`, `rename`, `write`, `unlink` or `rmdir` there; a write is then
+half done. What it leaves is what a kill at that moment leaves.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from speccascade_jax import checkpoints
+from speccascade_jax.checkpoints import converting, reading
+from speccascade_jax.evaluation import experiment
+from speccascade_jax.evaluation.calibration import calibrating
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Sampling
+from speccascade_jax.runtime import compilation_cache
+from speccascade_jax.training.heads import making
+from speccascade_jax.training.heads.train import HeadTrainer
+from tests.support import calibration_fakes
+from tests.training import conftest as micro
+
+WATCHED = ("fsync", "replace", "rename", "write", "unlink", "rmdir")
+SMALL = Evaluation(
+    task="tiny_translation", max_new_tokens=6, quality_examples=4, quality_batch=2, latency_examples=0, resamples=10
+)
+
+
+def run(job: str, shared: Path, folder: Path, dies_at: int) -> None:
+    """Do a job in `folder`; die at that operation (0: never), else leave in `<folder>.count` how many there were."""
+    compilation_cache.switch_on()
+    seen = _watch(folder, dies_at)
+    JOBS[job](shared, folder)
+    count = seen[0]
+    folder.with_suffix(".count").write_text(str(count))
+
+
+def _watch(folder: Path, dies_at: int) -> list[int]:
+    seen = [0]
+
+    def inside(first: Any, dir_fd: int | None) -> bool:
+        handle = first if isinstance(first, int) else dir_fd
+        path = os.readlink(f"/proc/self/fd/{handle}") if handle is not None else os.fsdecode(first)
+        return path.startswith(str(folder))
+
+    def watched(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **more: Any) -> Any:
+            if inside(args[0], more.get("dir_fd")):
+                seen[0] += 1
+                if seen[0] == dies_at:
+                    if name == "write":
+                        plain(args[0], args[1][: len(args[1]) // 2])
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return plain(*args, **more)
+
+        return call
+
+    for name in WATCHED:
+        setattr(os, name, watched(name, getattr(os, name)))
+    return seen
+
+
+def _sweep(shared: Path, folder: Path) -> None:
+    experiment.sweep(
+        pair=ModelPair(name=str(shared / "pair")),
+        evaluation=SMALL,
+        methods=("spec_decode", "chow"),
+        alphas={"chow": (0.2,)},
+        block_sizes=(2,),
+        output=str(folder / "s.jsonl"),
+    )
+
+
+def _calibrate(_: Path, folder: Path) -> None:
+    def law(method):
+        return (0.8, 0.1, 1.0) if method.name == "autoregressive_draft" else (1.0, 0.9 - (method.alpha or 0) / 2, 0.5)
+
+    calibrating.Session = lambda *_: calibration_fakes.FakeSession(law, noise=0.5)
+    experiment.evaluate = calibration_fakes.FakeSession.evaluate
+    calibrating.calibrate(
+        pair=calibration_fakes.SOURCE,
+        evaluation=calibration_fakes.TASK,
+        sampling=Sampling(),
+        methods=("spec_decode", "opt"),
+        alphas={"opt": (0.0, 0.1, 0.2)},
+        block_sizes=(3,),
+        max_loss=0.05,
+        search_examples=120,
+        test_examples=60,
+        held_out_examples=100,
+        output=str(folder / "found.jsonl"),
+    )
+
+
+def _data(shared: Path, folder: Path) -> None:
+    evaluation = dataclasses.replace(SMALL, quality_examples=8)
+    source = ModelPair(name=str(shared / "pair"))
+    sampling = Sampling(temperature=1.0)
+    making.make(pair=source, evaluation=evaluation, sampling=sampling, shard_size=2, output=str(folder / "data"))
+
+
+def _heads(shared: Path, folder: Path) -> None:
+    HeadTrainer(
+        run_dir=str(folder / "run"),
+        pair=ModelPair(name=str(shared / "pair")),
+        data=(str(shared / "data"),),
+        depths=(0,),
+        w_rejs=(1.0,),
+        laws=(True,),
+        held_out=0.3,
+        batch_positions=128,
+        epochs=3,
+        warmup_steps=1,
+        log_every=2,
+        save_every_seconds=0.0,
+    ).run()
+
+
+def _t5(shared: Path, folder: Path) -> None:
+    trainer = micro._trainer(shared / "corpus", folder / "run", dropout_rate=0.1)
+    dataclasses.replace(trainer, log_every=5, evaluate_every=6, bleu_examples=1, save_every_minutes=0.0).run()
+
+
+def _convert(shared: Path, folder: Path) -> None:
+    converting.convert(reading.find(shared / "new"), folder / "out", "float32", overwrite=True)
+
+
+JOBS = {
+    "sweep": _sweep, "calibration": _calibrate, "data": _data, "heads": _heads, "t5": _t5, "conversion": _convert,
+}  # fmt: skip
+UNEQUAL = {"minutes", "tokens_per_second", "started", "wall_seconds", "versions", "device", "seconds", "environment"}
+"""What hangs on the clock or the moment."""
+LEFT = {".damaged", ".tmp", ".png"}
+"""What a kill leaves besides: torn lines set aside, files never finished."""
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """What a job left, less what hangs on the clock: records and settings as JSON, arrays of states and of models."""
+    found: dict[str, Any] = {}
+    for file in sorted(folder.rglob("*")):
+        name = str(file.relative_to(folder))
+        if file.is_dir() or name.startswith("out/") or file.suffix in LEFT:
+            continue
+        if file.name == "state.msgpack":
+            found[name] = True  # the heads and the metrics say what is in it
+        elif file.suffix == ".jsonl":
+            found[name] = [_plain(json.loads(line)) for line in file.read_text().splitlines()]
+        else:
+            found[name] = file.read_bytes()
+    if (folder / "out").is_dir():
+        found["out"] = model(folder / "out")
+    return found
+
+
+def _plain(record: Any) -> Any:
+    if isinstance(record, dict):
+        return {name: _plain(value) for name, value in record.items() if name not in UNEQUAL}
+    return record
+
+
+def model(path: Path) -> list[Any]:
+    """A checkpoint's parameters."""
+    return [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(checkpoints.load(path)[1])]
+
+
+def prepare(folder: Path, shared: Path) -> Path:
+    """An empty folder for a job; for a conversion, with what it replaces."""
+    folder.mkdir()
+    shutil.copytree(shared / "old", folder / "out") if folder.name.startswith("conversion") else None
+    return folder
