@@ -265,8 +265,8 @@ def load_pair(name: str | Path, *, others: Mapping[str, str | Path] | None = Non
             f"or give a directory with {_PARTS}, or two checkpoints to Pair.load(target=…, draft=…)"
         )
     target, draft = directory / "target", directory / "draft"
-    for part in (target, draft):
-        checkpoints.put_back(part)
+    for model in (target, draft):
+        checkpoints.put_back(model)
     own = bool(candidates(directory))
     known = own or any(candidates(part) for part in (target, draft) if part.is_dir())
     for part, there in (("vocabulary.model", known), ("target", target.exists()), ("draft", draft.exists())):

@@ -1,5 +1,7 @@
 """`~` is the home folder wherever a user names a path."""
 
+import errno
+import os
 import shutil
 
 import pytest
@@ -52,7 +54,7 @@ def test_files_of_pairs_and_of_data(home):
 
 def test_stores_tables_and_plots(home, capsys):
     with store.ResultStore("~/r.jsonl") as found:
-        for record in fake_records.sweep():
+        for record in map(fake_records.run, fake_records.coordinates()):
             found.append(record)
     assert store.read_records("~/r.jsonl") == found.records
     assert tables.main(["~/r.jsonl", "--format", "markdown", "--output", "~/t.md"]) == 0 and (home / "t.md").is_file()
@@ -65,3 +67,19 @@ def test_commands_and_gin_files(home, capsys):
     assert describe.main(["~/pair/target"]) == 0
     (home / "a.gin").write_text("")
     assert gin_flags._find("~/a.gin", (".",)) == gin_flags._find("a.gin", (".", "~")) == str(home / "a.gin")
+
+
+def test_a_full_disk_leaves_the_old_figure_and_names_it(home, capsys, monkeypatch):
+    with store.ResultStore("~/r.jsonl") as found:
+        for record in map(fake_records.run, fake_records.coordinates()):
+            found.append(record)
+    plots.main(["~/r.jsonl", "--output", "~/figures"])
+    before = {path: path.read_bytes() for path in (home / "figures").iterdir()}
+
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert plots.main(["~/r.jsonl", "--output", "~/figures"]) == 1
+    assert "No space left on device; what was there before is unchanged: free some space" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in (home / "figures").iterdir()} == before
