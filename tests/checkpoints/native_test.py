@@ -337,6 +337,7 @@ def test_a_configuration_without_a_digest_loads(saved, edited, model):
     assert load(saved)[0] == model
 
 
+@pytest.mark.filterwarnings("ignore:os.fork")  # the child copies files and dies
 @pytest.mark.parametrize("moment", ["before", "between", "after"])
 def test_a_save_killed_between_its_renames_leaves_the_old_or_the_new(saved, model, params, moment, monkeypatch):
     def flat(tree):
