@@ -9,7 +9,7 @@
 
 SOURCE is a local path of any format that is read. safetensors have no digests, so a flipped bit goes unseen:
 --checksums stores them once, where the files are known to be good, and every later load names the file and the tensor
-that changed.
+that changed. It takes a pair's folder too, for the vocabulary in it.
 """
 
 from __future__ import annotations
