@@ -1,0 +1,58 @@
+"""Ctrl-C and SIGTERM: one line that says how to go on, the status that shells expect, no trace."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from speccascade_jax.runtime import interrupts
+from speccascade_jax.runtime.paths import repository_root
+
+ROOT = repository_root()
+NUMBERS = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_signal_ends_in_one_line_and_its_status(number, capsys):
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended, interrupts.told("do that"):
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(10)
+        except Exception:
+            raise AssertionError("what catches errors caught the signal") from None
+    assert ended.value.code == NUMBERS[number]
+    assert capsys.readouterr().err.split("\n") == ["", "stopped: do that", ""]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_errors_pass():
+    with pytest.raises(ValueError, match="wrong"), interrupts.told(interrupts.SAME):
+        raise ValueError("wrong")
+
+
+def test_every_script_ends_so():
+    ways = ("gin_flags.main(", "gin_flags.run_app(", "with interrupts.told(")
+    scripts = {path.name: path.read_text() for path in (ROOT / "experiments").glob("*.py")}
+    assert scripts and all(any(way in text for way in ways) for text in scripts.values())
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize(("script", "said"), [("sweep", interrupts.SAME), ("run", interrupts.ANEW)])
+def test_a_script_that_is_stopped_says_how_to_go_on(script, said, number, tmp_path):
+    (tmp_path / "sleeper.py").write_text("import pathlib, time\npathlib.Path('asleep').touch()\ntime.sleep(60)\n")
+    (tmp_path / "long.gin").write_text("import sleeper\n")
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", f"experiments.{script}", "--gin_file=long.gin"]
+    running = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "asleep").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    running.send_signal(number)
+    error = running.communicate(timeout=30)[1]
+    assert running.returncode == NUMBERS[number], error
+    assert error.strip() == f"stopped: {said}"
