@@ -38,7 +38,7 @@ PROMPT = flags.DEFINE_string(
 METHOD = flags.DEFINE_string(
     "method",
     "spec_decode",
-    "A rule, or a method such as autoregressive, fuzzy or token_cascade; a wrong one lists all.",
+    "A rule, or a method such as autoregressive, fuzzy or token_cascade; or module.NAME of your own.",
 )
 ALPHA = flags.DEFINE_float("alpha", None, "The rule's trade-off; needed by rules that have one.")
 BLOCK_SIZE = flags.DEFINE_integer("block_size", None, "Draft tokens per round; default: the method's own, mostly 5.")

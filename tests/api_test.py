@@ -1,5 +1,7 @@
 """The front door: what it gives back, what it refuses and when, and that its statistics are what happened."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,9 +9,11 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.engine.generate import compilations, generate
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.assemble import assemble, build
+from speccascade_jax.methods.settings import Level, Settings
 from speccascade_jax.pairs.prompts import make_prompt
 from tests.support import conformance, reference
+from tests.support.acceptance_heads import head_for
 
 # the sizes, the block and the stop id of tests/engine/rows_test.py: both files then share their compiled programs
 ROWS, VOCAB, LENGTH, STOP = 16, 9, 14, 4
@@ -186,6 +190,24 @@ BAD = {
     ),
     "stop id outside": ({"stop_ids": [2, VOCAB]}, r"stop id 9 is outside the vocabulary of 9"),
     "stop id negative": ({"stop_ids": [-1]}, r"stop id -1 is outside the vocabulary of 9"),
+    "a billion tokens": ({"max_new_tokens": 10**9}, r"max_new_tokens=1000000000 is too large: give at most 131072"),
+    "endless tokens": ({"max_new_tokens": 1e308}, r"max_new_tokens=1e\+308 is too large: give at most 131072"),
+    "blocks beyond outputs": (
+        {"block_size": 4096},
+        r"block_size=4096 is more than an output can hold: max_new_tokens is 14; lower it",
+    ),
+    "a level beyond outputs": (
+        {"drafters": (Level(model="target", budget=10**9),), "block_size": None},
+        r"Level\.budget=1000000000 is more than an output can hold",
+    ),
+    "block True": ({"block_size": True}, r"block_size=True is not a whole number"),
+    "rule of a number": ({"rule": 3}, r"rule=3 is no name: give a text, one of speccascade_jax\.RULES"),
+    "method of several": ({"method": ("bild",)}, r"method=\('bild',\) is no name"),
+    "bonus of several": ({"bonus": ["rule"]}, r"bonus=\['rule'\] is not a text or None"),
+    "drafters of one": ({"drafters": "draft"}, r"drafters='draft' is one value where a tuple is meant"),
+    "stop ids of text": ({"stop_ids": "."}, r"stop_ids='\.' are no ids"),
+    "stop ids of None": ({"stop_ids": [None]}, r"stop_ids=\[None\] are no ids"),
+    "temperature a truth": ({"temperature": True}, r"temperature=True is not a number"),
     "no tokens": ({"max_new_tokens": 0}, r"max_new_tokens=0 is not a whole number >= 1"),
     "seed negative": ({"seed": -1}, r"seed=-1 is not a whole number >= 0"),
     "greedy rule, sampled": (
@@ -224,6 +246,33 @@ def test_vocabularies_must_match():
         sc.Pair(target=sc.TableLM(p), draft=sc.TableLM(p), vocabulary=Words())
     with pytest.raises(ValueError, match=r"TableLM needs logits of shape \[V, V\], got \(5, 6\)"):
         sc.TableLM(np.zeros((5, 6)))
+
+
+@pytest.mark.parametrize("call", [sc.decode, sc.stream])
+def test_the_name_of_a_pair_is_no_pair(call):
+    with pytest.raises(
+        ValueError, match=r"pair='tatoeba_en_de' is no loaded pair: give sc.load_pair\('tatoeba_en_de'\)"
+    ):
+        call("tatoeba_en_de", ["Hello."])
+
+
+def test_what_holds_parameters_is_shown_in_a_line(pair):
+    head = head_for(pair)
+    whole = dataclasses.replace(pair, head=head, name="two", others={"small": pair.draft})
+    built = build(pair, Settings())
+    texts = [repr(each) for each in (pair, whole, pair.draft, head, built)]
+    assert all(len(text) < 700 and "\n" not in text and "Array" not in text for text in texts), texts
+    assert texts[2] == "BoundModel(Table, 81 parameters)"
+    assert texts[1] == f"Pair('two': target={texts[2]}, draft={texts[2]}, small={texts[2]}, acceptance head)"
+
+
+@pytest.mark.parametrize(("broken", "value"), [("draft", np.nan), ("target", np.nan), ("target", np.inf)])
+def test_a_law_of_nan_logits_names_the_model(broken, value):
+    logits = dict(zip(("draft", "target"), conformance.tables(5, seed=0), strict=True))
+    logits[broken] = np.array(logits[broken])
+    logits[broken][3, 1] = value
+    with pytest.raises(FloatingPointError, match=rf"the {broken} model's logits hold NaN or infinity, .* at \[3\]"):
+        sc.target_law("chow", logits["draft"], logits["target"], alpha=0.1)
 
 
 def test_unknown_pair_names_the_remedy():

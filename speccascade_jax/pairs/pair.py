@@ -53,8 +53,11 @@ class Pair:
     def __repr__(self) -> str:
         """A line: the models and their sizes, without their numbers."""
         parts = [f"{name}={bound!r}" for name, bound in self.models.items()]
-        parts += [f"vocabulary of {self.vocabulary.vocab_size}"] * (self.vocabulary is not None)
-        return f"Pair({self.name!r}: {', '.join([*parts, *['acceptance head'] * (self.head is not None)])})"
+        if self.vocabulary is not None:
+            parts.append(f"vocabulary of {self.vocabulary.vocab_size}")
+        if self.head is not None:
+            parts.append("acceptance head")
+        return f"Pair({self.name!r}: {', '.join(parts)})"
 
     def __post_init__(self) -> None:
         if taken := {"target", "draft"} & set(self.others):

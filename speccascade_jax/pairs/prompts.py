@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from speccascade_jax.core.arrays import bucket, right_pad
+from speccascade_jax.core.names import shown
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.data.vocabularies.vocabulary import Ids, TextVocabulary
 from speccascade_jax.pairs.pair import Pair
@@ -164,12 +165,14 @@ def checked_stop_ids(pair: Pair, given: Sequence[int] | None) -> tuple[int, ...]
     """The ids that end a row: those given, or the vocabulary's, or none without a vocabulary.
 
     Raises:
-        ValueError: an id outside the vocabulary.
+        ValueError: what is no id, or one outside the vocabulary.
     """
     if given is None:
         return () if pair.vocabulary is None else tuple(int(stop) for stop in pair.vocabulary.stop_ids)
     size, ids = pair.target.model.vocab_size, np.atleast_1d(np.asarray(given)).tolist()
+    if not all(_is_whole(stop) for stop in ids):
+        raise ValueError(f"stop_ids={shown(given)} are no ids: give whole numbers below {size}")
     for stop in ids:
-        if stop != int(stop) or not 0 <= stop < size:
+        if not 0 <= stop < size:
             raise ValueError(f"stop id {stop} is outside the vocabulary of {size}; ids are whole numbers below {size}")
     return tuple(int(stop) for stop in ids)
