@@ -91,8 +91,8 @@ def _imported(what: str, name: str, kind: Any) -> Any:
                 f"{what} {name!r}: there is no module {error.name!r}; its file lies where you start from, or in a "
                 f"folder of PYTHONPATH"
             ) from error
-        said = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise ValueError(f"{what} {name!r}: module {module!r} cannot be imported: {said}") from error
+        error.add_note(f"{what} {name!r}: module {module!r} cannot be imported")
+        raise
     if found is _MISSING:
         raise ValueError(f"{what} {name!r}: module {module!r} has no {attribute!r}")
     if not isinstance(found, kind):

@@ -41,7 +41,9 @@ def check(rule: Rule) -> None:
 def _check_shapes(rule: Rule, part: str) -> None:
     for lead in ((2,), (2, 3)):
         full, thin = (jax.ShapeDtypeStruct((*lead, width), jnp.float32) for width in (_ENTRIES, 1))
-        pair = LawPair(q=full, p=full, q_tilde=full, p_tilde=full, greedy=jax.ShapeDtypeStruct(thin.shape, bool))
+        fields: dict[str, Any] = dict.fromkeys(("q", "p", "q_tilde", "p_tilde"), full)
+        fields["greedy"] = jax.ShapeDtypeStruct(thin.shape, bool)
+        pair = LawPair(**fields)
         try:
             shape = jax.eval_shape(getattr(rule, part), pair, thin).shape
         except Exception as error:
@@ -100,7 +102,7 @@ def _laws(greedy_only: bool) -> LawPair:
     """Laws that agree, that differ, and that lack entries, as they are drawn from and decoded greedily: [N, V]."""
     rng = np.random.default_rng(0)
     spread = (0.02, 0.3, 0.3, 1.0)  # from nearly certain to nearly even
-    q, p = (np.float32([rng.dirichlet(np.full(_ENTRIES, each)) for each in spread]) for _ in range(2))
+    q, p = (np.asarray([rng.dirichlet(np.full(_ENTRIES, each)) for each in spread], np.float32) for _ in range(2))
     p[1], q[2, ::2], p[3, 1::2] = q[1], 0.0, 0.0
     q, p = (law / law.sum(-1, keepdims=True) for law in (q, p))
     best_q, best_p = (np.eye(_ENTRIES, dtype=np.float32)[law.argmax(-1)] for law in (q, p))

@@ -27,15 +27,16 @@ def explained(error: BaseException, reading: str = "") -> str:
         return _line("a bracket or a quotation mark is never closed", _unclosed(reading))
     if isinstance(error, RecursionError):
         return _line(DEEP, reading)
+    file: str | None
+    number: object
     if isinstance(error, SyntaxError):
-        text, place = f"{error.msg.rstrip('.')}: {error.text or ''}", (error.filename, error.lineno)
+        text, file, number = f"{error.msg.rstrip('.')}: {error.text or ''}", error.filename, error.lineno
     else:
         text = _CALL.sub("", str(error))
         places = _PLACE.findall(text)
-        text, place = _PLACE.sub("", text), places[0] if places else ("", "")
+        text, (file, number) = _PLACE.sub("", text), places[0] if places else ("", "")
         if isinstance(error, KeyError):
             text = text.strip("'\"")  # of which Python shows the repr
-    file, number = place
     return _line(_better(text, file or reading) or text, f"{file}, line {number}" if file else reading)
 
 

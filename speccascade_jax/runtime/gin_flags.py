@@ -50,7 +50,7 @@ def one_line_errors() -> Iterator[None]:
 
 def said(error: Exception) -> str:
     """What a program that ends by an error says of it, in one line."""
-    message = gin_errors.explained(error)
+    message = "; ".join([gin_errors.explained(error), *getattr(error, "__notes__", [])])
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in message:
         return f"not enough memory ({message or 'MemoryError'}): lower batches, max_new_tokens or block sizes"
     return message if isinstance(error, _EXPECTED) and message else f"{type(error).__name__}: {message}"

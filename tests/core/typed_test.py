@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from speccascade_jax.core import checks, names, typed
+from speccascade_jax.runtime import gin_flags
 
 
 @dataclasses.dataclass
@@ -111,10 +112,11 @@ def test_many_names_are_not_listed():
 def test_a_file_of_ones_own_that_cannot_be_imported_is_named(tmp_path, monkeypatch):
     (tmp_path / "broken_rule.py").write_text("nothing.here = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"^rule 'broken_rule.mine': module 'broken_rule' cannot be imported: NameError: "
-    ):
+    with pytest.raises(NameError, match="'nothing' is not defined") as raised:  # as itself: its trace is wanted
         names.look_up("rule", "broken_rule.mine", {}, int)
+    said = gin_flags.said(raised.value)
+    assert said.startswith("NameError: name 'nothing' is not defined")
+    assert said.endswith("; rule 'broken_rule.mine': module 'broken_rule' cannot be imported")
     with pytest.raises(ValueError, match=r"^rule 'os.getcwd' is <built-in function getcwd>: it must be a int$"):
         names.look_up("rule", "os.getcwd", {}, int)
 

@@ -105,7 +105,7 @@ LEVELS = Level(model="middle", budget=3, drafters=(Level(model="draft", budget=2
         ({"accept": "some"}, "unknown acceptance 'some'"),
         ({"accept": "deferral", "rule": "lossy", "alpha": 0.1}, "lossy"),
         ({"stop": 5}, "stop policy 5 is none"),
-        ({"rule": 0.5}, "rule 0.5 is no name"),
+        ({"rule": 0.5}, "rule=0.5 is no name"),
         ({"method": ".a.b"}, "unknown method '.a.b'"),
     ],
 )

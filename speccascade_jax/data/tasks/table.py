@@ -61,7 +61,7 @@ def get_task(name: str | SeqioTask) -> Task:
     "gsm8k:4" is the task "gsm8k" with 4 exemplars.
 
     Raises:
-        ValueError: there is none (names the nearest and all of them), or it has no exemplars.
+        ValueError: there is none (names the nearest), or it has no exemplars.
     """
     if isinstance(name, SeqioTask):
         return name

@@ -92,9 +92,7 @@ def test_without_seqio_a_run_ends_in_one_line(monkeypatch):
 
 
 def test_an_unknown_name_says_how_seqios_are_named():
-    with pytest.raises(
-        ValueError, match=r"unknown task 'cnn_dm'.*the tasks are .*is a SeqioTask \(gin/tasks/seqio.gin\)"
-    ):
+    with pytest.raises(ValueError, match=r"unknown task 'cnn_dm'.*TASKS; .*is a SeqioTask \(gin/tasks/seqio.gin\)"):
         get_task("cnn_dm")
 
 
