@@ -106,6 +106,7 @@ def _laws(greedy_only: bool) -> LawPair:
     p[1], q[2, ::2], p[3, 1::2] = q[1], 0.0, 0.0
     q, p = (law / law.sum(-1, keepdims=True) for law in (q, p))
     best_q, best_p = (np.eye(_ENTRIES, dtype=np.float32)[law.argmax(-1)] for law in (q, p))
-    greedy = LawPair(*map(jnp.asarray, (q, p, best_q, best_p, np.ones((4, 1), bool))))
-    sampled = LawPair(*map(jnp.asarray, (q, p, q, p, np.zeros((4, 1), bool))))
+    q, p, best_q, best_p = (jnp.asarray(law, jnp.float32) for law in (q, p, best_q, best_p))
+    greedy = LawPair(q=q, p=p, q_tilde=best_q, p_tilde=best_p, greedy=jnp.ones((4, 1), bool))
+    sampled = LawPair(q=q, p=p, q_tilde=q, p_tilde=p, greedy=jnp.zeros((4, 1), bool))
     return greedy if greedy_only else jax.tree.map(lambda *parts: jnp.concatenate(parts), greedy, sampled)
