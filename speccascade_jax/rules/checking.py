@@ -106,7 +106,7 @@ def _laws(greedy_only: bool) -> LawPair:
     p[1], q[2, ::2], p[3, 1::2] = q[1], 0.0, 0.0
     q, p = (law / law.sum(-1, keepdims=True) for law in (q, p))
     best_q, best_p = (np.eye(_ENTRIES, dtype=np.float32)[law.argmax(-1)] for law in (q, p))
-    q, p, best_q, best_p = (jnp.asarray(law, jnp.float32) for law in (q, p, best_q, best_p))
-    greedy = LawPair(q=q, p=p, q_tilde=best_q, p_tilde=best_p, greedy=jnp.ones((4, 1), bool))
-    sampled = LawPair(q=q, p=p, q_tilde=q, p_tilde=p, greedy=jnp.zeros((4, 1), bool))
+    raw_q, raw_p, top_q, top_p = (jnp.asarray(law, jnp.float32) for law in (q, p, best_q, best_p))
+    greedy = LawPair(q=raw_q, p=raw_p, q_tilde=top_q, p_tilde=top_p, greedy=jnp.ones((4, 1), bool))
+    sampled = LawPair(q=raw_q, p=raw_p, q_tilde=raw_q, p_tilde=raw_p, greedy=jnp.zeros((4, 1), bool))
     return greedy if greedy_only else jax.tree.map(lambda *parts: jnp.concatenate(parts), greedy, sampled)
