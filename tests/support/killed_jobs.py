@@ -135,7 +135,17 @@ def _convert(shared: Path, folder: Path) -> None:
 JOBS = {
     "sweep": _sweep, "calibration": _calibrate, "data": _data, "heads": _heads, "t5": _t5, "conversion": _convert,
 }  # fmt: skip
-UNEQUAL = {"minutes", "tokens_per_second", "started", "wall_seconds", "versions", "device", "seconds", "environment"}
+UNEQUAL = {
+    "checksum",
+    "minutes",
+    "tokens_per_second",
+    "started",
+    "wall_seconds",
+    "versions",
+    "device",
+    "seconds",
+    "environment",
+}
 """What hangs on the clock or the moment."""
 LEFT = {".damaged", ".tmp", ".png"}
 """What a kill leaves besides: torn lines set aside, files never finished."""
