@@ -92,9 +92,8 @@ def parse_gin(files: Sequence[str], bindings: Sequence[str] = (), search_paths: 
     for file in found:
         with _explained(file):
             gin.parse_config_file(file)
-    for binding in bindings:  # one by one: a bracket that is not closed would swallow the next
-        with _explained(f"--gin.{binding}"):
-            gin.parse_config(binding)
+    with _explained(", ".join(f"--gin.{binding}" for binding in bindings)[:200]):
+        gin.parse_config(list(bindings))  # together: they may be the lines of a file
     with _explained():
         gin.finalize()
         gin_values.check()

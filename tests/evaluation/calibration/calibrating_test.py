@@ -186,7 +186,7 @@ def test_appendix_d_is_a_mode(calibrate, capsys):
         ({"mode": "appendix_d", "appendix_d": AppendixD(rule="diff")}, "rule='diff' has no divergence"),
         ({"mode": "appendix_d", "sampling": Sampling(temperature=-1.0)}, "is negative"),
         ({"max_loss": 0.1, "methods": ("optt",)}, "unknown method 'optt': did you mean opt"),
-        ({"max_loss": 0.1, "alphas": {"opt": (float("inf"),)}}, "alpha=inf is not finite"),
+        ({"max_loss": 0.1, "alphas": {"opt": (float("inf"),)}}, r"alphas\['opt'\]\[0\]=inf is not a finite number"),
         ({"max_loss": 0.1, "alphas": {"diff": 0.1}}, r"alphas\['diff'\]=0.1 is one value where a tuple is meant"),
         ({"max_loss": 0.1, "block_sizes": ()}, "block_sizes=.. is empty"),
         ({"max_loss": 0.1, "search_examples": 40.5}, "search_examples=40.5 is not a whole number"),
