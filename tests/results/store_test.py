@@ -272,6 +272,13 @@ def test_every_flipped_digit_of_a_record_is_noticed(path):
             assert [record["n"] for record in read_records(path)] == [1]
 
 
+def test_a_checksum_is_of_what_a_record_says_and_not_of_how(path):
+    _filled(path, 1)
+    told = json.loads(path.read_bytes())
+    path.write_text(json.dumps(dict(reversed(told.items())), ensure_ascii=False, indent=None) + "\n", encoding="utf-8")
+    assert [record["n"] for record in read_records(path)] == [0]
+
+
 def test_records_from_before_there_were_checksums_are_read_and_added_to(path):
     path.parent.mkdir()
     path.write_text(json.dumps(_record(0)) + "\n")
@@ -324,6 +331,8 @@ def test_a_store_that_is_taken_away_while_it_is_written_loses_nothing(path, how)
         with pytest.warns(UserWarning, match=r"sweep\.jsonl was removed, replaced or changed while it was written"):
             store.append(_record(3))
         store.append(_record(4))
+        with pytest.raises(ValueError, match="already holds a record with key"):
+            store.append(_record(0))
         with pytest.raises(StoreLockedError):
             ResultStore(path)
         assert read_records(path) == store.records
