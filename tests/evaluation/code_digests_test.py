@@ -38,6 +38,7 @@ from speccascade_jax.stopping.policies import Capped
 from tests.support.drafters import Repeats
 
 LIMIT = 0.3
+STEPS = 2
 TABLE = np.linspace(0.0, 0.5, 320, dtype=np.float32)
 
 
@@ -75,9 +76,11 @@ class Own(Capped):
 
 @dataclass(frozen=True)
 class Twice(Repeats):
+    """A drafter."""
+
     def propose(self, params, state, request):
         draft, state, cache = super().propose(params, state, request)
-        return replace(draft, steps=draft.steps + 2), state, cache
+        return replace(draft, steps=draft.steps + STEPS), state, cache
 
 
 def drafter(pair, block_size):
@@ -131,7 +134,8 @@ def codes(pair, tmp_path_factory, monkeypatch):
         ("linspace(0.0, 0.5", "linspace(0.0, 0.6", ["tabled", "drafter"], ["closed"]),
         ("LIMIT = 0.3", "LIMIT = 0.4", ["policy"], ["closed"]),
         ("step.max_q > LIMIT", "step.max_q >= LIMIT", ["policy"], ["tabled"]),
-        ("draft.steps + 2", "draft.steps + 3", ["drafter", "drafted level"], ["policy"]),
+        ("STEPS = 2", "STEPS = 3", ["drafter", "drafted level"], ["policy"]),
+        ('"""A drafter."""', '"""One."""', [], ["drafter"]),
         ("return law.max", "return -law.max", ["called"], []),
         ('"""A policy."""', '"""Another sentence."""', [], ["policy"]),
         ("LIMIT =", "# why\n\n\nLIMIT  =", [], ["policy", "closed", "tabled", "called"]),
