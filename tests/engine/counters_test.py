@@ -26,7 +26,7 @@ PROMPTS = [[row % 4] for row in range(ROWS)]
 def trace(turn):
     return {
         "new": turn.num_new, "drafted": turn.draft.length, "unverified": turn.unverified, "tokens": turn.tokens,
-        "active": turn.active,
+        "active": turn.active, "kept": turn.num_kept, "rejected": turn.rejected, "draft": turn.draft.tokens,
     }  # fmt: skip
 
 
@@ -86,6 +86,24 @@ def test_the_deferral_rate_is_the_mean_over_committed_positions(name):
     if name.startswith("token_cascade"):
         assert measured["unverified_tokens"] > 0
         assert measured["deferral_rate"] == pytest.approx(1 - measured["draft_share"], abs=1e-6)
+
+
+def test_deferred_drafts_by_position_and_those_kept_all_the_same():
+    """Examined drafts that the rule defers, and of these the kept ones, which speculative acceptance has."""
+    _, out, record = generated(METHODS["rule's bonus"])
+    deferred, kept = np.zeros(2), np.zeros(2)
+    for row in range(ROWS):
+        last = PROMPTS[row][-1]
+        for turn in np.flatnonzero(record["active"][:, row]):
+            before = [last, *record["draft"][turn, row]]
+            for slot in range(record["kept"][turn, row] + record["rejected"][turn, row]):
+                r = reference.decision("token_v3", Q[before[slot]], P[before[slot]], 0.4, 1.0)[before[slot + 1]]
+                deferred[slot] += r
+                kept[slot] += r * (slot < record["kept"][turn, row])
+            last = record["tokens"][turn, row, record["new"][turn, row] - 1]
+    assert (kept > 0).all() and (kept < deferred).all()
+    np.testing.assert_allclose(out.stats.deferred_at.sum(0), deferred)
+    np.testing.assert_allclose(out.stats.kept_although_deferred_at.sum(0), kept)
 
 
 def test_what_the_target_writes_behind_a_drafter_without_a_law_is_deferred():
