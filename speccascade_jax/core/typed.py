@@ -64,6 +64,8 @@ def _wrong(name: str, value: Any, hint: Any) -> str:
         return f"{name}={shown(value)} is one value where a tuple is meant; write ({shown(value)},)"
     unquoted = isinstance(value, str) and {bool, int, float}.intersection(kinds)
     remedy = "; write it without quotes" if unquoted else ""
+    if int in kinds and isinstance(value, float) and value.is_integer():
+        remedy = f"; write {value:.0f}"
     return f"{name}={shown(value)} is not {' or '.join(map(_described, kinds))}{remedy}"
 
 

@@ -133,3 +133,15 @@ def test_what_is_drafted_continues_what_was_kept():
         assert kept == pytest.approx(right, abs=0.15), (
             f"level {level} keeps {kept:.2f}; its draft is right in {right:.2f}"
         )
+
+
+def test_a_look_at_the_law_behind_a_block_is_a_step_of_the_draft():
+    """Rules that read `q` behind the block cost the inner target one call more, in all rounds but one at the limit."""
+    engine, params = nested("spec_decode", "opt", 2, Fixed(1))
+    inner = make_controls(5, temperature=1.0)
+    controls = make_controls(5, alpha=0.4, temperature=1.0, inner=(inner,))
+    prompt = Prompt(np.ones((5, 1), np.int32), np.ones(5, np.int32))
+    out = generate(engine, params, prompt, 3, controls=controls, max_new_tokens=12)
+    assert engine.complete and (out.stats.kept == out.stats.drafted).all()
+    looks = out.stats.draft_steps - out.inner["counters"].target_calls
+    np.testing.assert_array_equal(looks, out.stats.target_calls - 1)

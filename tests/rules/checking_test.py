@@ -77,3 +77,12 @@ def test_a_rule_is_tried_once():
     assert before and len(calls) == before
     get(dataclasses.replace(rule, title="another"))
     assert len(calls) > before
+
+
+def test_a_rule_with_something_of_its_vocabularys_size_is_left_untried():
+    """A bias per token fits the pair's laws, not those that rules are tried on."""
+    bias = jnp.linspace(-1.0, 1.0, 30)
+    own = Rule(name="biased", deferral=lambda pair, alpha: pair.q + bias < alpha, alpha=Alpha(domain=(0.0, 1.0)))
+    checking.check(own)
+    with pytest.raises(ValueError, match="its deferral fails on laws of shape .*: NameError"):
+        checking.check(dataclasses.replace(own, deferral=lambda pair, alpha: pair.q < not_there))  # noqa: F821
