@@ -24,7 +24,13 @@ from speccascade_jax.results.bootstrap import TIMED
 from tests.support import text_pair
 
 SMALL = Evaluation(
-    task="tiny_translation", max_new_tokens=6, quality_examples=7, quality_batch=5, latency_examples=2, resamples=20
+    task="tiny_translation",
+    max_new_tokens=6,
+    quality_examples=7,
+    quality_batch=5,
+    latency_examples=2,
+    latency_trials=2,
+    resamples=20,
 )
 SOURCE = ModelPair(name="tabular")
 
@@ -242,7 +248,7 @@ def test_a_sweep_stopped_half_way_goes_on_and_repeats_nothing(pair, tmp_path, mo
     monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
     given = {
         "pair": SOURCE, "evaluation": SMALL, "methods": ["opt"], "alphas": {"opt": [0.0, 0.4, 0.8]},
-        "block_sizes": [2], "temperatures": [1.0], "output": str(tmp_path / "sweep.jsonl"),
+        "block_sizes": [2], "temperatures": [1.0], "output": str(tmp_path / "sweep.jsonl"), "cooler": [0.5],
     }  # fmt: skip
     append, count = results.ResultStore.append, []
 
@@ -256,16 +262,17 @@ def test_a_sweep_stopped_half_way_goes_on_and_repeats_nothing(pair, tmp_path, mo
     with pytest.raises(KeyboardInterrupt):
         experiment.sweep(**given)
     assert experiment.sweep(**given) == tmp_path / "sweep.jsonl"
-    assert len(count) == len(set(count)) == 5
+    assert len(count) == len(set(count)) == 6
     said = capsys.readouterr().out
-    assert "5 points, 3 of them already in" in said and "[5/5]" in said and "left)" in said
+    assert "6 points, 3 of them already in" in said and "[6/6]" in said and "left)" in said
     assert "SpecCascade [OPT]" in said and f"plot: {tmp_path / 'sweep.png'}" in said
-    (panel,) = panels.panels(results.read_records(tmp_path / "sweep.jsonl"))
+    panel, cold = panels.panels(results.read_records(tmp_path / "sweep.jsonl"))
+    assert not cold.curves and list(panel.cooler) == [0.5] and panel.cooler[0.5].latency is None
     assert panel.target and panel.draft and [spot.alpha for spot in panel.curves["opt"]] == [0.0, 0.4, 0.8]
     monkeypatch.setattr(experiment, "evaluate", lambda *_: pytest.fail("measured again"))
     fewer = {"alphas": {"opt": [0.4]}, "output": str(tmp_path / "fewer.jsonl"), "reuse": [given["output"]]}
     experiment.sweep(**given | fewer)
-    assert len(results.read_records(tmp_path / "fewer.jsonl")) == 3
+    assert len(results.read_records(tmp_path / "fewer.jsonl")) == 4
 
 
 def test_tables_and_axes_that_do_not_exist_are_refused_before_anything_is_measured():
