@@ -17,7 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax._src import compilation_cache as jaxs_own  # JAX has no public way to check what it reads
+
+try:  # JAX has no public way to check what it reads; one that keeps this elsewhere reads without a check
+    from jax._src import compilation_cache as jaxs_own
+except ImportError:
+    jaxs_own = None  # type: ignore[assignment]
 
 VARIABLE = "SPECCASCADE_COMPILATION_CACHE"
 _JAX_KEEPS_FROM = 1.0  # seconds of compilation, JAX's default
@@ -109,11 +113,13 @@ def _digest(value: bytes) -> bytes:
     return hashlib.blake2b(value, digest_size=32).digest()
 
 
-_given_by_jax = jaxs_own.get_file_cache
+_given_by_jax: Any = getattr(jaxs_own, "get_file_cache", None)
 
 
 def _check_what_is_read(path: Path) -> None:
     """Have JAX use `path` by way of `_Checked`; other folders, and one of limited size, as it always does."""
+    if _given_by_jax is None:
+        return
 
     def get_file_cache(asked: str) -> Any:
         if asked == str(path) and jax.config.values["jax_compilation_cache_max_size"] == -1:

@@ -184,3 +184,9 @@ def test_folders_of_the_users_own_are_read_as_jax_does(tmp_path):
     compilation_cache._check_what_is_read(tmp_path / "ours")
     own, theirs = (compilation_cache.jaxs_own.get_file_cache(str(tmp_path / name))[0] for name in ("ours", "theirs"))
     assert isinstance(own, compilation_cache._Checked) and not isinstance(theirs, compilation_cache._Checked)
+
+
+def test_a_jax_that_keeps_its_files_elsewhere_is_left_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(compilation_cache, "_given_by_jax", None)
+    monkeypatch.setattr(compilation_cache, "jaxs_own", None)
+    compilation_cache._check_what_is_read(tmp_path)
