@@ -89,6 +89,7 @@ def decode(
     prompt = make_prompt(pair, prompts, max_new_tokens=max_new_tokens)
     rows, recipe = prompt.tokens.shape[0], table.get(chosen.method)
     controls = recipe.controls(chosen, rows)
+    recipe.warn_of_alpha(chosen, pair.target.model.vocab_size)
     ids = check_example_ids(example_ids, rows)
     generation = program.generate(
         params, prompt, check_seed(seed), controls=controls, max_new_tokens=max_new_tokens, example_ids=ids

@@ -87,6 +87,7 @@ def stream(
     if rows != 1:
         raise ValueError(f"stream takes one prompt, not {rows}: give one text or one list of ids, or call decode")
     controls = recipe.controls(chosen, 1)
+    recipe.warn_of_alpha(chosen, pair.target.model.vocab_size)
     ids = check_example_ids([example_id], 1)
     rounds = _rounds(engine, params, made, check_seed(seed), controls, longest, ids)
     return _tokens(rounds, pair.vocabulary, recipe.draft_alone, decoder_context(made)[0])

@@ -1,6 +1,7 @@
 """The front door: what it gives back, what it refuses and when, and that its statistics are what happened."""
 
 import dataclasses
+import warnings
 
 import jax.numpy as jnp
 import numpy as np
@@ -456,3 +457,12 @@ def test_deferral_rate_is_the_mean_over_committed_positions(pair):
             eta.append((r * reference.scale(q[before], 1.0)).sum())
     assert out.stats["deferral_rate"] == pytest.approx(np.mean(eta), abs=1e-5)
     assert jnp.asarray(out.stats["rows"]["decided"]).sum() == ROWS * LENGTH
+
+
+def test_an_alpha_beyond_the_useful_range_is_warned_of(pair):
+    """`token_v3` at 2 defers every token that the target does not name: a slip, and no error."""
+    with pytest.warns(UserWarning, match=r"alpha=2 of 'token_v3' lies outside 0 … 1: beyond it hardly anything"):
+        sc.decode(pair, [[1], [2]], rule="token_v3", alpha=[0.5, 2.0], max_new_tokens=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sc.decode(pair, [[1]], rule="token_v3", alpha=1.0, max_new_tokens=2)

@@ -12,11 +12,9 @@ from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.metrics import sandbox
 from speccascade_jax.metrics.quality import METRICS
 from speccascade_jax.rules import deferral
-from speccascade_jax.rules.rule import ends
+from speccascade_jax.rules.rule import SLACK, ends
 
 _SMALL = 8192  # what `Alpha.usual` takes a vocabulary to be: its range is nothing to warn of
-_SLACK = 1e-3  # it is rounded
-
 _MOST_RESAMPLES = 100_000  # more take memory, and show no digit more
 
 
@@ -80,7 +78,7 @@ def _beyond(method: Method | Level, size: int) -> Iterator[str]:
     ranges |= {"stop_threshold": stops and ends(stops, size)}
     for name, useful in ranges.items():
         value = getattr(method, name)
-        if value is not None and useful and not useful[0] - _SLACK <= value <= useful[1] + _SLACK:
+        if value is not None and useful and not useful[0] - SLACK <= value <= useful[1] + SLACK:
             yield f"{name}={value:g} of {whose} lies outside {useful[0]:g} … {useful[1]:g}"
     for each in method.drafters:
         if isinstance(each, Level):

@@ -13,6 +13,8 @@ from speccascade_jax.rules import laws
 from speccascade_jax.rules.laws import DeferralRule, TargetLaw
 
 End = float | str
+SLACK = 1e-3
+"""By how much a number may lie outside a useful range unremarked: the ends of those that are swept are rounded."""
 
 
 def ends(given: tuple[End, End], vocab_size: int) -> tuple[float, float]:
