@@ -18,10 +18,8 @@ from typing import Any
 
 import jax
 
-try:  # JAX has no public way to check what it reads; one that keeps this elsewhere reads without a check
-    from jax._src import compilation_cache as jaxs_own
-except ImportError:
-    jaxs_own = None  # type: ignore[assignment]
+# JAX has no public way to check what it reads; one that keeps this elsewhere reads without a check
+jaxs_own: Any = getattr(getattr(jax, "_src", None), "compilation_cache", None)
 
 VARIABLE = "SPECCASCADE_COMPILATION_CACHE"
 _JAX_KEEPS_FROM = 1.0  # seconds of compilation, JAX's default
@@ -126,7 +124,7 @@ def _check_what_is_read(path: Path) -> None:
             return _Checked(path), asked
         return _given_by_jax(asked)
 
-    jaxs_own.get_file_cache = get_file_cache  # type: ignore[assignment]
+    jaxs_own.get_file_cache = get_file_cache
 
 
 def _path() -> Path | None:

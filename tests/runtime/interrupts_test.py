@@ -15,6 +15,14 @@ ROOT = repository_root()
 NUMBERS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_is_heard():
+    """A shell starts what runs in the background with SIGINT ignored, and children inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_signal_ends_in_one_line_and_its_status(number, capsys):
     before = signal.getsignal(signal.SIGTERM)
