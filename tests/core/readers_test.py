@@ -48,7 +48,7 @@ def test_damaged_gzip_is_named(tmp_path):
             sentence_pairs.read_pairs(tmp_path / "p.tsv.gz")
 
 
-@pytest.mark.parametrize("line", [b"\0" * 4000, b"a\tb\n"])
+@pytest.mark.parametrize("line", [b"\0" * 4000, pytest.param(b"a\tb\n", marks=pytest.mark.laws)])
 def test_a_bomb_is_refused_before_it_fills_memory(tmp_path, monkeypatch, line):
     monkeypatch.setattr(readers, "PLAUSIBLE", 100_000)
     (tmp_path / "p.tsv.gz").write_bytes(gzip.compress(line * (20_000_000 // len(line)), mtime=0))

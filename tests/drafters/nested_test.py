@@ -100,6 +100,7 @@ def drafted(turn):
     }  # fmt: skip
 
 
+@pytest.mark.laws
 def test_what_is_drafted_continues_what_was_kept():
     """A cache that no one rolled back changes no output, for the target verifies; what it drafts is another model's."""
     models = [Fake(16, noise=0.6, seed=n) for n in range(3)] + [Fake(16, seed=3)]

@@ -67,6 +67,7 @@ def test_law_of_two_drafts_by_turns():
     assert conformance.sequence_p_value(tokens, law) > 1e-3
 
 
+@pytest.mark.laws
 def test_two_engines_by_turns_have_numbers_and_bits_of_their_own():
     """Greedy, so what each hands up is its target's output: a stale cache or the other's numbers would show."""
     middle, small, large = Fake(16, noise=0.2, seed=2), Fake(16, noise=0.4, seed=1), Fake(16, seed=3)

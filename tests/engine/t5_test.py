@@ -102,6 +102,7 @@ def random_prompts():
     return [[*rng.integers(2, 41, rng.integers(1, 15)).tolist(), 1] for _ in range(BATCH)]
 
 
+@pytest.mark.laws
 def test_random_pair_greedy_is_the_target_alone(random_pair, random_prompts):
     greedy = {"temperature": np.zeros(BATCH), "alpha": np.zeros(BATCH)}
     run = functools.partial(decode, random_pair, random_prompts, limit=14, **greedy)

@@ -38,6 +38,7 @@ def outputs(generation):
 # --- one δ, several methods
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize("rule", ["fuzzy_tv"])
 def test_methods_of_one_deferral_have_one_law_and_ordered_acceptance(rule):
     """Fuzzy decoding, the oracle cascade and the speculative cascade of one δ (METHODS section 2, *a second way*)."""

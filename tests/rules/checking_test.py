@@ -54,6 +54,7 @@ def test_a_wrong_rule_reaches_neither_decode_nor_a_law():
         sc.target_law(rule, q, p, alpha=0.5)
 
 
+@pytest.mark.laws
 def test_the_rules_of_the_table_pass_and_so_do_their_likes():
     for rule in RULES.values():
         checking.check(rule)
