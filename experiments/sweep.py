@@ -10,7 +10,7 @@ r"""Rules × α × γ × temperature × top-p × seeds, one JSON line per point;
 
 Target and draft alone are always measured too. Every point is checked before anything is loaded or compiled. At the end
 the table and the plot of what the output file holds are made, as tables.py and plots.py make them. What can be set: the
-arguments of speccascade_jax.experiment.sweep, and ModelPair and Evaluation in speccascade_jax/evaluation/points.py.
+arguments of `sweep` in speccascade_jax/evaluation/experiment.py, ModelPair and Evaluation in evaluation/points.py.
 """
 
 from speccascade_jax.evaluation import experiment
