@@ -72,6 +72,7 @@ def test_the_task_is_one(ideas):
     assert task is ideas.SMALL_TALK and len(task.load()) == 10
 
 
+@pytest.mark.laws
 def test_all_of_them_are_swept_tabulated_and_drawn_by_the_gin_file(ideas, tmp_path, capsys):
     """The page's file on a very small pair, untimed."""
     small = {"points.ModelPair.name": str(tiny_pair.write(tmp_path)), "Evaluation.max_new_tokens": 8}

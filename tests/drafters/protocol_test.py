@@ -143,6 +143,7 @@ def _drawn_behind(turn):
     return whole, at, before
 
 
+@pytest.mark.laws
 def test_a_drafter_may_see_what_the_target_saw():
     """Prompt features at the start, and after a round the target's state behind the last kept token."""
     model, token = T5(T5Config(30, 30, 16, 2, 8, 16, 1, 2)), jnp.ones((1, 2), jnp.int32)

@@ -68,7 +68,7 @@ def test_a_law_of_the_draft_needs_a_draft():
 
 
 HIERARCHIES = [
-    ((2, 5), "none"),
+    pytest.param((2, 5), "none", marks=pytest.mark.laws),
     pytest.param((), "rule", marks=pytest.mark.laws),
     pytest.param((2, 5), "target", marks=pytest.mark.laws),
 ]

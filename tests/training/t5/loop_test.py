@@ -112,6 +112,7 @@ def test_a_finished_run_is_not_trained_further(finished):
     assert all(np.array_equal(wanted, found) for wanted, found in zip(before, _leaves(run.state), strict=True))
 
 
+@pytest.mark.laws
 def test_the_loss_falls(trainer):
     schedule = Schedule(peak=3e-2, warmup_steps=5, max_steps=60)
     run = loop.Run(dataclasses.replace(trainer, schedule=schedule, objective=steps.Objective(smoothing=0.0)))
