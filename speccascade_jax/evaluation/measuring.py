@@ -1,6 +1,7 @@
 """Measuring points: quality and counts in batches, latency at batch 1 interleaved with the target alone."""
 
 import datetime
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -130,8 +131,10 @@ def time_beside_target(session: Session, points: Sequence[Point]) -> list[Record
     (baseline, *methods), seen = zip(
         *(_runner(session, point) for point in (replace(points[0], method=Method(name=TARGET)), *points)), strict=True
     )
-    for run in (baseline, *methods):
-        jax.block_until_ready(run(0, 0))  # compiles, or warms the caches
+    jax.block_until_ready(baseline(0, 0))  # compiles, or warms the caches
+    for run, example in itertools.product(methods, range(examples)):
+        # each one: the first long block of a generation costs several times the next one
+        jax.block_until_ready(run(example, 0))
     for runs in seen:
         runs.clear()
     alone, timings = latency.interleave(baseline, methods, examples=examples, trials=trials)
