@@ -137,6 +137,7 @@ JOBS = {
 }  # fmt: skip
 UNEQUAL = {
     "checksum",
+    "package",
     "minutes",
     "tokens_per_second",
     "started",
