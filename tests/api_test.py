@@ -1,7 +1,4 @@
-"""The front door: what it gives back, what it refuses and when, and that its statistics are what happened."""
-
-import dataclasses
-import warnings
+"""The front door: what it gives back, and that its statistics are what happened."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,38 +7,15 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.engine.generate import compilations, generate
-from speccascade_jax.methods.assemble import assemble, build
-from speccascade_jax.methods.settings import Level, Settings
+from speccascade_jax.methods.assemble import assemble
 from speccascade_jax.pairs.prompts import make_prompt
 from tests.support import conformance, reference
-from tests.support.acceptance_heads import head_for
-
-# the sizes, the block and the stop id of tests/engine/rows_test.py: both files then share their compiled programs
-ROWS, VOCAB, LENGTH, STOP = 16, 9, 14, 4
-PROMPTS = [[1], [2, 3], [0, 5, 6], [7, 1]] * 4
+from tests.support.front_door import LENGTH, PROMPTS, ROWS, STOP, VOCAB, Words, chain, run, tabular
 
 
 @pytest.fixture(scope="module")
 def pair():
-    return conformance.tabular_pair(*conformance.tables(VOCAB, seed=0))
-
-
-def run(pair, prompts=PROMPTS, **changes):
-    """One bucket and one engine for most tests of this file."""
-    arguments = {"rule": "token_v3", "alpha": 0.3, "block_size": 3, "temperature": 1.0, "max_new_tokens": LENGTH}
-    return sc.decode(pair, prompts, **(arguments | {"stop_ids": [STOP]} | changes))
-
-
-class Words:
-    """A vocabulary of one-letter words, enough of one for the front door."""
-
-    vocab_size, bos_id, eos_id, stop_ids = VOCAB, None, STOP, (STOP,)
-
-    def encode(self, text):
-        return ["abcdefghi".index(letter) for letter in text]
-
-    def decode(self, ids, after=()):
-        return "".join("abcdefghi"[i] for i in ids if i != self.eos_id)
+    return tabular()
 
 
 # --- what comes back
@@ -144,219 +118,6 @@ def test_seed_and_example_ids_decide_the_bits(pair):
     np.testing.assert_array_equal(twins[2], twins[3])
 
 
-# --- what is refused, before anything is compiled
-
-BAD = {
-    "unknown rule": (
-        {"rule": "tokn_v3"},
-        r"unknown rule 'tokn_v3': did you mean token_v3, token_v2, token_v1\? all \d+ are in speccascade_jax.RULES",
-    ),
-    "unknown rule, nothing near": ({"rule": "?!"}, r"unknown rule '\?!': all \d+ are in speccascade_jax.RULES"),
-    "unknown method": (
-        {"method": "speculativ"},
-        r"unknown method 'speculativ': did you mean speculative",
-    ),
-    "unknown bonus": ({"bonus": "draft"}, r"unknown bonus 'draft': choose one of rule, target, none"),
-    "unknown acceptance": ({"accept": "strict"}, r"unknown acceptance 'strict': choose one of speculative, deferral"),
-    "no deferral rule": ({"rule": "lossy", "accept": "deferral"}, r"rule 'lossy' is no deferral rule"),
-    "alpha missing": ({"alpha": None}, r"rule 'token_v3' needs alpha, say 0\.9; worth sweeping is 0\.0 … 1\.0"),
-    "alpha nan": ({"alpha": float("nan")}, r"alpha=nan is not finite; give a finite number"),
-    "alpha nan in a row": ({"alpha": [0.1, np.nan, 0.2, 0.3] * 4}, r"alpha=nan is not finite"),
-    "alpha infinite": ({"alpha": np.inf}, r"alpha=inf is not finite"),
-    "alpha a word": ({"alpha": "high"}, r"alpha='high' is not a number; give a float, or one per row"),
-    "alpha of another length": (
-        {"alpha": [0.1, 0.2]},
-        r"alpha has shape \(2,\), but the batch has 16 rows; give one number or \[16\]",
-    ),
-    "alpha above the domain": (
-        {"rule": "lossy", "alpha": 1.0},
-        r"alpha=1 is outside the domain \[0, 1\) of rule 'lossy'",
-    ),
-    "alpha below the domain": (
-        {"rule": "lossy_tuned", "alpha": [0.1, 0.2, -0.5, 0.3] * 4},
-        r"alpha=-0\.5 is outside the domain \[0, 1\) of rule 'lossy_tuned'",
-    ),
-    "block of none": ({"block_size": 0}, r"block_size=0 is not a whole number >= 1"),
-    "half a block": ({"block_size": 1.5}, r"block_size=1\.5 is not a whole number"),
-    "top_p zero": ({"top_p": 0.0}, r"top_p=0 \(row 0\) is outside \(0, 1\]; 1 switches it off"),
-    "top_p above one": ({"top_p": [1, 1.2, 1, 1] * 4}, r"top_p=1\.2 \(row 1\) is outside \(0, 1\]"),
-    "cold": ({"temperature": -0.5}, r"temperature=-0\.5 \(row 0\) is negative; 0 is greedy decoding"),
-    "cold draft": ({"draft_temperature": -1}, r"temperature=-1 \(row 0\) is negative"),
-    "temperature infinite": ({"temperature": np.inf}, r"temperature=inf is not finite"),
-    "top_k negative": ({"top_k": -1}, r"top_k=-1 \(row 0\) is not a whole number >= 0; 0 switches it off"),
-    "top_k broken": ({"top_k": 1.5}, r"top_k=1\.5 \(row 0\) is not a whole number >= 0"),
-    "ids of another length": (
-        {"example_ids": [1, 2, 3]},
-        r"example_ids have shape \(3,\), but the batch has 16 rows; give one id per row",
-    ),
-    "stop id outside": ({"stop_ids": [2, VOCAB]}, r"stop id 9 is outside the vocabulary of 9"),
-    "stop id negative": ({"stop_ids": [-1]}, r"stop id -1 is outside the vocabulary of 9"),
-    "a billion tokens": ({"max_new_tokens": 10**9}, r"max_new_tokens=1000000000 is too large: give at most 131072"),
-    "endless tokens": ({"max_new_tokens": 1e308}, r"max_new_tokens=1e\+308 is too large: give at most 131072"),
-    "blocks beyond outputs": (
-        {"block_size": 4096},
-        r"block_size=4096 is more than an output can hold: max_new_tokens is 14; lower it",
-    ),
-    "a level beyond outputs": (
-        {"drafters": (Level(model="target", budget=10**9),), "block_size": None},
-        r"Level\.budget=1000000000 is more than an output can hold",
-    ),
-    "block True": ({"block_size": True}, r"block_size=True is not a whole number"),
-    "rule of a number": ({"rule": 3}, r"rule=3 is no name: give a text, one of speccascade_jax\.RULES"),
-    "method of several": ({"method": ("bild",)}, r"method=\('bild',\) is no name"),
-    "bonus of several": ({"bonus": ["rule"]}, r"bonus=\['rule'\] is not a text or None"),
-    "drafters of one": ({"drafters": "draft"}, r"drafters='draft' is one value where a tuple is meant"),
-    "stop ids of text": ({"stop_ids": "."}, r"stop_ids='\.' are no ids"),
-    "stop ids of None": ({"stop_ids": [None]}, r"stop_ids=\[None\] are no ids"),
-    "temperature a truth": ({"temperature": True}, r"temperature=True is not a number"),
-    "no tokens": ({"max_new_tokens": 0}, r"max_new_tokens=0 is not a whole number >= 1"),
-    "seed negative": ({"seed": -1}, r"seed=-1 is not a whole number >= 0"),
-    "greedy rule, sampled": (
-        {"rule": "lossy_greedy"},
-        r"rule 'lossy_greedy' is defined at temperature 0 only, got temperature=1\.0; .* use 'token_v3'",
-    ),
-    "greedy rule, sampled draft": (
-        {"rule": "lossy_greedy", "temperature": 0.0, "draft_temperature": 0.5},
-        r"rule 'lossy_greedy' is defined at temperature 0 only",
-    ),
-    "no prompts": ({"prompts": []}, r"no prompts: give at least one"),
-    "empty prompt": ({"prompts": [[1], []]}, r"prompt 1 is empty; give at least one token"),
-    "id outside": ({"prompts": [[1, VOCAB]]}, r"prompt 0 holds id 9, outside the vocabulary of 9"),
-    "id negative": ({"prompts": [[1], [2, -3]]}, r"prompt 1 holds id -3, outside the vocabulary of 9"),
-    "text without vocabulary": ({"prompts": ["abc"]}, r"this pair has no vocabulary: give token ids"),
-    "too long": ({"prompts": [[1], [1] * 33]}, r"prompt 1 has 33 tokens, over the limit of 32; .*max_prompt_length"),
-}
-
-
-@pytest.mark.parametrize("name", list(BAD))
-def test_bad_input_is_refused_before_anything_is_compiled(name):
-    changes, message = BAD[name]
-    q, p = conformance.tables(VOCAB, seed=0)
-    pair = sc.Pair(target=sc.TableLM(p), draft=sc.TableLM(q), max_prompt_length=32)
-    compiled = compilations()
-    with pytest.raises(ValueError, match=message):
-        run(pair, **changes)
-    assert compilations() == compiled
-
-
-def test_vocabularies_must_match():
-    (q, _), (_, p) = conformance.tables(5, seed=0), conformance.tables(6, seed=0)
-    with pytest.raises(ValueError, match=r"the draft's vocabulary has 5 entries and the target's 6: .*one vocabulary"):
-        sc.Pair(target=sc.TableLM(p), draft=sc.TableLM(q))
-    with pytest.raises(ValueError, match=r"the text vocabulary has 9 pieces, the models only 6 entries"):
-        sc.Pair(target=sc.TableLM(p), draft=sc.TableLM(p), vocabulary=Words())
-    with pytest.raises(ValueError, match=r"TableLM needs logits of shape \[V, V\], got \(5, 6\)"):
-        sc.TableLM(np.zeros((5, 6)))
-
-
-@pytest.mark.parametrize("call", [sc.decode, sc.stream])
-def test_the_name_of_a_pair_is_no_pair(call):
-    with pytest.raises(
-        ValueError, match=r"pair='tatoeba_en_de' is no loaded pair: give sc.load_pair\('tatoeba_en_de'\)"
-    ):
-        call("tatoeba_en_de", ["Hello."])
-
-
-def test_what_holds_parameters_is_shown_in_a_line(pair):
-    head = head_for(pair)
-    whole = dataclasses.replace(pair, head=head, name="two", others={"small": pair.draft})
-    built = build(pair, Settings())
-    texts = [repr(each) for each in (pair, whole, pair.draft, head, built)]
-    assert all(len(text) < 700 and "\n" not in text and "Array" not in text for text in texts), texts
-    assert texts[2] == "BoundModel(Table, 81 parameters)"
-    assert texts[1] == f"Pair('two': target={texts[2]}, draft={texts[2]}, small={texts[2]}, acceptance head)"
-
-
-@pytest.mark.parametrize(("broken", "value"), [("draft", np.nan), ("target", np.nan), ("target", np.inf)])
-def test_a_law_of_nan_logits_names_the_model(broken, value):
-    logits = dict(zip(("draft", "target"), conformance.tables(5, seed=0), strict=True))
-    logits[broken] = np.array(logits[broken])
-    logits[broken][3, 1] = value
-    with pytest.raises(FloatingPointError, match=rf"the {broken} model's logits hold NaN or infinity, .* at \[3\]"):
-        sc.target_law("chow", logits["draft"], logits["target"], alpha=0.1)
-
-
-def test_unknown_pair_names_the_remedy():
-    with pytest.raises(ValueError, match=r"no pair 'tatoeba': .*or give a directory with vocabulary.model"):
-        sc.load_pair("tatoeba")
-
-
-def test_a_damaged_pair_names_what_it_lacks(tmp_path):
-    (tmp_path / "target").mkdir()
-    with pytest.raises(ValueError, match=r"lacks 'vocabulary.model'; it needs vocabulary.model, target/ and draft/"):
-        sc.load_pair(tmp_path)
-
-
-def test_target_law_refuses_what_decode_refuses():
-    q, p = conformance.tables(5, seed=0)
-    for arguments, message in (
-        ({"rule": "chow"}, "rule 'chow' needs alpha"),
-        ({"rule": "lossy", "alpha": 1.0}, "outside the domain"),
-        ({"rule": "chow", "alpha": np.nan}, "alpha=nan is not finite"),
-        ({"rule": "chow", "alpha": 0.1, "top_p": 0}, "top_p=0 "),
-        ({"rule": "lossy_greedy", "alpha": 0.1}, "temperature 0 only"),
-        ({"rule": "chaw", "alpha": 0.1}, "did you mean chow"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            sc.target_law(q_logits=q, p_logits=p, **arguments)
-    with pytest.raises(ValueError, match=r"q_logits have shape \(4, 5\) and p_logits \(5, 5\); they must agree"):
-        sc.target_law("chow", q[:4], p, alpha=0.1)
-
-
-# --- logits that are no numbers
-
-
-def chain(broken_after, value=np.nan):
-    """Each token is followed by the next one, 0 by itself; the row after `broken_after` is damaged."""
-    table = np.zeros((VOCAB, VOCAB), np.float32)
-    table[np.arange(VOCAB), (np.arange(VOCAB) + 1) % VOCAB] = 20.0
-    table[0] = np.eye(VOCAB)[0] * 20
-    if broken_after is not None:
-        table[broken_after, 3] = value
-    return table
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("broken", ["target", "draft"])
-def test_nan_logits_name_model_row_and_position(broken, value):
-    healthy, damaged = sc.TableLM(chain(None)), sc.TableLM(chain(8, value))
-    models = {"target": healthy, "draft": healthy} | {broken: damaged}
-    # row 1: 2, 5 | 6, 7, 8, then the damaged row: positions 0 and 1 are the prompt's, 5 is the first without a law
-    said = f"the {broken} model gave NaN or infinite logits in row 1 at position 5 of its decoder sequence"
-    prompts, pair = [[0], [2, 5], [0, 0], [0]] * 4, sc.Pair(**models)
-    with pytest.warns(UserWarning, match=rf"4 of 16 rows failed and end early \(DecodeOutput.failed\): {said}"):
-        out = run(pair, prompts, temperature=0.0)
-    assert [(each.row, each.model, each.position) for each in out.failed] == [(r, broken, 5) for r in (1, 5, 9, 13)]
-    well = np.delete(np.arange(16), [1, 5, 9, 13])
-    fine = run(sc.Pair(target=healthy, draft=healthy), prompts, temperature=0.0)
-    assert not fine.failed
-    np.testing.assert_array_equal(out.tokens[well], fine.tokens[well])
-    np.testing.assert_array_equal(out.lengths[well], fine.lengths[well])
-    assert out.tokens[1, : out.lengths[1]].tolist() == [6, 7, 8][: out.lengths[1]]  # whole rounds before it
-    # failed rows are in no measure, whatever they wrote before
-    with pytest.warns(UserWarning, match="4 of 16 rows"):
-        out = run(pair, prompts, temperature=0.0, block_size=1)
-    assert out.tokens[1, : out.lengths[1]].tolist() == [6, 7]
-    assert out.stats["committed"] == out.lengths[well].sum() == out.lengths.sum() - 4 * 2
-    message = f"the {broken} model .* in row 0 at position 5 of its decoder sequence; check its weights"
-    for alone in ([[2, 5]], [[2, 5]] * 16):
-        with pytest.raises(FloatingPointError, match=message):
-            run(pair, alone, temperature=0.0)
-
-
-def test_nan_logits_that_no_row_meets_are_harmless():
-    damaged = sc.TableLM(chain(6))
-    out = run(sc.Pair(target=damaged, draft=damaged), [[0], [7, 0], [0], [0]] * 4, temperature=0.0)
-    assert (out.tokens == 0).all() and (out.lengths == LENGTH).all()
-
-
-def test_masked_entries_are_no_failure():
-    table = chain(None)
-    table[:, 8] = -np.inf
-    out = run(sc.Pair(target=sc.TableLM(table), draft=sc.TableLM(table)), temperature=1.0)
-    assert (out.tokens != 8).all()
-
-
 # --- statistics
 
 
@@ -457,12 +218,3 @@ def test_deferral_rate_is_the_mean_over_committed_positions(pair):
             eta.append((r * reference.scale(q[before], 1.0)).sum())
     assert out.stats["deferral_rate"] == pytest.approx(np.mean(eta), abs=1e-5)
     assert jnp.asarray(out.stats["rows"]["decided"]).sum() == ROWS * LENGTH
-
-
-def test_an_alpha_beyond_the_useful_range_is_warned_of(pair):
-    """`token_v3` at 2 defers every token that the target does not name: a slip, and no error."""
-    with pytest.warns(UserWarning, match=r"alpha=2 of 'token_v3' lies outside 0 … 1: beyond it hardly anything"):
-        sc.decode(pair, [[1], [2]], rule="token_v3", alpha=[0.5, 2.0], max_new_tokens=2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        sc.decode(pair, [[1]], rule="token_v3", alpha=1.0, max_new_tokens=2)

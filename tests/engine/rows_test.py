@@ -14,7 +14,7 @@ from speccascade_jax.engine.measures import COUNTS
 from speccascade_jax.methods.assemble import assemble
 from tests.support import conformance
 
-# the sizes, the block and the stop id of api_test.py: both files then share their compiled programs
+# the sizes, the block and the stop id of support/front_door.py: both files then share their compiled programs
 ROWS, LENGTH, VOCAB, STOP, BLOCK = 16, 14, 9, 4, 3
 INTEGERS = [*COUNTS, "decided", "examined_at", "kept_at"]
 
