@@ -1,0 +1,19 @@
+"""Small stores of results."""
+
+from pathlib import Path
+
+from speccascade_jax.core.files import point_key
+from speccascade_jax.results.store import ResultStore
+
+
+def record(n: int, **more) -> dict:
+    """A record of number `n`."""
+    return {"key": point_key(n=n), "n": n, **more}
+
+
+def filled(path: Path, count: int) -> list[dict]:
+    """The records of a store at `path` that holds those of the first `count` numbers."""
+    with ResultStore(path) as store:
+        for n in range(count):
+            store.append(record(n, text="Zeile\nmit Umbruch, ä"))
+        return list(store.records)
