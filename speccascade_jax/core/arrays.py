@@ -1,5 +1,7 @@
 """Small operations on arrays of rows that many rooms need."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,3 +54,13 @@ def is_stop(tokens: Array, stop_ids: tuple[int, ...]) -> Array:
     for stop in stop_ids:
         hit |= tokens == stop
     return hit
+
+
+def full_precision(dtype: str) -> AbstractContextManager[None]:
+    """Where products of `dtype` are traced: those of float32 round as float32 does, on every device.
+
+    What JAX does by default is less on GPUs (TF32) and TPUs (passes of bfloat16): greedy tokens would be the device's,
+    and a block's laws not a step's. A precision that the caller has set, "default" too, stays; 16 bits are left alone.
+    """
+    chosen = jax.config.jax_default_matmul_precision
+    return jax.default_matmul_precision("highest") if dtype == "float32" and chosen is None else nullcontext()

@@ -1,8 +1,6 @@
 """Decoder-only models (Gemma 2, Llama, Qwen 2.5): the linen module, and the cached `LanguageModel` of its layers.
 
 Local layers of a model with a window keep `window + rollback + 1` slots in a ring; global ones keep all positions.
-Matrix products run at the caller's precision: on accelerators wrap calls in `jax.default_matmul_precision("highest")`
-where float32 parity matters.
 """
 
 from dataclasses import dataclass, replace

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade_jax.core.arrays import write_slots
+from speccascade_jax.core.arrays import full_precision, write_slots
 from speccascade_jax.core.types import Array, LMOutput, Params
 from speccascade_jax.models.cache import write_ring
 
@@ -98,7 +98,8 @@ class CachedModel(Generic[Held]):
     """The base of cached `LanguageModel`s, frozen dataclasses over a linen module; a family adds `prefill`.
 
     Parameters are the module's, in any float dtype. Those whose dtype differs from `config.dtype` are cast at every
-    call: cast them once before a decoding loop.
+    call: cast them once before a decoding loop. Products of float32 have its precision on every device
+    (`full_precision`).
     """
 
     config: Any
@@ -119,7 +120,8 @@ class CachedModel(Generic[Held]):
         return fuse(params)
 
     def _apply(self, params: Params, *args: Any, method: str) -> Any:
-        return self.module.apply({"params": params}, *args, method=method)
+        with full_precision(self.config.dtype):
+            return self.module.apply({"params": params}, *args, method=method)
 
     def extend(self, params: Params, cache: Held, tokens: Array) -> tuple[LMOutput, Held]:
         """Feed `tokens` int32 `[B, T]` at each row's length; the caller guarantees `T` free slots a row.

@@ -1,7 +1,7 @@
 """T5: the linen module that trains, and the cached `LanguageModel` that decodes with the same layers.
 
-Parameter names and shapes are T5X's. Matrix products run at the caller's precision: on accelerators
-wrap calls in `jax.default_matmul_precision("highest")` where float32 parity matters.
+Parameter names and shapes are T5X's. What decodes multiplies float32 in float32 everywhere (`CachedModel`); the module,
+and so training, at the caller's precision.
 """
 
 from dataclasses import dataclass, replace

@@ -12,6 +12,7 @@ the tokens up to `y_i`, need not know what was thought likely in `y_i`'s place.
 import jax
 import jax.numpy as jnp
 
+from speccascade_jax.core.arrays import full_precision
 from speccascade_jax.core.types import Array, Params
 
 _LAW = 2  # numbers of the law behind the state
@@ -62,10 +63,11 @@ def logits(params: Params, inputs: Array) -> Array:
     Of `with_law`'s inputs a head that was trained on states alone reads these alone.
     """
     x = inputs.astype(jnp.float32)[..., : params["out"]["kernel"].shape[0]]
-    for n in range(depth(params)):
-        block = params[f"block_{n}"]
-        x = x + jax.nn.silu(x @ block["kernel"] + block["bias"])
-    return x @ params["out"]["kernel"] + params["out"]["bias"]
+    with full_precision("float32"):
+        for n in range(depth(params)):
+            block = params[f"block_{n}"]
+            x = x + jax.nn.silu(x @ block["kernel"] + block["bias"])
+        return x @ params["out"]["kernel"] + params["out"]["bias"]
 
 
 def weighted_bce(logits: Array, kept: Array, counted: Array, w_rej: float, w_acc: float = 1.0) -> Array:
