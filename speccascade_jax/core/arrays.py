@@ -62,5 +62,5 @@ def full_precision(dtype: str) -> AbstractContextManager[None]:
     What JAX does by default is less on GPUs (TF32) and TPUs (passes of bfloat16): greedy tokens would be the device's,
     and a block's laws not a step's. A precision that the caller has set, "default" too, stays; 16 bits are left alone.
     """
-    chosen = jax.config.jax_default_matmul_precision
+    chosen = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     return jax.default_matmul_precision("highest") if dtype == "float32" and chosen is None else nullcontext()

@@ -12,7 +12,7 @@ from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.metrics import sandbox
 from speccascade_jax.metrics.quality import METRICS
 from speccascade_jax.rules import deferral
-from speccascade_jax.rules.rule import SLACK, ends
+from speccascade_jax.rules.rule import BEYOND, beyond, ends
 
 _SMALL = 8192  # what `Alpha.usual` takes a vocabulary to be: its range is nothing to warn of
 _MOST_RESAMPLES = 100_000  # more take memory, and show no digit more
@@ -62,7 +62,7 @@ def warn_of_ranges(methods: Iterable[Method], vocab_size: int) -> None:
     told = list(dict.fromkeys(each for method in methods for each in _beyond(method, max(vocab_size, _SMALL))))
     if told:
         listed = [*told[:5], *[f"and {len(told) - 5} more"] * (len(told) > 5)]
-        warnings.warn(f"{'; '.join(listed)}: beyond it hardly anything changes, is it meant?", stacklevel=2)
+        warnings.warn(f"{'; '.join(listed)}: {BEYOND}", stacklevel=2)
 
 
 def _beyond(method: Method | Level, size: int) -> Iterator[str]:
@@ -78,8 +78,8 @@ def _beyond(method: Method | Level, size: int) -> Iterator[str]:
     ranges |= {"stop_threshold": stops and ends(stops, size)}
     for name, useful in ranges.items():
         value = getattr(method, name)
-        if value is not None and useful and not useful[0] - SLACK <= value <= useful[1] + SLACK:
-            yield f"{name}={value:g} of {whose} lies outside {useful[0]:g} … {useful[1]:g}"
+        if value is not None and useful and (said := beyond(name, whose, value, useful)):
+            yield said
     for each in method.drafters:
         if isinstance(each, Level):
             yield from _beyond(each, size)

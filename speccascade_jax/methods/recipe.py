@@ -4,15 +4,13 @@ import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-import numpy as np
-
 from speccascade_jax.core.types import Array, Controls, Params, Prompt, count
 from speccascade_jax.engine.generate import Generation
 from speccascade_jax.methods.settings import Settings
 from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules.deferral import RULES
-from speccascade_jax.rules.rule import SLACK, Alpha, Rule
+from speccascade_jax.rules.rule import BEYOND, Alpha, Rule, beyond
 
 
 class Program(Protocol):
@@ -113,15 +111,9 @@ class Recipe:
         trade_off = self.alpha(settings)
         if trade_off is None or settings.alpha is None:
             return
-        low, high = trade_off.useful_bounds(vocab_size)
-        values = np.ravel(np.asarray(settings.alpha, np.float32))
         whose = settings.method if settings.rule is None else self.rule(settings).name
-        if (far := values[(values < low - SLACK) | (values > high + SLACK)]).size:
-            warnings.warn(
-                f"alpha={far[0]:g} of {whose!r} lies outside {low:g} … {high:g}: beyond it hardly anything changes, is "
-                "it meant?",
-                stacklevel=3,
-            )
+        if said := beyond("alpha", repr(whose), settings.alpha, trade_off.useful_bounds(vocab_size)):
+            warnings.warn(f"{said}: {BEYOND}", stacklevel=3)
 
     def build(self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None) -> Built:
         """Put the engine's parts together.

@@ -24,6 +24,18 @@ def ends(given: tuple[End, End], vocab_size: int) -> tuple[float, float]:
     return low, high
 
 
+BEYOND = "beyond it hardly anything changes, is it meant?"
+"""How warnings of numbers outside their useful range end."""
+
+
+def beyond(name: str, whose: str, values: Any, useful: tuple[float, float]) -> str:
+    """Which of `values`, the first, lies outside a useful range, in words; empty where none does."""
+    low, high = useful
+    given = np.ravel(np.asarray(values, np.float64))
+    far = given[(given < low - SLACK) | (given > high + SLACK)]
+    return f"{name}={far[0]:g} of {whose} lies outside {low:g} … {high:g}" if far.size else ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Alpha:
     """What a trade-off parameter may be, and what is worth trying.
