@@ -17,6 +17,7 @@ from speccascade_jax.checkpoints.infer import FAMILIES, Model, check_shapes, fam
 from speccascade_jax.checkpoints.plan import Config, Stored, fused, shape_of, stream
 from speccascade_jax.core.files import expanded
 from speccascade_jax.core.types import DTYPES
+from speccascade_jax.models.products import packed
 
 LOOKED_FOR = (
     f"{native.CONFIG} and {native.PARAMS}/ (written by save), {huggingface.CONFIG} with a model_type (Hugging Face), "
@@ -70,8 +71,9 @@ def load(
     flat = {}
     for name, array in stream(stored, fused(stored.plan) if prepared else stored.plan, dtype):
         # cast by NumPy: on the device each shape would be a program of its own to compile
-        flat[name] = jax.device_put(array).block_until_ready()
-        del array  # the host's copy goes before the next is read
+        leaf = packed(name.split("/")[-1], array, tied=config.tied) if prepared else array
+        flat[name] = jax.block_until_ready(jax.device_put(leaf))
+        del array, leaf  # the host's copy goes before the next is read
     return FAMILIES[family(config)].model(config), unflatten_dict(flat, sep="/")
 
 

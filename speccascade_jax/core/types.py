@@ -12,6 +12,8 @@ import flax.struct
 import jax
 import numpy as np
 
+from speccascade_jax.core.packed import is_packed
+
 Array = jax.Array
 PyTree = Any
 Cache = Any
@@ -24,7 +26,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 def count(params: Params) -> int:
     """How many numbers a model's parameters are."""
-    return sum(np.size(leaf) for leaf in jax.tree.leaves(params))
+    return sum(leaf.size if is_packed(leaf) else np.size(leaf) for leaf in jax.tree.leaves(params, is_leaf=is_packed))
 
 
 @flax.struct.dataclass

@@ -15,6 +15,7 @@ from speccascade_jax.models.cache import empty_slots
 from speccascade_jax.models.decoder_config import PRESETS, DecoderConfig, RopeScaling, parameter_shapes, tiny
 from speccascade_jax.models.decoder_layers import Stack, soft_cap, turns
 from speccascade_jax.models.layers import CachedModel, KeysValues, Slots
+from speccascade_jax.models.products import Embed
 
 __all__ = ["PRESETS", "DecoderCache", "DecoderConfig", "DecoderLM", "DecoderModule", "RopeScaling", "parameter_shapes"]
 __all__ += ["teacher_forced_logits", "tiny"]
@@ -59,7 +60,7 @@ class DecoderModule(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-        self.token_embedder = nn.Embed(c.num_embeddings, c.d_model, dtype=c.dtype)
+        self.token_embedder = Embed(c.num_embeddings, c.d_model, c.dtype)
         self.decoder = Stack(c)
 
     def __call__(self, tokens: Array) -> Array:
@@ -114,8 +115,7 @@ class DecoderModule(nn.Module):
         """float32 logits `[B, T, num_embeddings]` of normed hidden states, padded entries at -inf."""
         c = self.config
         if c.tied:
-            table = self.token_embedder.embedding.astype(c.dtype)
-            logits = jnp.einsum("bte,ve->btv", hidden, table, preferred_element_type=jnp.float32)
+            logits = self.token_embedder.attend(hidden)
         else:
             logits = self.decoder.logits_dense(hidden)
         logits = soft_cap(logits, c.output_cap)

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 
 from speccascade_jax.core.types import Array
 from speccascade_jax.models.decoder_config import DecoderConfig
-from speccascade_jax.models.layers import MASKED, KeysValues, RMSNorm, Slots, logits_dense
+from speccascade_jax.models.layers import MASKED, KeysValues, RMSNorm, Slots
+from speccascade_jax.models.products import Dense
 
 CHUNK = 256
 """Tokens that attend at once."""
@@ -50,10 +51,10 @@ def soft_cap(x: Array, cap: float | None) -> Array:
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 
-def dense(config: DecoderConfig, features: int, bias: bool = False) -> nn.Dense:
+def dense(config: DecoderConfig, features: int, bias: bool = False) -> Dense:
     """A product `x @ kernel`."""
     init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
-    return nn.Dense(features, use_bias=bias, dtype=config.dtype, kernel_init=init)
+    return Dense(features, config.dtype, use_bias=bias, kernel_init=init)
 
 
 def norm(config: DecoderConfig) -> RMSNorm:
@@ -187,7 +188,7 @@ class Stack(nn.Module):
         self.layers = [DecoderLayer(c) for _ in range(c.num_layers)]
         self.decoder_norm = norm(c)
         if not c.tied:
-            self.logits_dense = logits_dense(c.num_embeddings, c.dtype)
+            self.logits_dense = Dense(c.num_embeddings, c.dtype, wide=True)
 
     def __call__(
         self, x: Array, by: Turns, masks: tuple[Array, ...], slots: tuple[Slots | None, ...]

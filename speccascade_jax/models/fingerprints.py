@@ -5,6 +5,7 @@ import hashlib
 import jax
 import numpy as np
 
+from speccascade_jax.core.packed import is_packed
 from speccascade_jax.core.types import BoundModel
 
 
@@ -23,7 +24,10 @@ def begin() -> hashlib.blake2b:
 def add(digest: hashlib.blake2b, bound: BoundModel) -> None:
     """Add a model and its weights, as loaded, to a hash."""
     digest.update(repr(bound.model).encode())
-    for path, leaf in jax.tree_util.tree_leaves_with_path(bound.params):
-        array = np.asarray(leaf)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(bound.params, is_leaf=is_packed):
+        # a packed matrix is the matrix: how a processor likes it laid out is no property of the model
+        array = leaf.dense() if is_packed(leaf) else np.asarray(leaf)
         digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
+        if is_packed(leaf) and leaf.scales is not None:
+            digest.update(np.asarray(leaf.scales)[: leaf.columns].tobytes())

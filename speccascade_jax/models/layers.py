@@ -4,7 +4,6 @@ Shape letters as in `core/protocols.py`, plus `n` heads whose keys are cached, `
 values `[B * n, S, K]` everywhere: with these layouts a block costs little more than a step on CPU.
 """
 
-import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -17,6 +16,7 @@ import numpy as np
 from speccascade_jax.core.arrays import full_precision, write_slots
 from speccascade_jax.core.types import Array, LMOutput, Params
 from speccascade_jax.models.cache import write_ring
+from speccascade_jax.models.products import pack
 
 KeysValues = tuple[Array, Array]
 Held = TypeVar("Held", bound=Any)
@@ -57,12 +57,6 @@ class RMSNorm(nn.Module):
         x32 = x.astype(jnp.float32)
         inverse = jax.lax.rsqrt(jnp.mean(jnp.square(x32), -1, keepdims=True) + self.epsilon)
         return (x32 * inverse * (self.offset + scale if self.offset else scale)).astype(self.dtype)
-
-
-def logits_dense(features: int, dtype: str) -> nn.Dense:
-    """The output layer of models that are not tied, whose product has float32 sums."""
-    product = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
-    return nn.Dense(features, use_bias=False, dtype=dtype, dot_general=product)
 
 
 FUSED = {"qkv": ("query", "key", "value"), "wi_01": ("wi_0", "wi_1")}
@@ -116,8 +110,8 @@ class CachedModel(Generic[Held]):
         return size
 
     def prepare(self, params: Params) -> Params:
-        """The parameters laid out for decoding (`fuse`); done once, on loading. Both forms are understood."""
-        return fuse(params)
+        """The parameters laid out for decoding (`fuse`, `pack`); done once, on loading. Both forms are understood."""
+        return pack(fuse(params), tied=self.config.tied)
 
     def _apply(self, params: Params, *args: Any, method: str) -> Any:
         with full_precision(self.config.dtype):

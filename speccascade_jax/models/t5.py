@@ -15,7 +15,8 @@ import numpy as np
 
 from speccascade_jax.core.types import Array, LMOutput, Params, Prompt
 from speccascade_jax.models.cache import KVCache, causal_slots_mask, empty_slots
-from speccascade_jax.models.layers import MASKED, CachedModel, KeysValues, Slots, logits_dense
+from speccascade_jax.models.layers import MASKED, CachedModel, KeysValues, Slots
+from speccascade_jax.models.products import Dense, Embed
 from speccascade_jax.models.t5_layers import DecoderLayer, EncoderLayer, RelativeBias, T5Config, dropout, norm
 
 __all__ = ["T5", "T5Config", "T5Module", "teacher_forced_logits"]
@@ -96,7 +97,7 @@ class Decoder(nn.Module):
         self.decoder_norm = norm(c)
         self.drop = dropout(c)
         if not c.tied:
-            self.logits_dense = logits_dense(c.num_embeddings, c.dtype)
+            self.logits_dense = Dense(c.num_embeddings, c.dtype, wide=True)
 
     def cross(self, encoded: Array) -> tuple[KeysValues, ...]:
         """Per layer, the cross-attention's keys and values of `encoded` `[B, N, E]`."""
@@ -137,7 +138,7 @@ class T5Module(nn.Module):
     def setup(self) -> None:
         c = self.config
         init = nn.initializers.normal(stddev=1.0)
-        self.token_embedder = nn.Embed(c.num_embeddings, c.d_model, dtype=c.dtype, embedding_init=init)
+        self.token_embedder = Embed(c.num_embeddings, c.d_model, c.dtype, embedding_init=init)
         self.encoder = Encoder(c)
         self.decoder = Decoder(c)
 
@@ -171,9 +172,7 @@ class T5Module(nn.Module):
         """float32 logits `[B, T, num_embeddings]` of normed hidden states, padded entries at -inf."""
         c = self.config
         if c.tied:
-            table = self.token_embedder.embedding.astype(c.dtype)
-            scaled = hidden * c.d_model**-0.5
-            logits = jnp.einsum("bte,ve->btv", scaled, table, preferred_element_type=jnp.float32)
+            logits = self.token_embedder.attend(hidden * c.d_model**-0.5)
         else:
             logits = self.decoder.logits_dense(hidden)
         if c.num_embeddings == c.vocab_size:

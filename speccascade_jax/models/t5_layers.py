@@ -16,6 +16,7 @@ import numpy as np
 from speccascade_jax.core.checks import check_sizes
 from speccascade_jax.core.types import Array
 from speccascade_jax.models.layers import KeysValues, RMSNorm, Slots
+from speccascade_jax.models.products import Dense
 
 _kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 _bias_init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
@@ -95,13 +96,13 @@ def norm(config: T5Config) -> RMSNorm:
     return RMSNorm(config.layer_norm_epsilon, config.dtype)
 
 
-def dense(config: T5Config, features: int, divisor: float = 1.0) -> nn.Dense:
+def dense(config: T5Config, features: int, divisor: float = 1.0) -> Dense:
     """A product `x @ kernel` without bias; the initial kernel is divided by `divisor`."""
 
     def init(key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
         return _kernel_init(key, shape, dtype) / divisor
 
-    return nn.Dense(features, use_bias=False, dtype=config.dtype, kernel_init=init)
+    return Dense(features, config.dtype, kernel_init=init)
 
 
 def dropout(config: T5Config) -> nn.Dropout:

@@ -1,0 +1,154 @@
+"""Products with weights as they are held: plain matrices for XLA, packed ones for a CPU's own code, 8 bits anywhere.
+
+`pack` lays parameters out for decoding; `Dense` and `Embed` understand both forms, under the same names.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade_jax.core.packed import Packed
+from speccascade_jax.core.types import Array, Params
+from speccascade_jax.runtime import products
+
+_LARGEST = 127
+
+
+def multiply(x: Array, kernel: Array | Packed, dtype: str) -> Array:
+    """`x` `[..., K]` times a kernel `[K, N]`, `[..., N]`.
+
+    A packed kernel gives float32, whatever it is held in; a plain one is cast to `dtype`, as `x` is, and so is the sum.
+    """
+    if not isinstance(kernel, Packed):
+        return jnp.asarray(x, dtype) @ jnp.asarray(kernel, dtype)
+    rows = x.reshape(-1, x.shape[-1])
+    if products.available():
+        out = products.call(rows.astype(jnp.float32), kernel.panels, kernel.scales)
+    else:
+        out = _by_xla(rows.astype(dtype), kernel)
+    return out[:, : kernel.columns].reshape(*x.shape[:-1], kernel.columns)
+
+
+def _by_xla(rows: Array, kernel: Packed) -> Array:
+    """The same where XLA multiplies: it reads the weights as they are held and widens them on the way."""
+    panels = kernel.panels.astype(rows.dtype)
+    out = jnp.einsum("tk,nkp->tnp", rows, panels, preferred_element_type=jnp.float32).reshape(len(rows), -1)
+    return out if kernel.scales is None else out * kernel.scales
+
+
+class Dense(nn.Module):
+    """`x @ kernel`, with a bias where asked; `kernel` is a parameter `[K, features]`, plain or packed.
+
+    Attributes:
+        dtype: that a plain kernel is multiplied in, and of the result.
+        wide: whether the result is float32 (the output layer).
+    """
+
+    features: int
+    dtype: str
+    use_bias: bool = False
+    wide: bool = False
+    kernel_init: Callable[..., Array] = nn.initializers.lecun_normal()
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        if self.has_variable("params", "kernel"):
+            kernel = self.get_variable("params", "kernel")
+        else:
+            kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features))
+        if self.wide and not isinstance(kernel, Packed):
+            x, kernel = jnp.asarray(x, self.dtype), jnp.asarray(kernel, self.dtype)
+            return jnp.matmul(x, kernel, preferred_element_type=jnp.float32)
+        y = multiply(x, kernel, self.dtype).astype(jnp.float32 if self.wide else self.dtype)
+        if not self.use_bias:
+            return y
+        return y + self.param("bias", nn.initializers.zeros_init(), (self.features,)).astype(self.dtype)
+
+
+class Embed(nn.Module):
+    """A table of embeddings `[V, E]`, looked up and, where it is tied, multiplied by; packed, it is `[E, V]`."""
+
+    num_embeddings: int
+    features: int
+    dtype: str
+    embedding_init: Callable[..., Array] = nn.initializers.variance_scaling(1.0, "fan_in", "normal", out_axis=0)
+
+    def setup(self) -> None:
+        held = self.has_variable("params", "embedding")
+        shape = (self.num_embeddings, self.features)
+        self.embedding = (
+            self.get_variable("params", "embedding") if held else self.param("embedding", self.embedding_init, shape)
+        )
+
+    def __call__(self, tokens: Array) -> Array:
+        """Rows `tokens` (int32, any shape) of the table, `[*tokens.shape, E]`."""
+        if isinstance(self.embedding, Packed):
+            return self.embedding.rows(tokens).astype(self.dtype)
+        return jnp.take(jnp.asarray(self.embedding, self.dtype), tokens, axis=0)
+
+    def attend(self, x: Array) -> Array:
+        """float32 products of `x` `[B, T, E]` with all rows of the table, `[B, T, V]`."""
+        if isinstance(self.embedding, Packed):
+            return multiply(x, self.embedding, self.dtype)
+        table = jnp.asarray(self.embedding, self.dtype)
+        return jnp.einsum("bte,ve->btv", x, table, preferred_element_type=jnp.float32)
+
+
+def pack(params: Params, *, tied: bool, weights: str | None = None) -> Params:
+    """Parameters with their matrices held as decoding reads them fastest: every kernel, and a tied embedding.
+
+    Where XLA multiplies, only int8 changes their form. Already packed ones are left as they are.
+
+    Args:
+        tied: whether the embedding makes the logits.
+        weights: what matrices are held in, of `products.KINDS`; `None`: what they are in.
+    """
+
+    def walk(tree: Params, name: str) -> Params:
+        if isinstance(tree, Mapping):
+            return {key: walk(value, key) for key, value in tree.items()}
+        return packed(name, tree, tied=tied, weights=weights)
+
+    return walk(params, "")
+
+
+def packed(name: str, leaf: Any, *, tied: bool, weights: str | None = None) -> Any:
+    """One parameter as `pack` holds it; `name` is its last part."""
+    if isinstance(leaf, Packed) or not (name == "kernel" or (name == "embedding" and tied)):
+        return leaf
+    kind = weights or leaf.dtype.name
+    if kind not in products.KINDS or not (products.available() or kind == "int8"):
+        return leaf
+    turned = name == "embedding"
+    matrix = np.asarray(leaf).T if turned else np.asarray(leaf)
+    return panels(matrix, kind, products.width() if products.available() else matrix.shape[1], turned)
+
+
+def panels(matrix: np.ndarray, kind: str, width: int, turned: bool = False) -> Packed:
+    """A matrix `[K, N]` in panels of `width` columns, held as `kind`."""
+    inputs, columns = matrix.shape
+    scales = None
+    if kind == "int8":
+        matrix, scales = quantised(matrix)
+    count = -(-columns // width)
+    out = np.zeros((count, inputs, width), jnp.dtype(kind))
+    for number in range(count):  # one after the other: no second copy of the matrix
+        part = matrix[:, number * width : (number + 1) * width]
+        out[number, :, : part.shape[1]] = part
+    if scales is not None:
+        scales = jax.device_put(np.pad(scales, (0, count * width - columns), constant_values=1.0))
+    return Packed(jax.device_put(out), scales, columns, turned)
+
+
+def quantised(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Whole numbers in [-127, 127] `[K, N]`, and what each column is to be multiplied by, float32 `[N]`.
+
+    Symmetric, to the nearest: an entry is off by at most half a 127th of the largest one of its column.
+    """
+    matrix = np.asarray(matrix, np.float32)
+    scales = np.maximum(np.abs(matrix).max(axis=0), np.finfo(np.float32).tiny) / _LARGEST
+    return np.rint(matrix / scales).astype(np.int8), scales.astype(np.float32)

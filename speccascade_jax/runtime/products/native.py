@@ -1,0 +1,95 @@
+"""From LLVM code to a call in a traced program: compiling for this processor, registering, calling."""
+
+import ctypes
+import os
+import platform
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+KINDS = ("float32", "float16", "bfloat16", "int8")
+"""What weights may be held in."""
+SWITCH = "SPECCASCADE_PRODUCTS"
+"""Environment variable: `0` leaves all products to XLA."""
+_KEPT: list[Any] = []  # compiled code lives as long as the process
+
+
+@cache
+def unavailable() -> str | None:
+    """Why products are left to XLA, or `None` where they are not."""
+    if os.environ.get(SWITCH, "1") == "0":
+        return f"{SWITCH} is 0"
+    if jax.default_backend() != "cpu":
+        return f"programs run on {jax.default_backend()}"
+    if platform.machine().lower() not in ("x86_64", "amd64", "aarch64", "arm64") or os.name != "posix":
+        return f"{platform.system()} on {platform.machine()} was never tried"
+    try:
+        import llvmlite.binding  # noqa: F401
+
+        from speccascade_jax.runtime.products.handler import interface
+
+        interface()
+    except (ImportError, LookupError, OSError) as error:
+        return str(error)
+    return None
+
+
+def available() -> bool:
+    """Whether this process multiplies packed weights by its own code."""
+    return unavailable() is None
+
+
+@cache
+def width() -> int:
+    """Columns of a panel: as many as the registers of this processor hold sums for."""
+    import llvmlite.binding as llvm
+
+    return 64 if llvm.get_host_cpu_features().get("avx512f") else 16
+
+
+def call(x: jax.Array, panels: jax.Array, scales: jax.Array | None) -> jax.Array:
+    """`x` float32 `[rows, K]` times panels `[n, K, P]`, float32 `[rows, n * P]`, inside a traced program."""
+    kind = panels.dtype.name
+    _register(kind)
+    result = jax.ShapeDtypeStruct((x.shape[0], panels.shape[0] * panels.shape[2]), jnp.float32)
+    given = jnp.ones((1,), jnp.float32) if scales is None else scales
+    product: jax.Array = jax.ffi.ffi_call(_name(kind), result)(x, panels, given)
+    return product
+
+
+def _name(kind: str) -> str:
+    return f"speccascade_product_{kind}"
+
+
+@cache
+def _register(kind: str) -> None:
+    """Compile the call for a kind of weights (0.1 s) and make it known to XLA."""
+    import llvmlite.binding as llvm
+    import llvmlite.ir as ir
+
+    from speccascade_jax.runtime.products.handler import handler
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    module = ir.Module(_name(kind))
+    module.triple = llvm.get_process_triple()
+    function = handler(module, kind, width())
+    features, processor = llvm.get_host_cpu_features().flatten(), llvm.get_host_cpu_name()
+    machine = llvm.Target.from_triple(module.triple).create_target_machine(processor, features, opt=3)
+    parsed = llvm.parse_assembly(str(module))
+    parsed.verify()
+    passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
+    passes.getModulePassManager().run(parsed, passes)
+    engine = llvm.create_mcjit_compiler(parsed, machine)
+    engine.finalize_object()
+    _KEPT.append(engine)
+    capsule = _capsule(engine.get_function_address(function))
+    jax.ffi.register_ffi_target(_name(kind), capsule, platform="cpu")
+
+
+def _capsule(address: int) -> Any:
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    return new(address, None, None)
