@@ -17,7 +17,7 @@ from speccascade_jax.checkpoints.infer import FAMILIES, Model, check_shapes, fam
 from speccascade_jax.checkpoints.plan import Config, Stored, fused, shape_of, stream
 from speccascade_jax.core.files import expanded
 from speccascade_jax.core.types import DTYPES
-from speccascade_jax.models.products import packed
+from speccascade_jax.models.products import held
 
 LOOKED_FOR = (
     f"{native.CONFIG} and {native.PARAMS}/ (written by save), {huggingface.CONFIG} with a model_type (Hugging Face), "
@@ -48,10 +48,12 @@ def load(
         vocab_size: real vocabulary entries, when not those of the checkpoint: by default 32,100 of T5's
             32,128 rows, and otherwise all rows.
         dtype: of the parameters returned. It sets the configuration's dtype too, that of computation: bfloat16
-            with "bfloat16"; float32 with "float32" and with "float16", which only halves the memory (parameters of
-            another dtype than computation's are cast at every call). `None` keeps both as stored (computation in
-            float32 where the format stores none).
-        prepared: give the parameters as `model.prepare` would, for decoding, without holding both forms.
+            with "bfloat16"; float32 with "float32" and with "float16", which only halves the memory. `None` keeps
+            both as stored (computation in float32 where the format stores none).
+        prepared: give the parameters as `model.prepare` would, for decoding, without holding both forms. On a CPU
+            computation is in float32 then, whatever the weights are held in: a processor that multiplies bfloat16 by
+            way of float32 gains nothing, and most take many times as long. "int8" is for decoding only: matrices in 8
+            bits with a scale per column (`models.products.quantised`), everything else in what is computed in.
 
     Returns:
         The model, its configuration read or inferred from names and shapes, and nested jax arrays named as
@@ -64,17 +66,32 @@ def load(
     """
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}: choose one of {', '.join(DTYPES)}, or None to keep the stored one")
+    if dtype == "int8" and not prepared:
+        raise ValueError("dtype is 'int8', which is a form for decoding: load it with prepared=True, as load_pair does")
     stored = find(path)
     config = _config(stored, vocab_size)
-    if dtype is not None:
-        config = dataclasses.replace(config, dtype="bfloat16" if dtype == "bfloat16" else "float32")
+    config = dataclasses.replace(config, dtype=computed_in(config, dtype, prepared))
     flat = {}
-    for name, array in stream(stored, fused(stored.plan) if prepared else stored.plan, dtype):
+    for name, array in stream(stored, fused(stored.plan) if prepared else stored.plan, _read_as(config, dtype)):
         # cast by NumPy: on the device each shape would be a program of its own to compile
-        leaf = packed(name.split("/")[-1], array, tied=config.tied) if prepared else array
+        leaf = held(name, array, config, "int8" if dtype == "int8" else None) if prepared else array
         flat[name] = jax.block_until_ready(jax.device_put(leaf))
         del array, leaf  # the host's copy goes before the next is read
     return FAMILIES[family(config)].model(config), unflatten_dict(flat, sep="/")
+
+
+def computed_in(config: Config, dtype: str | None, prepared: bool) -> str:
+    """The dtype of computation, given what parameters are asked for in and how the checkpoint was saved."""
+    if prepared and jax.default_backend() == "cpu":
+        return "float32"
+    if dtype == "int8":
+        return "bfloat16"
+    return config.dtype if dtype is None else "bfloat16" if dtype == "bfloat16" else "float32"
+
+
+def _read_as(config: Config, dtype: str | None) -> str | None:
+    """What arrays are cast to while they are read: what is to be 8 bits comes in what the rest stays in."""
+    return config.dtype if dtype == "int8" else dtype
 
 
 def model_of(path: str | os.PathLike[str]) -> Model:

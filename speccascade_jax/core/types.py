@@ -20,8 +20,8 @@ Cache = Any
 Params = Any
 
 
-DTYPES = ("float32", "bfloat16", "float16")
-"""What parameters may be loaded in."""
+DTYPES = ("float32", "bfloat16", "float16", "int8")
+"""What parameters may be loaded in; int8 with a scale per column of each matrix."""
 
 
 def count(params: Params) -> int:

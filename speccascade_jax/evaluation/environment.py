@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 import speccascade_jax
+from speccascade_jax.runtime import products
 
 _PACKAGE = Path(speccascade_jax.__file__).parent
 _VERSIONED = ("speccascade_jax", "jax", "jaxlib", "flax", "sacrebleu")
@@ -61,7 +62,8 @@ def device() -> dict[str, Any]:
 def hardware() -> dict[str, Any]:
     """What makes two latencies comparable: part of every key."""
     first = jax.devices()[0]
-    return {"platform": first.platform, "kind": first.device_kind, "cpus": os.cpu_count(), "processor": _processor()}
+    own = {"products": "own" if products.available() else "xla"}
+    return {"platform": first.platform, "kind": first.device_kind, "cpus": os.cpu_count(), "processor": _processor()} | own
 
 
 def _processor() -> str:

@@ -36,7 +36,7 @@ class ModelPair:
             the pair is called in records.
         target, draft, vocabulary: paths as `sc.Pair.load` takes them: any two checkpoints.
         others: name -> path of further drafts, which a method's `drafters` name.
-        dtype: of parameters and computation, a name in `core.types.DTYPES`: bfloat16 halves the memory (slow on CPU).
+        dtype: of parameters, a name in `core.types.DTYPES`; computation is as `checkpoints.load` says.
 
     Raises:
         ValueError: one model without the other, a vocabulary without them, or an unknown dtype.

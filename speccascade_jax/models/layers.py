@@ -111,7 +111,7 @@ class CachedModel(Generic[Held]):
 
     def prepare(self, params: Params) -> Params:
         """The parameters laid out for decoding (`fuse`, `pack`); done once, on loading. Both forms are understood."""
-        return pack(fuse(params), tied=self.config.tied)
+        return pack(fuse(params), self.config)
 
     def _apply(self, params: Params, *args: Any, method: str) -> Any:
         with full_precision(self.config.dtype):

@@ -88,7 +88,7 @@ class Embed(nn.Module):
         """Rows `tokens` (int32, any shape) of the table, `[*tokens.shape, E]`."""
         if isinstance(self.embedding, Packed):
             return self.embedding.rows(tokens).astype(self.dtype)
-        return jnp.take(jnp.asarray(self.embedding, self.dtype), tokens, axis=0)
+        return jnp.take(self.embedding, tokens, axis=0).astype(self.dtype)
 
     def attend(self, x: Array) -> Array:
         """float32 products of `x` `[B, T, E]` with all rows of the table, `[B, T, V]`."""
@@ -98,39 +98,49 @@ class Embed(nn.Module):
         return jnp.einsum("bte,ve->btv", x, table, preferred_element_type=jnp.float32)
 
 
-def pack(params: Params, *, tied: bool, weights: str | None = None) -> Params:
-    """Parameters with their matrices held as decoding reads them fastest: every kernel, and a tied embedding.
-
-    Where XLA multiplies, only int8 changes their form. Already packed ones are left as they are.
-
-    Args:
-        tied: whether the embedding makes the logits.
-        weights: what matrices are held in, of `products.KINDS`; `None`: what they are in.
-    """
+def pack(params: Params, config: Any, weights: str | None = None) -> Params:
+    """Parameters with their matrices held as decoding reads them fastest (`held`)."""
 
     def walk(tree: Params, name: str) -> Params:
         if isinstance(tree, Mapping):
-            return {key: walk(value, key) for key, value in tree.items()}
-        return packed(name, tree, tied=tied, weights=weights)
+            return {key: walk(value, f"{name}/{key}") for key, value in tree.items()}
+        return held(name, tree, config, weights)
 
     return walk(params, "")
 
 
-def packed(name: str, leaf: Any, *, tied: bool, weights: str | None = None) -> Any:
-    """One parameter as `pack` holds it; `name` is its last part."""
-    if isinstance(leaf, Packed) or not (name == "kernel" or (name == "embedding" and tied)):
+def held(name: str, leaf: Any, config: Any, weights: str | None = None) -> Any:
+    """One parameter as decoding reads it fastest: kernels, and an embedding that makes the logits, packed.
+
+    Where XLA multiplies, only 8 bits change a matrix's form. On a CPU without `runtime.products` 16 bits are widened,
+    once: XLA would do it at every call, in many times the product's own time.
+
+    Args:
+        name: of the parameter, "a/b/kernel".
+        leaf: plain or packed already, which is left as it is.
+        config: of the model: whether its embedding is tied, the dtype of computation.
+        weights: what matrices are held in, of `products.KINDS`; `None`: what they are in.
+    """
+    last = name.rsplit("/", 1)[-1]
+    if isinstance(leaf, Packed) or not (last == "kernel" or (last == "embedding" and config.tied)):
         return leaf
     kind = weights or leaf.dtype.name
-    if kind not in products.KINDS or not (products.available() or kind == "int8"):
-        return leaf
-    turned = name == "embedding"
-    matrix = np.asarray(leaf).T if turned else np.asarray(leaf)
-    return panels(matrix, kind, products.width() if products.available() else matrix.shape[1], turned)
+    if products.available() and kind in products.KINDS:
+        return panels(np.asarray(leaf), kind, products.width(), turned=last == "embedding")
+    if kind == "int8":
+        return panels(np.asarray(leaf), kind, None, turned=last == "embedding")
+    return np.asarray(leaf, np.float32) if jax.default_backend() == "cpu" and config.dtype == "float32" else leaf
 
 
-def panels(matrix: np.ndarray, kind: str, width: int, turned: bool = False) -> Packed:
-    """A matrix `[K, N]` in panels of `width` columns, held as `kind`."""
+def panels(leaf: np.ndarray, kind: str, width: int | None, turned: bool = False) -> Packed:
+    """A parameter as a matrix `[K, N]` in panels of `width` columns (`None`: a single one), held as `kind`.
+
+    Args:
+        turned: whether the matrix is the parameter's transpose.
+    """
+    matrix = leaf.T if turned else leaf
     inputs, columns = matrix.shape
+    width = width or columns
     scales = None
     if kind == "int8":
         matrix, scales = quantised(matrix)

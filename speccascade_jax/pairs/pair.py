@@ -169,7 +169,7 @@ class Pair:
             vocabulary: a file or folder as `load_vocabulary` takes it; without it, what lies beside the models. Where
                 there are several, all are compared. With none at all, the pair takes and gives ids only.
             others: paths of further drafts by name.
-            dtype: of the parameters: "float32", "bfloat16" or "float16".
+            dtype: of the parameters: "float32", "bfloat16", "float16" or "int8" (`checkpoints.load`, prepared).
             max_prompt_length, name: as the attributes.
 
         Raises:

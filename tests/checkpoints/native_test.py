@@ -277,10 +277,11 @@ def test_decoders_with_all_that_their_configurations_hold(tmp_path, name):
     assert all(np.array_equal(prepared[n], array) for n, array in fused.items())
 
 
-def test_bfloat16_is_computed_in_where_it_is_asked_for(saved):
+def test_bfloat16_is_held_and_on_a_cpu_not_computed_in(saved):
     model, params = load(saved, dtype="bfloat16", prepared=True)
-    assert model.config.dtype == "bfloat16"
+    assert model.config.dtype == "float32"
     assert {array.dtype for array in jax.tree.leaves(params)} == {jnp.dtype("bfloat16")}
+    assert load(saved, dtype="bfloat16")[0].config.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,111 @@
+"""The compiled products: right for every shape and kind, the same bits for every number of rows, from any thread."""
+
+import threading
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speccascade_jax.models.products import panels
+from speccascade_jax.runtime import products
+from speccascade_jax.runtime.products import native
+from speccascade_jax.runtime.products.tiles import ROWS
+
+pytestmark = pytest.mark.skipif(not products.available(), reason=f"no products of its own: {native.unavailable()}")
+call = jax.jit(native.call)
+
+
+def made(inputs, columns, kind, seed=0):
+    """A packed matrix and, as float64, what it stands for."""
+    matrix = np.random.default_rng(seed).normal(size=(inputs, columns)).astype(np.float32)
+    packed = panels(matrix, kind, products.width())
+    return packed, np.asarray(packed).astype(np.float64)
+
+
+def inputs_of(rows, width, seed=1):
+    return np.random.default_rng(seed).normal(size=(rows, width)).astype(np.float32)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    kind=st.sampled_from(products.KINDS),
+    rows=st.integers(1, 3 * ROWS),
+    inputs=st.integers(1, 70),
+    columns=st.integers(1, 200),
+    seed=st.integers(0, 9),
+)
+def test_it_is_the_product(kind, rows, inputs, columns, seed):
+    packed, matrix = made(inputs, columns, kind, seed)
+    x = inputs_of(rows, inputs)
+    y = np.asarray(call(x, packed.panels, packed.scales))
+    bound = 1e-6 * (np.abs(x).astype(np.float64) @ np.abs(matrix)) + 1e-7
+    assert np.all(np.abs(y[:, :columns] - x.astype(np.float64) @ matrix) <= bound)
+    assert np.all(y[:, columns:] == 0)
+
+
+@pytest.mark.parametrize("kind", products.KINDS)
+def test_a_rows_bits_do_not_depend_on_how_many_there_are(kind):
+    packed, _ = made(300, 500, kind)
+    x = inputs_of(4 * ROWS, 300)
+    whole = np.asarray(call(x, packed.panels, packed.scales))
+    for rows in (1, 2, 3, 4, 5, ROWS, ROWS + 1, 2 * ROWS + 1):
+        np.testing.assert_array_equal(call(x[:rows], packed.panels, packed.scales), whole[:rows])
+    np.testing.assert_array_equal(call(x[::-1], packed.panels, packed.scales), whole[::-1])
+
+
+def test_many_at_once_from_many_threads():
+    """Jobs of several callers share XLA's threads; a lost or doubled panel would show, and a lock-up never end."""
+    packed, _ = made(128, 4096, "float32")
+
+    @jax.jit
+    def chain(x, panels):
+        for _ in range(8):
+            x = jnp.tanh(native.call(x, panels, None)[:, : x.shape[1]])
+        return x
+
+    x = [inputs_of(rows, 128, seed=rows) for rows in (1, 2, 5, 8)]
+    expected = [np.asarray(chain(each, packed.panels)) for each in x]
+    wrong = []
+
+    def repeat(number):
+        for _ in range(60):
+            if not np.array_equal(chain(x[number], packed.panels), expected[number]):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=partial(repeat, number), daemon=True) for number in range(len(x))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert not any(thread.is_alive() for thread in threads) and not wrong
+
+
+def test_infinities_and_nan_reach_the_result():
+    packed, _ = made(40, 30, "float32")
+    x = inputs_of(3, 40)
+    x[1, 5], x[2, 7] = np.nan, np.inf
+    y = np.asarray(call(x, packed.panels, packed.scales))
+    assert np.isfinite(y[0, :30]).all() and np.isnan(y[1, :30]).all() and not np.isfinite(y[2, :30]).any()
+
+
+def test_it_is_left_out_where_it_is_switched_off(monkeypatch):
+    monkeypatch.setenv(native.SWITCH, "0")
+    assert native.unavailable.__wrapped__() == "SPECCASCADE_PRODUCTS is 0"
+    monkeypatch.delenv(native.SWITCH)
+    assert native.unavailable.__wrapped__() is None
+    monkeypatch.setattr(native.platform, "machine", lambda: "riscv64")
+    assert "riscv64 was never tried" in native.unavailable.__wrapped__()
+
+
+def test_it_is_left_out_without_a_known_interface(monkeypatch, tmp_path):
+    from speccascade_jax.runtime.products import handler
+
+    monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
+    with pytest.raises(LookupError, match="c_api.h describes no foreign function interface of version 0"):
+        handler.interface.__wrapped__()
+    monkeypatch.setattr(handler, "interface", handler.interface.__wrapped__)
+    assert "describes no foreign function interface" in native.unavailable.__wrapped__()
