@@ -63,7 +63,12 @@ def hardware() -> dict[str, Any]:
     """What makes two latencies comparable: part of every key."""
     first = jax.devices()[0]
     own = {"products": "own" if products.available() else "xla"}
-    return {"platform": first.platform, "kind": first.device_kind, "cpus": os.cpu_count(), "processor": _processor()} | own
+    return {
+        "platform": first.platform,
+        "kind": first.device_kind,
+        "cpus": os.cpu_count(),
+        "processor": _processor(),
+    } | own
 
 
 def _processor() -> str:

@@ -34,8 +34,12 @@ def parameters(model):
 def logits(model, params):
     encoder = TOKENS if model.is_encoder_decoder else None
     prompt = Prompt(TOKENS[:, :1], jnp.ones((2,), jnp.int32), encoder)
-    cache = model.prefill(params, prompt, 8)
-    return np.asarray(jax.jit(model.extend)(params, cache, TOKENS)[0].logits)[..., :V]
+
+    @jax.jit
+    def run(params):
+        return model.extend(params, model.prefill(params, prompt, 8), TOKENS)[0].logits
+
+    return np.asarray(run(params))[..., :V]
 
 
 @pytest.fixture(params=MODELS)

@@ -74,9 +74,7 @@ def tile(module: ir.Module, kind: str, rows: int, width: int) -> ir.Function:
     return function
 
 
-def _read(
-    module: ir.Module, build: ir.IRBuilder, kind: str, w: ir.Value, k: ir.Value, width: int
-) -> list[ir.Value]:
+def _read(module: ir.Module, build: ir.IRBuilder, kind: str, w: ir.Value, k: ir.Value, width: int) -> list[ir.Value]:
     """Row `k` of a panel as float32 vectors; what lies `AHEAD` bytes further is asked for."""
     element, size = ELEMENTS[kind]
     row = build.gep(w, [build.mul(k, const(width))], source_etype=element)
