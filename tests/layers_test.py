@@ -23,17 +23,8 @@ ROWS = (
     ("evaluation",),
     ("training",),
 )
-LATE = {
-    "llvmlite",
-    "matplotlib",
-    "orbax",
-    "rouge_score",
-    "scipy",
-    "seqio",
-    "tensorflow",
-    "tensorflow_datasets",
-    "tokenizers",
-}
+LATE = {"llvmlite", "matplotlib", "orbax", "rouge_score", "scipy", "seqio", "tensorflow", "tensorflow_datasets"}
+LATE |= {"tokenizers"}
 """What may be imported inside a function: slow to load, or an extra. So may our own modules that do so at their top."""
 LATE_ROOMS = ("results/figures", "runtime/products", "data/tasks/seqio_registry")
 

@@ -62,13 +62,8 @@ def device() -> dict[str, Any]:
 def hardware() -> dict[str, Any]:
     """What makes two latencies comparable: part of every key."""
     first = jax.devices()[0]
-    own = {"products": "own" if products.available() else "xla"}
-    return {
-        "platform": first.platform,
-        "kind": first.device_kind,
-        "cpus": os.cpu_count(),
-        "processor": _processor(),
-    } | own
+    found = {"platform": first.platform, "kind": first.device_kind, "cpus": os.cpu_count(), "processor": _processor()}
+    return found | {"products": "own" if products.available() else "xla"}
 
 
 def _processor() -> str:

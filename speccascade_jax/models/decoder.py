@@ -114,10 +114,7 @@ class DecoderModule(nn.Module):
     def logits(self, hidden: Array) -> Array:
         """float32 logits `[B, T, num_embeddings]` of normed hidden states, padded entries at -inf."""
         c = self.config
-        if c.tied:
-            logits = self.token_embedder.attend(hidden)
-        else:
-            logits = self.decoder.logits_dense(hidden)
+        logits = self.token_embedder.attend(hidden) if c.tied else self.decoder.logits_dense(hidden)
         logits = soft_cap(logits, c.output_cap)
         if c.num_embeddings == c.vocab_size:
             return logits

@@ -56,6 +56,7 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
+        kernel: Any
         if self.has_variable("params", "kernel"):
             kernel = self.get_variable("params", "kernel")
         else:

@@ -1,7 +1,7 @@
 """A whole product as a call that XLA makes: the panels dealt out to the threads that are free.
 
-XLA calls `handler_<kind>(frame)` with `x` float32 `[rows, K]`, panels `[n, K, P]`, scales `[n * P]` and a result float32
-`[rows, n * P]`; the layout of `frame` is XLA's foreign function interface (`xla/ffi/api/c_api.h`, which jaxlib brings).
+XLA calls `handler_<kind>(frame)` with `x` float32 `[rows, K]`, panels `[n, K, P]`, scales `[n * P]` and a result
+float32 `[rows, n * P]`; `frame` is as XLA's foreign function interface says (`xla/ffi/api/c_api.h` beside jaxlib).
 The calling thread writes a job, asks XLA's own thread pool for help, and takes panels one by one until none is left; a
 helper that comes late finds none. So no thread ever waits for one that has not begun, and nothing can lock up.
 """
