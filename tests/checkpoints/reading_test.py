@@ -63,10 +63,11 @@ def test_vocabulary_can_be_overridden(t5x, arrays, model):
 
 
 def test_bad_dtype(t5x, arrays):
+    path = t5x(arrays)
     with pytest.raises(ValueError, match=r"dtype is 'int4': choose one of float32, bfloat16"):
-        load(t5x(arrays), dtype="int4")
+        load(path, dtype="int4")
     with pytest.raises(ValueError, match=r"dtype is 'int8', which is a form for decoding: load it with prepared=True"):
-        load(t5x(arrays), dtype="int8")
+        load(path, dtype="int8")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
