@@ -63,7 +63,7 @@ def test_a_gain_within_its_interval_is_not_bold():
 
 def test_every_point_stands_beside_its_prediction():
     _, grid, _ = grids("throughput", made.sweep())
-    assert len(grid.rows) == 10 and [row[-1] for row in grid.rows] == ["+0.0%"] * 10 or ["-0.0%"]
+    assert len(grid.rows) == 10 and {row[-1] for row in grid.rows} <= {"+0.0%", "-0.0%"}
     row = rows(grid)["SpecDec++", "h = 0.7"]
     assert float(row[2].split()[0]) == pytest.approx(0.27, abs=0.01)
     assert float(row[3].split()[0]) == pytest.approx(0.8, abs=0.03)

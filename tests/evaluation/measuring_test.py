@@ -1,0 +1,40 @@
+"""What is timed was warm before the clock ran."""
+
+import numpy as np
+import pytest
+
+from speccascade_jax.evaluation import latency, measuring, session
+from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from tests.support import text_pair
+
+SOURCE = ModelPair(name="tabular")
+SMALL = Evaluation(
+    task="tiny_translation", max_new_tokens=6, quality_examples=3, quality_batch=3, latency_examples=3, latency_trials=2
+)
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    return session.Session(SOURCE, SMALL, text_pair.make(tmp_path_factory.mktemp("pair")))
+
+
+def test_every_timed_example_of_every_method_has_run_before_the_clock_does(loaded, monkeypatch):
+    ran, prepare, interleave = [], loaded.prepare, latency.interleave
+
+    def noted(point, rows):
+        call = prepare(point, rows)
+        return lambda seed: ran.append((point.method.name, point.method.alpha, *rows)) or call(seed)
+
+    monkeypatch.setattr(loaded, "prepare", noted)
+    monkeypatch.setattr(latency, "interleave", lambda *a, **more: ran.append("timed") or interleave(*a, **more))
+    points = [
+        Point(pair=SOURCE, evaluation=SMALL.resolved(), method=Method(name="opt", alpha=a, block_size=2),
+              sampling=Sampling(temperature=1.0))
+        for a in (0.1, 0.4)
+    ]  # fmt: skip
+    found = measuring.time_beside_target(loaded, points)
+    warm, timed = ran[: ran.index("timed")], ran[ran.index("timed") + 1 :]
+    assert sorted(warm) == [("autoregressive", None, 0), *(("opt", a, n) for a in (0.1, 0.4) for n in range(3))]
+    # two trials, the target beside each example once, and once more where it is the neighbour of both methods
+    assert [timed.count(("opt", a, n)) for a in (0.1, 0.4) for n in range(3)] == [2] * 6
+    assert [np.shape(each["latency"]["per_example_ms"]) for each in found] == [(2, 3)] * 2
