@@ -336,16 +336,9 @@ def test_prompts_are_cut_as_the_task_says(pair, monkeypatch):
 
 
 def _damaged(pair, loaded, among):
-    """The pair, its target NaN behind a token that some examples reach, and which those are; `among`: a timed one."""
-    point = _point("autoregressive", temperature=0.0, block=None)
-    tokens = np.asarray(loaded.prepare(point, np.arange(7))(0).tokens)[:, :-1]
-    counts = {token: np.flatnonzero((tokens == token).any(1)).tolist() for token in np.unique(tokens)}
-    token, rows = next(
-        (t, rows) for t, rows in counts.items() if 0 < len(rows) < 7 and (set(rows) & {0, 1} != set()) is among
-    )
-    table = np.array(pair.target.params)
-    table[token] = np.nan
-    return replace(pair, target=sc.TableLM(table)), rows
+    """The pair with a target that fails on some examples, and which those are; `among`: a timed one."""
+    outputs = loaded.prepare(_point("autoregressive", temperature=0.0, block=None), np.arange(7))(0).tokens
+    return text_pair.damaged(pair, np.asarray(outputs), wanted=lambda rows: bool(rows & {0, 1}) is among)
 
 
 @pytest.mark.parametrize("timed", [False, True])

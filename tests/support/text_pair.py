@@ -1,5 +1,7 @@
 """A pair of tabular models over a real vocabulary: text in, text out, nothing to train or compile for long."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,3 +22,14 @@ def make(folder: Path) -> sc.Pair:
     target = draws.normal(size=(PIECES, PIECES))
     draft = target + 0.7 * draws.normal(size=(PIECES, PIECES))
     return sc.Pair(target=sc.TableLM(2 * target), draft=sc.TableLM(2 * draft), vocabulary=load.Vocabulary(path))
+
+
+def damaged(
+    pair: sc.Pair, outputs: np.ndarray, model: str = "target", wanted: Callable[[set[int]], bool] = bool
+) -> tuple[sc.Pair, list[int]]:
+    """The pair, one model's logits NaN behind a token that some `outputs` `[N, L]` go on from, and which these are."""
+    reached = {token: set(np.flatnonzero((outputs[:, :-1] == token).any(1)).tolist()) for token in np.unique(outputs)}
+    token, rows = next((t, rows) for t, rows in reached.items() if 0 < len(rows) < len(outputs) and wanted(rows))
+    table = np.array(getattr(pair, model).params)
+    table[token] = np.nan
+    return replace(pair, **{model: sc.TableLM(table)}), sorted(rows)

@@ -77,7 +77,7 @@ class Bench:
         for one in itertools.chain(*placed.values()):
             if failed := {"failed_examples", "failed_timings"} & held[self.session.key(one)].keys():
                 why = held[self.session.key(one)].get("failure", "runs that were timed ended early")
-                raise FloatingPointError(f"{one.label()} has {failed.pop()} and cannot be compared: {why}")
+                raise FloatingPointError(f"{one.label()} has {min(failed)} and cannot be compared: {why}")
         return {point: tuple(held[self.session.key(one)] for one in ones) for point, ones in placed.items()}
 
 
