@@ -57,6 +57,13 @@ def _along(model: Any, params: Params, prompt: Prompt, tokens: Array) -> Array:
     return continued(model, params, prompt, tokens[:, :-1], spare=1).logits[..., : model.vocab_size]
 
 
+@jax.jit
+def failing(logits: Array, lengths: Array) -> Array:
+    """bool `[B]`: rows with NaN or infinite logits before one of their first `lengths` `[B]` tokens; `[B, L, V]`."""
+    counted = jnp.arange(logits.shape[1])[None] < lengths[:, None]
+    return (~jnp.isfinite(logits.max(-1)) & counted).any(-1)
+
+
 def states(model: Any, params: Params, prompt: Prompt, tokens: Array) -> Array:
     """The hidden state behind each of `tokens` `[B, T]`, float `[B, T, D]`, in one pass: what a stop policy sees.
 

@@ -5,6 +5,7 @@ over a grid of α. From that follow a rule's rejection rate `E [1 − Σ min(π,
 between. They are *estimates*: a rule that runs writes other prefixes than those surveyed here.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ import numpy as np
 
 from speccascade_jax.core.sampling import log_laws, make_law_pair, raw_and_scaled
 from speccascade_jax.core.types import Array, Controls, LawPair, Prompt
-from speccascade_jax.models.along import along
+from speccascade_jax.models.along import along, failing
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules import deferral as rules
 from speccascade_jax.rules import divergences, laws, measures
@@ -97,6 +98,8 @@ def survey(
 ) -> Survey:
     """Survey outputs: every position of every row, the stop id included.
 
+    Rows along which a model gives NaN or infinite logits are left out, and a warning says how many.
+
     Args:
         pair: the models.
         prompt: `[B, P]`, what the outputs answer.
@@ -108,8 +111,9 @@ def survey(
         ValueError: an unknown rule, an α outside its domain, an empty or falling grid.
     """
     chosen = {name: (rules.get(name), _grid(rules.get(name), grid)) for name, grid in grids.items()}
-    counted = np.arange(tokens.shape[1])[None] < np.asarray(lengths)[:, None]
-    pair_of_laws = _laws(*(along(bound, prompt, jnp.asarray(tokens)) for bound in (pair.draft, pair.target)), controls)
+    logits = [along(bound, prompt, jnp.asarray(tokens)) for bound in (pair.draft, pair.target)]
+    counted = np.arange(tokens.shape[1])[None] < _well(logits, lengths)[:, None]
+    pair_of_laws = _laws(*logits, controls)
     found = jax.device_get(quantities(pair_of_laws, jnp.asarray(tokens)))
     curves = {}
     for name, (rule, grid) in chosen.items():
@@ -131,6 +135,16 @@ def join(parts: Sequence[Survey]) -> Survey:
     positions = {name: np.concatenate([part.positions[name] for part in parts]) for name in parts[0].positions}
     rows = np.concatenate([part.rows + start for part, start in zip(parts, starts, strict=False)])
     return Survey(positions=positions, curves=curves, rows=rows)
+
+
+def _well(logits: Sequence[Array], lengths: np.ndarray) -> np.ndarray:
+    """The lengths, 0 where the draft's or the target's logits fail along the output."""
+    lost = [np.asarray(failing(each, jnp.asarray(lengths))) for each in logits]
+    for name, rows in zip(("draft", "target"), lost, strict=True):
+        if rows.any():
+            said = f"{rows.sum()} outputs are left out: the {name} model gives NaN or infinite logits along them"
+            warnings.warn(said, stacklevel=3)
+    return np.where(np.logical_or(*lost), 0, lengths)
 
 
 def _grid(rule: Rule, grid: Sequence[float]) -> np.ndarray:

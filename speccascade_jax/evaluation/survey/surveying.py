@@ -157,7 +157,11 @@ def rates(written: Sequence[Written]) -> dict[str, Any]:
 
 
 def read(session: Session, point: Point, written: Sequence[Written], grids: Mapping[str, Sequence[float]]) -> Survey:
-    """Survey what was written, under the point's sampling."""
+    """Survey what was written, under the point's sampling.
+
+    Raises:
+        FloatingPointError: every output met NaN or infinite logits, so that there is nothing to survey.
+    """
     parts = []
     # a model that writes alone has controls of its own temperature; the laws to compare are the pair's
     compared = dataclasses.replace(point, method=WRITERS["mixed"])
@@ -166,7 +170,12 @@ def read(session: Session, point: Point, written: Sequence[Written], grids: Mapp
         controls = session.controls(compared, [0.0] * len(lengths))
         counted = np.where(each.counts, lengths, 0)
         parts.append(estimates.survey(session.pair, each.prompt, tokens, counted, controls, grids))
-    return estimates.join(parts)
+    found = estimates.join(parts)
+    if not len(found.rows):
+        raise FloatingPointError(
+            "no output is left to survey: draft or target gives NaN or infinite logits along each; check their weights"
+        )
+    return found
 
 
 def _shown(alphas: Sequence[float], check: Sequence[float]) -> list[float]:

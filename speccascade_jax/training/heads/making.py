@@ -139,6 +139,11 @@ def _labelled(session: Session, point: Point, written: Written, ids: np.ndarray)
     tokens = written.generation.tokens[:, :width]
     controls = session.controls(point, [point.method.alpha] * rows)
     q, p = (along.along(b, written.prompt, tokens) for b in (session.pair.draft, session.pair.target))
+    if (failed := np.flatnonzero(along.failing(q, jnp.asarray(lengths))[: len(ids)])).size:
+        raise FloatingPointError(
+            f"the draft model gave NaN or infinite logits along the output of example {ids[failed[0]]}: check its "
+            "weights"
+        )
     found = jax.device_get(
         label(q, p, controls, proposal_uniforms(point.seed, np.resize(ids, rows), width), point.method.decides)
     )

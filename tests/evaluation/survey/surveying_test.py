@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import warnings
 
 import numpy as np
 import pytest
 
+import speccascade_jax as sc
 from speccascade_jax.evaluation import experiment, session
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.evaluation.survey import surveying
@@ -53,6 +55,46 @@ def test_a_batch_that_is_filled_up_counts_no_row_twice(loaded):
     positions = lengths[0].sum() + lengths[1][:4].sum()
     assert {len(values) for values in found.positions.values()} == {positions}
     assert surveying.rates(written)["committed"] == positions
+
+
+def _written(session, along):
+    """The point, what its writer wrote greedily, and those outputs `[16, 8]`."""
+    method = surveying.WRITERS[along]
+    point = Point(pair=SOURCE, evaluation=SMALL, method=method, sampling=Sampling(temperature=0.0))
+    (written,) = surveying.write(session, point)
+    return point, written, np.asarray(written.generation.tokens)
+
+
+@pytest.mark.parametrize("along", ["target", "draft"])
+def test_outputs_that_met_no_law_are_left_out_of_a_survey(loaded, along, capsys):
+    """Of the writer, which ends there, and of the other model, which reads on: all else is as if they were healthy."""
+    point, _, outputs = _written(loaded, along)
+    whole = surveying.take(loaded, point, {"diff": (0.1, 0.5)})
+    pair, lost = text_pair.damaged(loaded.pair, outputs, "target")
+    opened = session.Session(SOURCE, SMALL, pair)
+    if along == "target":
+        found = surveying.take(opened, point, {"diff": (0.1, 0.5)})
+        assert f"{len(lost)} outputs are left out: the target model gave NaN" in capsys.readouterr().out
+        assert surveying.rates(surveying.write(opened, point))["committed"] == len(found.rows)
+    else:
+        with pytest.warns(UserWarning, match=f"{len(lost)} outputs are left out: the target model gives NaN"):
+            found = surveying.take(opened, point, {"diff": (0.1, 0.5)})
+    well = ~np.isin(whole.rows, lost)
+    assert 0 < well.sum() < len(well) and found.rows.tolist() == whole.rows[well].tolist()
+    for name, values in whole.positions.items():
+        np.testing.assert_array_equal(found.positions[name], values[well], err_msg=name)
+    np.testing.assert_array_equal(found.curves["diff"].rejection, whole.curves["diff"].rejection[:, well])
+    assert np.isfinite(found.estimate("diff", 0.3)).all()
+
+
+def test_a_survey_of_nothing_is_refused(loaded):
+    broken = sc.TableLM(np.full((text_pair.PIECES, text_pair.PIECES), np.nan))
+    for model, along in (("target", "target"), ("target", "mixed"), ("draft", "target")):
+        opened = session.Session(SOURCE, SMALL, dataclasses.replace(loaded.pair, **{model: broken}))
+        point = dataclasses.replace(_written(loaded, "target")[0], method=surveying.WRITERS[along])
+        with warnings.catch_warnings(), pytest.raises(FloatingPointError, match="no output is left to survey: "):
+            warnings.simplefilter("ignore")
+            surveying.take(opened, point, {"diff": (0.1,)})
 
 
 def test_fuzzy_rules_are_run_and_held_against_their_bound(tmp_path, capsys, monkeypatch):

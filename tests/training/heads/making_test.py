@@ -136,6 +136,16 @@ def test_a_killed_folder_ends_as_an_unbroken_one(loaded, made, tmp_path, monkeyp
     assert before.items() <= files(tmp_path / "data").items()
 
 
+@pytest.mark.parametrize("model", ["target", "draft"])
+def test_nothing_is_labelled_by_a_model_that_fails(loaded, model):
+    """Neither by the one that writes nor by the one that only reads."""
+    (written, *_) = making.surveying.write(loaded, point(temperature=0.0))
+    pair, _ = text_pair.damaged(loaded.pair, np.asarray(written.generation.tokens), model)
+    broken = session.Session(SOURCE, SMALL, pair)
+    with pytest.raises(FloatingPointError, match=f"the {model} model gave NaN or infinite logits"):
+        making.examples(broken, point(temperature=0.0))
+
+
 def test_a_folder_of_other_settings_is_refused(loaded, made):
     folder, *_ = made
     before = files(folder)
