@@ -53,7 +53,7 @@ def drifting(rng) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_errors_are_of_records_not_of_their_generations():
-    """Fits of the same step on two days were six standard errors apart, as if each generation were a witness."""
+    """Of generations as witnesses each, estimates scatter by over 1.5 of the errors that they report."""
     off = {"records": [], "generations": []}
     for n in range(300):
         seconds, records = drifting(np.random.default_rng(n))
