@@ -40,6 +40,7 @@ def test_every_column_but_the_optional_ones_is_filled(record):
     optional = {"alpha", "block_size", "same_output"}
     for section in record["sections"].values():
         for name, found in section["tables"].items():
+            assert found, name
             for column in report.LAYOUTS[name].columns:
                 assert column.key in optional or all(row[column.key] is not None for row in found), (name, column.key)
 

@@ -141,6 +141,7 @@ def test_nothing_is_measured_twice_when_it_is_called_again(calibrate):
     assert len(calibrate.loaded.asked) > 12
     assert calibrate(max_loss=0.035) == first and not calibrate.loaded.asked
     calibrate(max_loss=0.025)
+    assert calibrate.loaded.asked
     assert all(p.evaluation.quality_examples > 32 for p in calibrate.loaded.asked)  # another search, the same rung 1
 
 
