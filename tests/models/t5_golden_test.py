@@ -33,8 +33,7 @@ def golden(request):
 
 def test_teacher_forced_logits_and_scores(golden):
     model, params, computed = golden
-    with jax.default_matmul_precision("highest"):
-        logits = teacher_forced_logits(model, params, computed["encoder_tokens"], computed["decoder_input_tokens"])
+    logits = teacher_forced_logits(model, params, computed["encoder_tokens"], computed["decoder_input_tokens"])
     vocabulary = model.vocab_size
     np.testing.assert_allclose(logits[..., :vocabulary], computed["logits"][..., :vocabulary], atol=1e-4)
     laws = jax.nn.log_softmax(logits)
