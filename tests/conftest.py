@@ -2,10 +2,13 @@
 
 import os
 from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
 
-# XLA:CPU's newer code generator halves nothing here but the speed of compiling; users keep it (docs/performance.md)
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
+# XLA:CPU's newer code generator halves nothing here but the speed of compiling; users keep it (docs/performance.md).
+# Later releases know no other, and end a process that names a flag they don't know.
+if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
 
 import jax
 import pytest
