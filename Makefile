@@ -9,7 +9,8 @@ IN_PROCESSES := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 NEWER ?= $(shell for each in python3.13 python3.12 $(foreach n,13 12,$(wildcard $(HOME)/.pyenv/versions/3.$(n).*/bin/python3)); do \
 	$$each -c 'import ensurepip' 2>/dev/null && echo $$each && break; done)
 NEWEST ?= .venv-newest
-SMOKE := tests/laws_test.py tests/api_test.py tests/stories_test.py tests/models tests/checkpoints tests/runtime
+SMOKE := tests/laws_test.py tests/api_test.py tests/stories_test.py $(addprefix tests/models/,layers_test.py products_test.py \
+	t5_golden_test.py) $(addprefix tests/checkpoints/,native_test.py reading_test.py t5x_test.py) tests/runtime
 export JAX_PLATFORMS ?= $(if $(wildcard /dev/nvidia0),,cpu)
 
 .PHONY: quickstart bench test test-laws parity newest lint format help
