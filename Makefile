@@ -13,7 +13,9 @@ SMOKE := tests/laws_test.py tests/api_test.py tests/stories_test.py $(addprefix 
 	t5_golden_test.py) $(addprefix tests/checkpoints/,native_test.py reading_test.py t5x_test.py) tests/runtime
 export JAX_PLATFORMS ?= $(if $(wildcard /dev/nvidia0),,cpu)
 
-.PHONY: quickstart bench test test-laws parity newest lint format help
+PEERS := $(patsubst benchmarks/peers/environments/%.txt,.venv-peers-%/.ready,$(wildcard benchmarks/peers/environments/*.txt))
+
+.PHONY: quickstart bench bench-peers test test-laws parity newest lint format help
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/'
@@ -42,6 +44,16 @@ quickstart: $(BIN)/.ready  ## set up, sweep alpha with the shipped pair, print t
 
 bench: $(BIN)/.ready  ## set up and measure speed against the machine's limits, about five minutes: results/bench.json
 	$(BIN)/python -m benchmarks
+
+# one environment per library that excludes another; what can't be installed is left out with a line that says so
+.venv-peers-%/.ready: benchmarks/peers/environments/%.txt
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" $(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+bench-peers: $(BIN)/.ready  ## set up transformers, CTranslate2, llama.cpp (3 GB) and time the same weights in each: results/peers.json
+	-$(MAKE) --no-print-directory --keep-going $(PEERS)
+	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 test: $(BIN)/.ready-test  ## set up, lint, and run the tests: all but what the next two run
 	$(MAKE) --no-print-directory lint

@@ -48,9 +48,9 @@ def open_directory(path: Path) -> Stored:
     config = read_config(path / CONFIG, entries)
     tensors = open_tensors(path)
     check_layers(path / CONFIG, config, len(tensors))
-    plan = _plan(config, entries, tensors)
-    check_tensors(path, plan, tensors, lambda name: bool(_HARMLESS.fullmatch(name)))
-    return Stored(path, f"Hugging Face, {entries['model_type']}", checksums.verified(path, tensors), config, plan)
+    wanted = plan(config, entries, tensors)
+    check_tensors(path, wanted, tensors, lambda name: bool(_HARMLESS.fullmatch(name)))
+    return Stored(path, f"Hugging Face, {entries['model_type']}", checksums.verified(path, tensors), config, wanted)
 
 
 def open_tensors(path: Path) -> Tensors:
@@ -97,17 +97,22 @@ def _json(file: Path) -> dict[str, Any]:
     return parsed(read(file, CheckpointError), str(file), COPY_AGAIN, CheckpointError)
 
 
-def _plan(config: Config, entries: dict[str, Any], tensors: Tensors) -> Plan:
-    """Every parameter of the configuration, and the tensor it comes from."""
+def plan(config: Config, entries: dict[str, Any], tensors: Tensors) -> Plan:
+    """Every parameter of the configuration, and the tensor it comes from.
+
+    Args:
+        entries: of `config.json`; tensors: those that are there, for names that releases write differently. With none
+            the names are those that a release writes today: what an exporter needs.
+    """
     gemma = entries["model_type"] == "gemma2"
     prefix = "" if "embed_tokens.weight" in tensors else "model."  # a stack saved without its output layer has none
-    plan: Plan = {}
+    made: Plan = {}
     for name, shape in expected_shapes(config).items():
         source = _t5_name(name) if isinstance(config, T5Config) else _decoder_name(name, prefix, gemma)
         turned = name.endswith(("kernel", "rel_embedding"))
         source = _copy_of(source, config, entries, tensors)
-        plan[name] = transposed(source, shape) if turned else as_it_is(source, shape)
-    return plan
+        made[name] = transposed(source, shape) if turned else as_it_is(source, shape)
+    return made
 
 
 def _copy_of(source: str, config: Config, entries: dict[str, Any], tensors: Tensors) -> str:

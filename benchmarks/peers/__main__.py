@@ -1,0 +1,8 @@
+"""`python -m benchmarks.peers`."""
+
+import sys
+
+from benchmarks.peers.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+r"""Beside others: the same weights, prompts and lengths in transformers 4 and 5, CTranslate2 and llama.cpp, in one run.
+
+    make bench-peers                                                        environments, then everything
+    python -m benchmarks.peers --libraries=ours,CTranslate2 --pairs=tatoeba_en_de --batches=1
+    python -m benchmarks.peers --markdown results/peers.json                the tables of a run, for a page
+
+Every library works in a process of its own and waits while another is timed; the settings of all of them run in turns.
+Nothing else should run meanwhile. Whatever cannot run here is left out with a line that says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from benchmarks.peers import measuring, report
+from benchmarks.peers.contenders import LIBRARIES
+from benchmarks.peers.pairs import PAIRS
+from benchmarks.peers.protocol import Worker, WorkerError
+from benchmarks.peers.report import Record
+from speccascade_jax.core.checks import whole
+from speccascade_jax.core.files import plain, write_atomically
+from speccascade_jax.evaluation.environment import device
+from speccascade_jax.results.printing import clock_time
+from speccascade_jax.runtime.paths import repository_root
+
+FORMAT = 1
+BATCHES = (1, 8, 32)
+TURNS, BATCH_TURNS, EXAMPLES = 5, 3, 200
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, or print what was measured; returns the exit status."""
+    args = _parser().parse_args(argv)
+    try:
+        if args.markdown:
+            sys.stdout.write(report.markdown(read(Path(args.markdown))))
+            return 0
+        settings = {
+            "libraries": _chosen("libraries", args.libraries, list(LIBRARIES)),
+            "pairs": _chosen("pairs", args.pairs, list(PAIRS)),
+            "batches": [int(size) for size in _chosen("batches", args.batches, [str(size) for size in BATCHES])],
+            "turns": 1 if args.quick else whole("turns", args.turns, 1),
+            "batch_turns": 1 if args.quick else min(BATCH_TURNS, args.turns),
+            "examples": 25 if args.quick else EXAMPLES,
+        }
+        measure_all(settings, Path(args.output))
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def measure_all(settings: Record, output: Path) -> Record:
+    """Run the chosen pairs; writes `output` after each, and tables beside it (`.md`).
+
+    Raises:
+        RuntimeError: no library could be started.
+    """
+    begin = time.monotonic()
+    record: Record = {
+        "format": FORMAT,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "device": device(),
+        "load_at_start": os.getloadavg()[0],
+        "settings": settings,
+        "versions": {},
+        "left_out": {},
+        "pairs": {},
+    }
+    with ExitStack() as stack:
+        workers = started(settings["libraries"], record, stack, output.parent / "peers_logs")
+        for name in settings["pairs"]:
+            with tempfile.TemporaryDirectory(prefix="peers_") as folder:
+                try:
+                    prepared = PAIRS[name](Path(folder))
+                except FileNotFoundError as error:
+                    record["left_out"][name] = str(error)
+                    _say(f"{name} left out: {error}", begin)
+                    continue
+                found = measuring.measure(workers, prepared, settings, lambda text: _say(text, begin))
+                record["pairs"][name] = {"parameters": prepared.parameters, **found}
+                write_atomically(output, json.dumps(plain(record), indent=1, allow_nan=False) + "\n")
+                write_atomically(output.with_suffix(".md"), report.markdown(record))
+    print(report.markdown(record))
+    _say(f"results: {output}, tables: {output.with_suffix('.md')}", begin)
+    return record
+
+
+def started(names: Sequence[str], record: Record, stack: ExitStack, logs: Path) -> dict[str, Worker]:
+    """The workers that could be started; their versions, and why others are left out, go into the record."""
+    workers: dict[str, Worker] = {}
+    for name in names:
+        library = LIBRARIES[name]
+        try:
+            if library.missing:
+                raise WorkerError(library.missing)
+            command = [str(library.python), "-m", f"benchmarks.peers.workers.{library.module}"]
+            worker = Worker(command, logs / f"{name.replace(' ', '_')}.log", {"PYTHONPATH": str(repository_root())})
+            stack.callback(worker.close)
+            record["versions"][name] = worker.ask("versions")
+        except WorkerError as error:
+            record["left_out"][name] = str(error)
+            print(f"{name} left out: {error}", flush=True)
+        else:
+            workers[name] = worker
+    if not workers:
+        raise RuntimeError(f"none of {', '.join(names)} could be started: run make bench-peers")
+    return workers
+
+
+def read(path: Path) -> Record:
+    """What a run stored.
+
+    Raises:
+        ValueError: the file holds something else.
+    """
+    record: Record = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(record, dict) or record.get("format") != FORMAT or "pairs" not in record:
+        raise ValueError(f"{path} holds no run beside others (format {FORMAT}): measure anew")
+    return record
+
+
+def _say(text: str, begin: float) -> None:
+    print(f"{clock_time(time.monotonic() - begin)}  {text}", flush=True)
+
+
+def _chosen(what: str, text: str, known: Sequence[str]) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()] or list(known)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"--{what} names {name!r}: choose of {', '.join(known)}")
+    return [name for name in known if name in names]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, known in (("libraries", LIBRARIES), ("pairs", PAIRS), ("batches", BATCHES)):
+        parser.add_argument(f"--{name}", default="", help=f"of {', '.join(map(str, known))}, by commas; default: all")
+    parser.add_argument("--turns", type=int, default=TURNS, help="how often everything is timed (default %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="everything once: only to see that it works")
+    parser.add_argument("--output", default="results/peers.json", help="JSON file (default %(default)s)")
+    parser.add_argument("--markdown", metavar="JSON", help="print the tables of a stored run, measure nothing")
+    return parser

@@ -1,0 +1,151 @@
+"""All settings of all libraries in turns on one pair, and their tokens beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measure import spread
+from benchmarks.peers import contenders as table
+from benchmarks.peers.contenders import Contender
+from benchmarks.peers.pairs import Prepared
+from benchmarks.peers.protocol import Ids, Worker, WorkerError
+
+Row = dict[str, Any]
+Say = Callable[[str], None]
+
+
+def measure(workers: Mapping[str, Worker], prepared: Prepared, settings: Row, say: Say) -> dict[str, Any]:
+    """A pair's rows, see `_row`, and the quality of our lossy settings where the pair has a task.
+
+    What cannot be done is left out with a line that says why: `left_out`.
+
+    Args:
+        settings: `batches`, their sizes; `turns` at batch 1 and `batch_turns` at larger ones, at most; `examples` of
+            the task.
+    """
+    out: dict[str, Any] = {"rows": [], "left_out": [], "quality": []}
+    for name in list(workers):
+        workers[name].ask("load", pair=prepared.told())
+    chosen = table.contenders(list(workers), prepared.family, prepared.uneven)
+    if prepared.task and "ours" in workers:
+        say(f"{prepared.name}, quality of lossy settings")
+        out["quality"] = qualities(workers["ours"], prepared.task, settings["examples"])
+        for best in best_lossy(out["quality"]):
+            chosen += table.lossy(best["rule"], best["alpha"])
+    for size in settings["batches"]:
+        say(f"{prepared.name}, batch {size}")
+        fitting = [contender for contender in chosen if contender.largest_batch >= size]
+        tokens, left_out = warm(workers, fitting, prepared, size)
+        out["left_out"] += left_out
+        fitting = [contender for contender in fitting if contender in tokens]
+        turns = min(prepared.turns, settings["turns" if size == 1 else "batch_turns"])
+        seconds = interleave(workers, fitting, prepared.batches(size), turns)
+        out["rows"] += rows(workers.get("ours"), prepared, size, seconds, tokens)
+    return out
+
+
+def warm(
+    workers: Mapping[str, Worker], chosen: Sequence[Contender], prepared: Prepared, size: int
+) -> tuple[dict[Contender, Ids], list[Row]]:
+    """Everything once: converts, compiles, and gives each setting's tokens, or why it is left out."""
+    tokens, left_out = {}, []
+    for contender in chosen:
+        try:
+            answer = workers[contender.library].ask("run", options=contender.options, batches=prepared.batches(size))
+            tokens[contender] = answer["tokens"]
+        except WorkerError as error:
+            left_out.append(_named(contender) | {"batch": size, "reason": str(error)})
+    return tokens, left_out
+
+
+def interleave(
+    workers: Mapping[str, Worker], chosen: Sequence[Contender], batches: Sequence[Ids], turns: int
+) -> dict[Contender, np.ndarray]:
+    """Seconds `[turns]` of each setting for all batches; the order is reversed every other turn."""
+    seconds = {contender: np.zeros(turns) for contender in chosen}
+    for turn in range(turns):
+        for contender in chosen if turn % 2 == 0 else reversed(chosen):
+            answer = workers[contender.library].ask("run", options=contender.options, batches=batches)
+            seconds[contender][turn] = sum(answer["seconds"])
+    return seconds
+
+
+def rows(
+    ours: Worker | None,
+    prepared: Prepared,
+    size: int,
+    seconds: Mapping[Contender, np.ndarray],
+    tokens: Mapping[Contender, Ids],
+) -> list[Row]:
+    """One row per setting, see `_row` and `compare`; what they are compared with is our target alone."""
+    base = next((contender for contender in seconds if contender.group == ("ours", "float32", table.PLAIN)), None)
+    each = {c: seconds[c] * 1e3 / sum(map(len, tokens[c])) for c in seconds}
+    prompts = [prompt for batch in prepared.batches(size) for prompt in batch]
+    made = []
+    for contender in seconds:
+        row = _row(contender, size, each[contender], tokens[contender])
+        if base is not None:
+            row["ratio"] = spread(each[contender] / each[base])
+        if base is not None and ours is not None and contender.kind != table.LOSSY:
+            row |= compare(ours, prompts, tokens[base], tokens[contender])
+        made.append(row)
+    return made
+
+
+def _named(contender: Contender) -> Row:
+    keys = ("library", "weights", "kind", "label", "options")
+    return {key: getattr(contender, key) for key in keys}
+
+
+def _row(contender: Contender, size: int, ms_per_token: np.ndarray, tokens: Ids) -> Row:
+    """`ms_per_token`: time of the whole call over all tokens of all rows; `ratio`: over ours plain, in each turn."""
+    counts = {"batch": size, "outputs": len(tokens), "tokens": sum(map(len, tokens)), "turns": len(ms_per_token)}
+    return _named(contender) | counts | {"ms_per_token": spread(ms_per_token)}
+
+
+def compare(ours: Worker, prompts: Ids, wanted: Ids, found: Ids) -> Row:
+    """How far outputs are those of ours plain.
+
+    `equal_outputs`, `equal_tokens`: the share of whole outputs, and of tokens up to an output's first difference;
+    `gap`: the largest margin by which our logits preferred our token at a first difference, `None` without one.
+    """
+    same = [agreed(a, b) for a, b in zip(wanted, found, strict=True)]
+    share = sum(same) / sum(max(len(a), len(b)) for a, b in zip(wanted, found, strict=True))
+    places = [n for n, at in enumerate(same) if at < min(len(wanted[n]), len(found[n]))]
+    whole = sum(a == b for a, b in zip(wanted, found, strict=True)) / len(wanted)
+    gaps = [0.0]
+    if places:
+        given = {
+            "prompts": [prompts[n] for n in places],
+            "rows": [wanted[n][: same[n] + 1] for n in places],
+            "others": [found[n][same[n]] for n in places],
+        }
+        gaps = ours.ask("gaps", given=given)
+    return {"equal_outputs": whole, "equal_tokens": share, "gap": max(gaps) if places else None}
+
+
+def agreed(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two outputs begin with in common."""
+    pairs = zip(a, b, strict=False)
+    return next((n for n, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
+
+
+def qualities(ours: Worker, task: str, examples: int) -> list[Row]:
+    """The target's quality, and that of every lossy rule and α, on the same examples."""
+    given = {"options": {"method": "autoregressive"}, "task": task, "limit": examples}
+    found = [{"rule": None, "alpha": None} | ours.ask("quality", given=given)]
+    for rule, alpha in table.LOSSY_POINTS:
+        options = {"rule": rule, "alpha": alpha, "block_size": 5}
+        found.append({"rule": rule, "alpha": alpha} | ours.ask("quality", given=given | {"options": options}))
+    return found
+
+
+def best_lossy(found: Sequence[Row]) -> list[Row]:
+    """Of each rule, the point that asks the target least often among those that keep the first row's, its, quality."""
+    target, *points = found
+    kept = [point for point in points if point["quality"] >= target["quality"] - table.KEPT_QUALITY]
+    by_rule = {point["rule"]: point for point in sorted(kept, key=lambda point: point["tokens_per_call"])}
+    return list(by_rule.values())

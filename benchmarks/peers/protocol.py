@@ -1,0 +1,143 @@
+"""A library in a process of its own, asked by lines of JSON: imports the standard library only.
+
+A worker answers `versions`, `load` and `run`; what it prints itself goes to its log, the pipe carries answers alone.
+An error is an answer too: what one setting cannot do does not end the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+Options = dict[str, Any]
+Ids = list[list[int]]
+
+
+class Peer(Protocol):
+    """What a worker's library can do."""
+
+    def versions(self) -> dict[str, str]:
+        """Package -> version."""
+
+    def load(self, pair: dict[str, Any]) -> None:
+        """Take up a pair (`pairs.Prepared.told`) and drop the one before."""
+
+    def write(self, options: Options, prompts: Ids, pair: dict[str, Any]) -> Ids:
+        """Greedy outputs of one batch: this call is what is timed."""
+
+
+def serve(peer: Peer, extra: dict[str, Callable[..., Any]] | None = None) -> None:
+    """Answer requests until the pipe closes. `extra`: further operations, name -> function of the request."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # libraries print where they like
+    pair: dict[str, Any] = {}
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            if request["op"] == "versions":
+                answer: Any = peer.versions()
+            elif request["op"] == "load":
+                pair, answer = request["pair"], None
+                peer.load(pair)
+            elif request["op"] == "run":
+                answer = timed(peer, request["options"], request["batches"], pair)
+            else:
+                answer = (extra or {})[request["op"]](**request["given"])
+        except Exception as error:  # whatever a library raises is its answer
+            answers.write(json.dumps({"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}) + "\n")
+        else:
+            answers.write(json.dumps({"answer": answer}) + "\n")
+        answers.flush()
+
+
+def timed(
+    peer: Peer, options: Options, batches: Sequence[Ids], pair: dict[str, Any], clock: Any = time.perf_counter
+) -> dict[str, Any]:
+    """Each batch alone: `seconds` `[batches]`, from ids to ids, and `tokens`, the rows of all batches in order."""
+    seconds, rows = [], []
+    for batch in batches:
+        begin = clock()
+        out = peer.write(options, batch, pair)
+        seconds.append(clock() - begin)
+        rows += out
+    return {"seconds": seconds, "tokens": [cut(row, pair["stop"]) for row in rows]}
+
+
+def cut(row: Sequence[int], stop: Sequence[int]) -> list[int]:
+    """A row up to its first stop id, that one included: libraries differ in whether they give it."""
+    out = [int(token) for token in row]
+    ends = [at for at, token in enumerate(out) if token in stop]
+    return out[: ends[0] + 1] if ends else out
+
+
+class WorkerError(RuntimeError):
+    """A worker answered with an error, or not at all."""
+
+
+class Worker:
+    """The other end: a worker's process.
+
+    Args:
+        command: what starts it; log: where its own output goes.
+
+    Raises:
+        WorkerError: it could not be started, or ended at once; says why.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path, environment: dict[str, str] | None = None):
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "w", encoding="utf-8") as opened:
+            try:
+                self._process = subprocess.Popen(
+                    list(command),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=opened,
+                    text=True,
+                    env={**os.environ, **(environment or {})},
+                )
+            except OSError as error:
+                raise WorkerError(str(error)) from error
+
+    def ask(self, op: str, **request: Any) -> Any:
+        """The answer to a request.
+
+        Raises:
+            WorkerError: the worker's own error, or the end of its log where it died.
+        """
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(json.dumps({"op": op, **request}) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except OSError:
+            line = ""
+        if not line:
+            process.wait()
+            last = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:] or ["no output"]
+            raise WorkerError(f"the process ended with status {process.returncode}: {last[0][:300]}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise WorkerError(answer["error"])
+        return answer["answer"]
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # it may have died with a request unread
+            self._process.stdin.close()
+        self._process.stdout.close()
+        try:
+            self._process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

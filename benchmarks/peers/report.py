@@ -1,0 +1,174 @@
+"""From rows to tables: all settings of a pair by batch size, and the best of each kind beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.peers.contenders import KEPT_QUALITY, LIBRARIES, LOOKUP, LOSSLESS, LOSSY, PLAIN
+from benchmarks.report import number, optional, percent
+from speccascade_jax.results.tables.grid import NONE, Grid
+
+Row = dict[str, Any]
+Record = dict[str, Any]
+
+KINDS = {PLAIN: "the target alone", LOSSLESS: "lossless speculation", LOSSY: "lossy", LOOKUP: LOOKUP}
+
+
+def grids(record: Record) -> list[Grid]:
+    """The summary, then a table per pair, then what our lossy settings are worth."""
+    pairs = record["pairs"]
+    made = [summary(pairs)] if pairs else []
+    made += [settings(name, pair) for name, pair in pairs.items()]
+    return made + [quality(name, pair) for name, pair in pairs.items() if pair["quality"]]
+
+
+def summary(pairs: Mapping[str, Record]) -> Grid:
+    """The fastest setting of each library, type of weights and kind, ms a token at batch 1."""
+    best: dict[tuple[str, str, str], dict[str, Row]] = {}
+    for name, pair in pairs.items():
+        for row in pair["rows"]:
+            if row["batch"] != 1:
+                continue
+            group = best.setdefault((row["library"], row["weights"], row["kind"]), {})
+            if name not in group or _median(row) < _median(group[name]):
+                group[name] = row
+    order = [(library, kind) for library in LIBRARIES for kind in KINDS]
+    best = dict(sorted(best.items(), key=lambda item: order.index((item[0][0], item[0][2]))))
+    rows = [
+        [f"{library}, {weights}, {KINDS[kind]}", *(_best_cell(found.get(name)) for name in pairs)]
+        for (library, weights, kind), found in best.items()
+    ]
+    sizes = [f"{name} ({pair['parameters'][0] / 1e6:.3g} M, draft {pair['parameters'][1] / 1e6:.3g} M)"
+             for name, pair in pairs.items()]  # fmt: skip
+    return Grid(
+        title="The fastest setting of each kind, ms a token, batch 1, T = 0",
+        header=["library, weights, kind", *sizes],
+        rows=rows,
+        notes=["Time of the whole call, from ids to ids, over its tokens; in brackets the setting."],
+        bold={
+            (r, c + 1)
+            for c, name in enumerate(pairs)
+            if (r := _least([found.get(name) for found in best.values()])) is not None
+        },  # fmt: skip
+    )
+
+
+def settings(name: str, pair: Record) -> Grid:
+    """All settings of a pair; a line's columns are its batch sizes."""
+    sizes = sorted({row["batch"] for row in pair["rows"]})
+    lines: dict[tuple[str, str, str], dict[int, Row]] = {}
+    for row in pair["rows"]:
+        lines.setdefault((row["library"], row["weights"], row["label"]), {})[row["batch"]] = row
+    header = ["library", "weights", "setting"]
+    for size in sizes:
+        header += [f"batch {size}: ms / token", "× ours plain", "tokens as ours"]
+    cells = []
+    for key, found in lines.items():
+        cells.append([*key, *(cell for size in sizes for cell in _cells(found.get(size)))])
+    notes = _left_out(pair["left_out"]) + _near_ties(pair["rows"])
+    target, draft = pair["parameters"]
+    return Grid(
+        title=f"{name}: {target:,} parameters, draft {draft:,}",
+        header=header,
+        rows=cells,
+        notes=notes,
+        bold={
+            (r, 3 + 3 * n)
+            for n, size in enumerate(sizes)
+            if (r := _least([found.get(size) for found in lines.values()])) is not None
+        },
+    )
+
+
+def quality(name: str, pair: Record) -> Grid:
+    """Quality and target calls of every lossy rule and α that could have been timed."""
+    found, chosen = pair["quality"], {(row["options"].get("rule"), row["options"].get("alpha")) for row in pair["rows"]}
+    metric = found[0]["metric"]
+    rows = [
+        [row["rule"] or "the target alone", optional(row["alpha"]), f"{row['quality']:.2f}",
+         f"{row['tokens_per_call']:.2f}"] for row in found
+    ]  # fmt: skip
+    return Grid(
+        title=f"{name}: what lossy settings are worth (γ = 5)",
+        header=["rule", "α", metric, "tokens / target call"],
+        rows=rows,
+        notes=[f"Timed: those in bold, of each rule what calls the target least and loses at most {KEPT_QUALITY}."],
+        bold={(n, 0) for n, row in enumerate(found) if row["rule"] and (row["rule"], row["alpha"]) in chosen},
+    )
+
+
+def _cells(row: Row | None) -> list[str]:
+    if row is None:
+        return [NONE] * 3
+    spread = row["ms_per_token"]
+    three = _digits(spread["value"])
+    times = f"{three(spread['value'])} ({three(spread['low'])} to {three(spread['high'])})"
+    return [times, number(2)(row.get("ratio")), percent(row.get("equal_tokens"))]
+
+
+def _best_cell(row: Row | None) -> str:
+    if row is None:
+        return NONE
+    value = _digits(_median(row))(_median(row))
+    return value if row["label"] == PLAIN else f"{value} ({row['label'].removeprefix(f'{PLAIN}, ')})"
+
+
+def _digits(value: float) -> Callable[[float], str]:
+    return number(3 if value < 1 else 2 if value < 10 else 1)
+
+
+def _median(row: Row) -> float:
+    return float(row["ms_per_token"]["value"])
+
+
+def _least(rows: Sequence[Row | None]) -> int | None:
+    """Where the fastest is."""
+    times = [(_median(row), n) for n, row in enumerate(rows) if row is not None]
+    return min(times)[1] if times else None
+
+
+def _left_out(rows: Sequence[Row]) -> list[str]:
+    """What failed, a line per library and reason."""
+    labels: dict[tuple[str, str], dict[str, None]] = {}
+    for row in rows:
+        labels.setdefault((row["library"], row["reason"]), {})[row["label"]] = None
+    return [f"{library} fails ({reason}): {'; '.join(found)}" for (library, reason), found in labels.items()]
+
+
+def _near_ties(rows: Sequence[Row]) -> list[str]:
+    """How near a tie the first differing tokens were, by library and type of weights."""
+    worst: dict[str, tuple[float, float]] = {}
+    for row in rows:
+        if row.get("equal_outputs", 1) < 1:
+            name = f"{row['library']}, {row['weights']}"
+            gap, share = worst.get(name, (-1.0, 1.0))
+            worst[name] = (max(gap, -1.0 if row["gap"] is None else row["gap"]), min(share, row["equal_outputs"]))
+    return [
+        f"{name}: at least {share:.0%} of outputs whole as ours; "
+        + (f"where they part our logits differed by {gap:.2g} at most" if gap >= 0 else "the others end early")
+        for name, (gap, share) in worst.items()
+    ]
+
+
+def header(record: Record) -> str:
+    """What ran where, in one paragraph."""
+    machine = record["device"]
+    counts = [row["turns"] for pair in record["pairs"].values() for row in pair["rows"]]
+    turns = " to ".join(map(str, sorted({min(counts, default=0), max(counts, default=0)})))
+    packages: dict[str, dict[str, None]] = {}  # in the order they are met; a package may be there in two releases
+    for found in record["versions"].values():
+        for package, version in found.items():
+            packages.setdefault(package, {})[version] = None
+    versions = ", ".join(f"{package} {' and '.join(found)}" for package, found in packages.items())
+    return (
+        f"{record['date']}; {machine['processor']}, {machine['cpus']} CPUs, {machine['system']}; {versions}. Every "
+        f"number is the median of {turns} turns, in brackets the lowest and the highest; load at the start "
+        f"{record['load_at_start']:.2f}."
+    )
+
+
+def markdown(record: Record) -> str:
+    """The whole run for a page."""
+    missing = [f"Left out: {name} ({reason}).\n" for name, reason in record["left_out"].items()]
+    return "\n".join([header(record) + "\n", *missing, *(each.markdown() for each in grids(record))])

@@ -1,0 +1,95 @@
+"""CTranslate2, converted from the same folders by its own converter; no speculation there."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import ctranslate2
+from ctranslate2.converters import TransformersConverter
+
+from benchmarks.peers.protocol import Ids, Options, serve
+
+
+class Names:
+    """In a tokenizer's place: tokens are called by their ids."""
+
+    pad_token, eos_token, unk_token, bos_token = "0", "1", "0", "0"
+
+    def __init__(self, size: int):
+        self._size = size
+
+    def get_vocab(self) -> dict[str, int]:
+        """Name -> id."""
+        return {str(n): n for n in range(self._size)}
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        """Its name."""
+        return str(token)
+
+
+class Converter(TransformersConverter):
+    """Theirs, for models without a tokenizer."""
+
+    size = 0
+
+    def load_model(self, kind: Any, path: str, **settings: Any) -> Any:
+        """The model, whose vocabulary's size the names need."""
+        model = super().load_model(kind, path, **settings)
+        self.size = model.config.vocab_size
+        return model
+
+    def load_tokenizer(self, kind: Any, path: str, **settings: Any) -> Names:
+        """Names for ids."""
+        return Names(self.size)
+
+
+class CTranslate:
+    """The target in each type of weights and with each number of threads that was asked for."""
+
+    def versions(self) -> dict[str, str]:
+        """CTranslate2's."""
+        return {"ctranslate2": metadata.version("ctranslate2")}
+
+    def load(self, pair: dict[str, Any]) -> None:
+        """Nothing is converted before it is needed."""
+        self._folder, self._t5 = Path(pair["folder"]), pair["family"] == "t5"
+        self._models: dict[tuple[str, int], Any] = {}
+
+    def write(self, options: Options, prompts: Ids, pair: dict[str, Any]) -> Ids:
+        """As in the protocol; options: `dtype` ("float32" or "int8"), `threads`."""
+        model, tokens = self._model(options["dtype"], options["threads"]), [list(map(str, row)) for row in prompts]
+        if self._t5:
+            found = model.translate_batch(
+                tokens,
+                beam_size=1,
+                max_decoding_length=pair["new_tokens"],
+                end_token=pair["stop"],
+                return_end_token=True,
+            )
+            return [[int(name) for name in one.hypotheses[0]] for one in found]
+        found = model.generate_batch(
+            tokens,
+            beam_size=1,
+            max_length=pair["new_tokens"],
+            include_prompt_in_result=False,
+            end_token=pair["stop"],
+            return_end_token=True,
+        )
+        return [list(one.sequences_ids[0]) for one in found]
+
+    def _model(self, dtype: str, threads: int) -> Any:
+        if (dtype, threads) not in self._models:
+            folder = self._folder / f"ctranslate2_{dtype}"
+            if not folder.exists():
+                Converter(str(self._folder / "target")).convert(str(folder), quantization=dtype)
+            kind = ctranslate2.Translator if self._t5 else ctranslate2.Generator
+            self._models[dtype, threads] = kind(
+                str(folder), device="cpu", compute_type=dtype, intra_threads=threads, inter_threads=1
+            )
+        return self._models[dtype, threads]
+
+
+if __name__ == "__main__":
+    serve(CTranslate())

@@ -1,0 +1,91 @@
+"""This package: `sc.decode`, from ids to ids, and what only it is asked: quality, and how near a tie was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+import speccascade_jax as sc
+from benchmarks.peers.protocol import Ids, Options, serve
+from speccascade_jax.core.arrays import right_pad
+from speccascade_jax.data.tasks.table import get_task
+from speccascade_jax.evaluation.environment import package, versions
+from speccascade_jax.metrics import quality
+from speccascade_jax.models import decoder, t5
+from speccascade_jax.pairs.pair import Pair, load_pair
+from speccascade_jax.runtime import compilation_cache
+
+BATCH = 25
+
+
+class Ours:
+    """The pair as users load it."""
+
+    pair: Pair
+    told: dict[str, Any]
+
+    def versions(self) -> dict[str, str]:
+        """This package's, its revision's, and what it rests on."""
+        revision = package()["revision"]
+        return versions() | ({"revision": revision} if revision else {})
+
+    def load(self, pair: dict[str, Any]) -> None:
+        """By name where it has one, otherwise from the folders that the others read."""
+        folder = pair["folder"]
+        self.told = pair
+        self.pair = load_pair(pair["ours"]) if pair["ours"] else Pair.load(f"{folder}/target", f"{folder}/draft")
+
+    def write(self, options: Options, prompts: Ids, pair: dict[str, Any]) -> Ids:
+        """As in the protocol; options are `sc.decode`'s settings."""
+        out = sc.decode(
+            self.pair, prompts, max_new_tokens=pair["new_tokens"], stop_ids=pair["stop"], temperature=0.0, **options
+        )
+        rows = zip(out.tokens, out.lengths, strict=True)
+        return [row[:length].tolist() for row, length in rows]
+
+    def quality(self, options: Options, task: str, limit: int) -> dict[str, Any]:
+        """What a task's outputs are worth, its metric's name, and tokens per call of the target."""
+        chosen = get_task(task)
+        examples = chosen.load(limit=limit)
+        texts: list[str] = []
+        committed = calls = 0
+        for start in range(0, len(examples), BATCH):
+            prompts = [chosen.build_prompt(example) for example in examples[start : start + BATCH]]
+            out = sc.decode(self.pair, prompts, max_new_tokens=64, temperature=0.0, **options)
+            assert out.texts is not None
+            texts += [chosen.postprocess(text) for text in out.texts]
+            committed += out.stats["committed"]
+            calls += out.stats["target_calls"]
+        metric = chosen.main_metric
+        score = quality.score([metric], texts, [example.reference for example in examples])[metric]
+        return {"quality": score, "metric": metric, "tokens_per_call": committed / calls}
+
+    def gaps(self, prompts: Ids, rows: Ids, others: list[int]) -> list[float]:
+        """By how much the target's logits prefer each row's last token to another one at its place.
+
+        Args:
+            rows: outputs up to and with the token in question; others: what another library wrote there.
+        """
+        return [self._gap(*each) for each in zip(prompts, rows, others, strict=True)]
+
+    def _gap(self, prompt: list[int], row: list[int], other: int) -> float:
+        """As `gaps`, of one row; padded as all are, so that one program does."""
+        model: Any = self.pair.target.model
+        params, width, longest = self.pair.target.params, self.told["width"], self.told["new_tokens"]
+        if self.pair.encoder_decoder:
+            fed, at = right_pad([[0, *row[:-1]]], longest + 1), len(row) - 1
+            logits = self._t5(model, params, right_pad([prompt], width), fed)
+        else:
+            fed, at = right_pad([[*prompt, *row[:-1]]], width + longest), len(prompt) + len(row) - 2
+            logits = self._decoder(model, params, fed)
+        return float(logits[0, at, row[-1]] - logits[0, at, other])
+
+    _t5 = staticmethod(jax.jit(t5.teacher_forced_logits, static_argnums=0))
+    _decoder = staticmethod(jax.jit(decoder.teacher_forced_logits, static_argnums=0))
+
+
+if __name__ == "__main__":
+    compilation_cache.switch_on()
+    ours = Ours()
+    serve(ours, {"quality": ours.quality, "gaps": ours.gaps})

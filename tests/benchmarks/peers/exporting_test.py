@@ -1,0 +1,84 @@
+"""What is written for transformers comes back as it was."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks.peers import exporting
+from speccascade_jax import checkpoints
+from speccascade_jax.checkpoints.infer import expected_shapes
+from speccascade_jax.models import decoder, t5
+from speccascade_jax.models.decoder_config import DecoderConfig
+from speccascade_jax.models.t5 import T5Config
+
+T5S = {
+    "t5": T5Config(61, 61, 24, 3, 6, 40, 1, 2),
+    "t5_tied_relu": T5Config(61, 61, 24, 3, 8, 40, 2, 2, gated=False, tied=True),
+    "t5_padded": T5Config(32_100, 32_128, 8, 1, 8, 8, 1, 1),
+}
+LLAMA = DecoderConfig(
+    vocab_size=61, num_embeddings=61, d_model=24, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, d_ff=40,
+    max_length=64,
+)  # fmt: skip
+
+
+def _random(config):
+    draws = np.random.default_rng(0)
+    return {name: draws.normal(size=shape).astype(np.float32) for name, shape in expected_shapes(config).items()}
+
+
+@pytest.mark.parametrize("config", [*T5S.values(), LLAMA, dataclasses.replace(LLAMA, tied=True)])
+def test_configuration_and_weights_come_back(config, tmp_path):
+    flat = _random(config)
+    exporting.write(config, flat, tmp_path)
+    found, weights = exporting.read(tmp_path)
+    assert found == config
+    assert weights.keys() == flat.keys()
+    for name, values in flat.items():
+        np.testing.assert_array_equal(weights[name], values, err_msg=name)
+
+
+def test_pairs_of_neighbours_become_halves_of_a_head(tmp_path):
+    """Other coordinates turn together, and the logits stay what they were."""
+    theirs = dataclasses.replace(LLAMA, rope_pairs="adjacent")
+    flat = _random(theirs)
+    exporting.write(theirs, flat, tmp_path)
+    model, params = checkpoints.load(tmp_path)
+    assert model.config == LLAMA
+    tokens = np.random.default_rng(1).integers(0, 61, (2, 9))
+    wanted = decoder.teacher_forced_logits(decoder.DecoderLM(theirs), _tree(flat), jnp.asarray(tokens))
+    found = decoder.teacher_forced_logits(model, params, jnp.asarray(tokens))
+    np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
+    unturned = decoder.teacher_forced_logits(decoder.DecoderLM(LLAMA), _tree(flat), jnp.asarray(tokens))
+    assert np.abs(unturned - wanted).max() > 0.1  # so that the order matters
+
+
+def test_another_family_is_refused(tmp_path):
+    other = dataclasses.replace(LLAMA, qkv_bias=True)
+    with pytest.raises(ValueError, match="is no plain Llama, and no other decoder-only family is exported"):
+        exporting.write(other, _random(other), tmp_path)
+
+
+def test_a_t5_is_read_back_as_the_model_that_was_written(tmp_path):
+    config = T5S["t5"]
+    flat = _random(config)
+    exporting.write(config, flat, tmp_path)
+    model, params = checkpoints.load(tmp_path)
+    tokens = np.random.default_rng(1).integers(2, 61, (2, 5))
+    wanted = t5.teacher_forced_logits(t5.T5(config), _tree(flat), jnp.asarray(tokens), jnp.asarray(tokens))
+    np.testing.assert_allclose(
+        t5.teacher_forced_logits(model, params, jnp.asarray(tokens), jnp.asarray(tokens)), wanted, rtol=1e-5, atol=1e-4
+    )
+
+
+def _tree(flat):
+    tree = {}
+    for name, values in flat.items():
+        *parents, leaf = name.split("/")
+        at = tree
+        for parent in parents:
+            at = at.setdefault(parent, {})
+        at[leaf] = jnp.asarray(values)
+    return tree

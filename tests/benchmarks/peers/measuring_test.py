@@ -1,0 +1,117 @@
+"""Turns, comparisons and choices, with workers that are none."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.peers import contenders, measuring
+from benchmarks.peers.contenders import LOSSLESS, PLAIN, Contender
+from benchmarks.peers.pairs import Prepared
+from benchmarks.peers.protocol import WorkerError
+
+PREPARED = Prepared(
+    name="made", folder=Path("nowhere"), family="t5", ours=None, prompts=[[n] for n in range(2, 34)], new_tokens=3,
+    stop=[1], alone=2, turns=9, task=None, parameters=(7, 5), uneven=(False, True),
+)  # fmt: skip
+
+
+class Fake:
+    """A worker in memory: `seconds` per batch, tokens that count from the prompt, `wrong` from the second on."""
+
+    def __init__(self, seconds, wrong=False, fails=()):
+        self.seconds, self.wrong, self.fails, self.asked = seconds, wrong, fails, []
+
+    def ask(self, op, **request):
+        self.asked.append((op, request))
+        if op == "gaps":
+            return [0.25 * n for n in range(len(request["given"]["rows"]))]
+        if op != "run":
+            return None
+        if request["options"].get("mode") in self.fails:
+            raise WorkerError("IndexError: no")
+        prompts = [prompt for batch in request["batches"] for prompt in batch]
+        tokens = [[p[-1], p[-1] + (9 if self.wrong else 1), p[-1] + 2] for p in prompts]
+        return {"seconds": [self.seconds] * len(request["batches"]), "tokens": tokens}
+
+
+def test_a_pair_is_measured_in_turns_against_ours_plain(monkeypatch):
+    monkeypatch.setattr(contenders, "BLOCKS", (3,))
+    workers = {"ours": Fake(0.6), "transformers 5": Fake(1.2, wrong=True, fails=("lookup",))}
+    settings = {"batches": [1, 8], "turns": 3, "batch_turns": 2, "examples": 5}
+    told = []
+    found = measuring.measure(workers, PREPARED, settings, told.append)
+    assert told == ["made, batch 1", "made, batch 8"]
+    plain, lossless = [row for row in found["rows"] if row["library"] == "ours" and row["batch"] == 1]
+    assert plain["kind"] == PLAIN and lossless["kind"] == LOSSLESS
+    assert plain["ms_per_token"]["value"] == pytest.approx(200.0)  # two calls of 0.6 s for six tokens
+    assert plain["turns"] == 3 and plain["equal_outputs"] == 1.0 and plain["gap"] is None
+    theirs = [row for row in found["rows"] if row["library"] == "transformers 5" and row["batch"] == 1]
+    # as released and mended where a draft is uneven, in two types of weights
+    assert [row["label"] for row in theirs][:3] == ["plain", "assisted, 3", "assisted, 3, mended"]
+    assert len(theirs) == 2 * 7
+    assert theirs[0]["ratio"]["value"] == pytest.approx(2.0)
+    assert theirs[0]["equal_outputs"] == 0.0 and theirs[0]["equal_tokens"] == pytest.approx(1 / 3)
+    assert theirs[0]["gap"] == 0.25
+    batch = [row for row in found["rows"] if row["batch"] == 8]
+    assert {(row["library"], row["label"]) for row in batch} == {
+        ("ours", "plain"),
+        ("ours", "spec_decode, γ 3"),
+        ("transformers 5", "plain"),
+    }
+    assert batch[0]["turns"] == 2 and batch[0]["ms_per_token"]["value"] == pytest.approx(25.0)
+    assert {(row["label"], row["reason"]) for row in found["left_out"]} == {("prompt lookup", "IndexError: no")}
+
+
+def test_where_outputs_part_our_logits_are_asked_about_the_two_tokens():
+    ours = Fake(1.0)
+    found = measuring.compare(ours, [[5], [6], [7]], [[1, 2, 3], [4, 5, 6], [7, 8]], [[1, 2, 3], [4, 9, 9], [7]])
+    ((op, request),) = ours.asked
+    assert op == "gaps" and request["given"] == {"prompts": [[6]], "rows": [[4, 5]], "others": [9]}
+    assert found == {"equal_outputs": pytest.approx(1 / 3), "equal_tokens": pytest.approx(5 / 8), "gap": 0.0}
+
+
+def test_an_output_that_ends_early_is_no_tie():
+    found = measuring.compare(Fake(1.0), [[5]], [[1, 2, 3]], [[1, 2]])
+    assert found == {"equal_outputs": 0.0, "equal_tokens": pytest.approx(2 / 3), "gap": None}
+
+
+def test_turns_go_forwards_and_backwards():
+    names = ("a", "b")
+    chosen = [Contender(library=n, weights="float32", kind=PLAIN, label=PLAIN, options={}) for n in names]
+    order = []
+
+    class Noting(Fake):
+        def ask(self, op, **request):
+            order.append(self.seconds)
+            return super().ask(op, **request)
+
+    seconds = measuring.interleave({"a": Noting(1.0), "b": Noting(2.0)}, chosen, [[[1]]], 3)
+    assert order == [1.0, 2.0, 2.0, 1.0, 1.0, 2.0]
+    np.testing.assert_array_equal(seconds[chosen[1]], [2.0, 2.0, 2.0])
+
+
+def test_of_each_rule_the_point_with_fewest_calls_that_keeps_the_quality():
+    def point(rule, alpha, quality, calls):
+        return {"rule": rule, "alpha": alpha, "quality": quality, "tokens_per_call": calls}
+
+    target = point(None, None, 40.0, 1.0)
+    points = [point("a", 0.1, 40.2, 2.0), point("a", 0.5, 39.6, 3.0), point("a", 0.9, 39.4, 4.0)]
+    assert measuring.best_lossy([target, *points, point("b", 0.5, 30.0, 5.0)]) == [points[1]]
+
+
+def test_settings_of_each_library():
+    def labels(name, family="llama", uneven=(False, False)):
+        return [c.label for c in contenders.contenders([name], family, uneven)]
+
+    assert labels("llama.cpp", "t5") == []
+    assert len(labels("llama.cpp")) == 6 and len(labels("CTranslate2", "t5")) == 4
+    plain = ["plain", "assisted, 3", "assisted, 5", "assisted, its own schedule", "prompt lookup"]
+    assert labels("transformers 4") == 2 * plain
+    both = labels("transformers 5", "t5", (True, True))
+    assert both[:5] == ["plain", "plain, mended", "assisted, 3", "assisted, 3, target mended", "assisted, 3, mended"]
+    found = contenders.contenders(["transformers 5"], "t5", (True, True))
+    assert [c.options["mended"] for c in found[:5]] == [[], ["target"], [], ["target"], ["target", "draft"]]
+    assert {c.largest_batch for c in found if c.options["mode"] != "plain"} == {1}
+    assert dataclasses.replace(found[0]) in found

@@ -1,0 +1,66 @@
+"""Planted pairs write what was set, and their drafts are kept as often as was asked for."""
+
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from benchmarks.peers import exporting, planting
+from speccascade_jax.models.decoder_config import DecoderConfig
+from speccascade_jax.models.t5 import T5Config
+
+SIZE = 400
+
+
+def _decoder(width, layers):
+    return DecoderConfig(
+        vocab_size=SIZE, num_embeddings=SIZE, d_model=width, num_layers=layers, num_heads=2, num_kv_heads=1,
+        head_dim=16, d_ff=64, max_length=512,
+    )  # fmt: skip
+
+
+PAIRS = {
+    # a vocabulary that is padded, heads narrower than the model, and an encoder of other depth than the decoder
+    "t5": (planting.t5, T5Config(SIZE, SIZE, 96, 2, 32, 64, 1, 2), T5Config(SIZE, SIZE, 64, 1, 32, 48, 2, 1)),
+    "decoder": (planting.decoder, _decoder(64, 2), _decoder(64, 1)),
+}
+
+
+def test_a_token_follows_every_other_in_one_cycle():
+    after = planting.successors(SIZE, seed=0)
+    seen, at = set(), 5
+    while at not in seen:
+        seen.add(at)
+        at = int(after[at])
+    assert seen == set(range(planting.SPECIAL, SIZE))
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.55, 0.8, 1.0])
+def test_a_draft_goes_astray_at_the_set_share_everywhere(acceptance):
+    after = planting.successors(SIZE, seed=0)
+    draft = planting.astray(after, acceptance, seed=1)
+    assert sorted(draft) == list(range(SIZE))
+    right = [bool(draft[t] == after[t]) for t in planting.expected(after, [planting.SPECIAL], SIZE - 2)]
+    assert np.mean(right) == pytest.approx(acceptance, abs=0.005)
+    assert np.mean(right[:100]) == pytest.approx(acceptance, abs=0.06)
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_the_engine_accepts_at_the_planted_rate_and_writes_the_planted_tokens(kind, tmp_path):
+    plant, target, draft = PAIRS[kind]
+    after = planting.successors(SIZE, seed=0)
+    exporting.write(target, plant(target, after, seed=1), tmp_path / "target")
+    exporting.write(draft, plant(draft, planting.astray(after, 0.8, seed=2), seed=3), tmp_path / "draft")
+    pair = sc.Pair.load(tmp_path / "target", tmp_path / "draft")
+    prompts = planting.start_prompts(after, 4, 12, seed=4)
+    out = sc.decode(pair, prompts, rule="spec_decode", block_size=3, max_new_tokens=120, temperature=0.0)
+    assert out.tokens.tolist() == [planting.expected(after, prompt, 120) for prompt in prompts]
+    assert len(set(out.tokens[:, 0].tolist())) == 4  # what a T5 starts with depends on its input
+    assert out.stats["acceptance_rate"] == pytest.approx(0.8, abs=0.04)
+
+
+def test_what_cannot_be_planted_is_refused():
+    after = planting.successors(SIZE, seed=0)
+    with pytest.raises(ValueError, match=r"acceptance=1.2 is no share: give a number from 0 to 1"):
+        planting.astray(after, 1.2, seed=0)
+    with pytest.raises(ValueError, match="give tied=False"):
+        planting.t5(T5Config(SIZE, SIZE, 16, 2, 8, 16, 1, 1, tied=True), after, seed=0)
