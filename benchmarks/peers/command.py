@@ -85,11 +85,11 @@ def measure_all(settings: Record, output: Path) -> Record:
                 except FileNotFoundError as error:
                     record["left_out"][name] = str(error)
                     _say(f"{name} left out: {error}", begin)
-                    continue
-                found = measuring.measure(workers, prepared, settings, lambda text: _say(text, begin))
-                record["pairs"][name] = {"parameters": prepared.parameters, **found}
-                write_atomically(output, json.dumps(plain(record), indent=1, allow_nan=False) + "\n")
-                write_atomically(output.with_suffix(".md"), report.markdown(record))
+                else:
+                    found = measuring.measure(workers, prepared, settings, lambda text: _say(text, begin))
+                    record["pairs"][name] = {"parameters": prepared.parameters, **found}
+            write_atomically(output, json.dumps(plain(record), indent=1, allow_nan=False) + "\n")
+            write_atomically(output.with_suffix(".md"), report.markdown(record))
     print(report.markdown(record))
     _say(f"results: {output}, tables: {output.with_suffix('.md')}", begin)
     return record

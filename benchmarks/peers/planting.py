@@ -61,9 +61,8 @@ def astray(after: np.ndarray, acceptance: float, seed: int) -> np.ndarray:
         count = round((1 - acceptance) * (start + len(places))) - len(wrong)
         wrong += draws.permutation(places)[:count].tolist()
     out = after.copy()
-    out[wrong] = after[
-        np.roll(np.array(wrong, int), 1)
-    ]  # each has what belongs to another: the draft's f is a cycle or several
+    # each has what belongs to another of them: a draft writes every token somewhere too
+    out[wrong] = after[np.roll(np.array(wrong, int), 1)]
     return out
 
 
