@@ -8,20 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import speccascade_jax as sc
 from benchmarks.peers import exporting
+from benchmarks.peers.protocol import cut
 from speccascade_jax.checkpoints.infer import expected_shapes
 from speccascade_jax.models import decoder, t5
 from speccascade_jax.models.decoder_config import DecoderConfig
 from speccascade_jax.models.t5 import T5Config
-from tests.support import parity_greedy
 
 pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch", reason="needs the parity extra: make parity")
 pytest.importorskip("transformers", reason="needs the parity extra: make parity")
 
 NEW = 40
+GAIN, SHORT = 2.5, 0.3
 # decoders deeper and less deep than their encoders: caches of release 5 are wrong for both
-T5S = {"deeper": T5Config(61, 61, 32, 2, 8, 40, 1, 3), "less_deep": T5Config(61, 61, 32, 2, 8, 40, 3, 1)}
+T5S = {"deeper": T5Config(61, 61, 32, 2, 8, 40, 1, 3), "less_deep": T5Config(61, 61, 32, 2, 8, 40, 4, 3)}
 LLAMA = DecoderConfig(
     vocab_size=61, num_embeddings=61, d_model=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, d_ff=40,
     max_length=128, rope_pairs="adjacent",
@@ -34,11 +36,11 @@ def _exported(config, folder):
     """Random weights in a folder, and our model of them as they were."""
     draws, flat = np.random.default_rng(0), {}
     for name, shape in expected_shapes(config).items():
-        flat[name] = (1.5 * draws.normal(size=shape) * shape[0] ** -0.5).astype(np.float32)
+        flat[name] = (GAIN * draws.normal(size=shape) * shape[0] ** -0.5).astype(np.float32)
         if name.endswith("scale"):
             flat[name] = (1 + 0.2 * draws.normal(size=shape)).astype(np.float32)
         elif name.endswith("embedding"):
-            flat[name] = draws.normal(size=shape).astype(np.float32)
+            flat[name] = (SHORT * draws.normal(size=shape)).astype(np.float32)
     for part in ("target", "draft"):
         exporting.write(config, flat, folder / part)
     kind = t5.T5 if isinstance(config, T5Config) else decoder.DecoderLM
@@ -54,7 +56,7 @@ def _exported(config, folder):
 
 def _theirs(family, folder, new=NEW):
     """The benchmark's own worker, loaded with the folder."""
-    from benchmarks.peers.workers.huggingface import HuggingFace
+    from benchmarks.peers.workers.huggingface import HuggingFace  # needs transformers
 
     pair = {"folder": str(folder), "family": family, "new_tokens": new, "stop": [60]}
     peer = HuggingFace()
@@ -73,7 +75,7 @@ def test_a_t5s_logits_and_greedy_tokens(kind, tmp_path):
             input_ids=torch.tensor(encoder), decoder_input_ids=torch.tensor(fed)
         ).logits.numpy()
     found = t5.teacher_forced_logits(model, params, jnp.asarray(encoder), jnp.asarray(fed))
-    np.testing.assert_allclose(found, wanted, atol=2e-4, rtol=2e-4)
+    np.testing.assert_allclose(found, wanted, atol=1e-3, rtol=1e-3)
     _compare_tokens(peer, pair, tmp_path, encoder.tolist(), ["target", "draft"])
 
 
@@ -85,17 +87,15 @@ def test_a_llamas_logits_and_greedy_tokens(kind, tmp_path):
     with torch.no_grad():
         wanted = peer._model("target", "float32")(input_ids=torch.tensor(tokens)).logits.numpy()
     found = decoder.teacher_forced_logits(model, params, jnp.asarray(tokens))
-    np.testing.assert_allclose(found, wanted, atol=2e-4, rtol=2e-4)
+    np.testing.assert_allclose(found, wanted, atol=1e-3, rtol=1e-3)
     _compare_tokens(peer, pair, tmp_path, tokens.tolist(), [])
 
 
 def _compare_tokens(peer, pair, folder, prompts, mended):
     """Every mode writes what ours writes, batch 1, up to the stop."""
-    import speccascade_jax as sc
-    from benchmarks.peers.protocol import cut
-
     ours = sc.Pair.load(folder / "target", folder / "draft")
     wanted = sc.decode(ours, prompts, method="autoregressive", max_new_tokens=NEW, temperature=0.0, stop_ids=[60])
+    assert max(len(set(row)) for row in wanted.tokens.tolist()) > 8  # else nothing was compared
     for row, prompt in enumerate(prompts):
         expected = wanted.tokens[row, : wanted.lengths[row]].tolist()
         for mode, tokens in (("plain", None), ("assisted", 3), ("lookup", None)):
@@ -103,14 +103,3 @@ def _compare_tokens(peer, pair, folder, prompts, mended):
             (found,) = peer.write(options, [prompt], pair)
             found = cut(found, [60])
             assert found == expected[: len(found)] and len(found) >= len(expected) - 1, mode
-
-
-def test_the_comparison_is_of_texts_that_are_worth_one(tmp_path):
-    """Outputs that repeat one token would agree by chance."""
-    model, params = _exported(T5S["deeper"], tmp_path)
-    prompt = np.random.default_rng(1).integers(2, 60, (2, 12))
-    from speccascade_jax.core.types import Prompt
-
-    given = Prompt(jnp.zeros((2, 1), jnp.int32), jnp.ones((2,), jnp.int32), jnp.asarray(prompt))
-    written = parity_greedy.tokens(model, params, given, NEW)
-    assert all(len(set(row)) > 8 for row in written.tolist())

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import safe_open
 
 from benchmarks.peers.protocol import Ids, Options, serve
 
@@ -68,22 +67,12 @@ class HuggingFace:
     def _model(self, which: str, dtype: str) -> Any:
         if (which, dtype) not in self._models:
             kind = {"t5": "T5ForConditionalGeneration", "llama": "LlamaForCausalLM"}[self._family]
-            folder = f"{self._folder}/{which}"
-            model = getattr(transformers, kind).from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
-            untie(model, folder)
+            folder, loaded = f"{self._folder}/{which}", getattr(transformers, kind)
+            model = loaded.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
             self._models[which, dtype] = model
             if which == "draft":
                 self._defaults = copy.deepcopy(model.generation_config)
         return self._models[which, dtype]
-
-
-def untie(model: Any, folder: str) -> None:
-    """Give the output layer the file's weights: release 5 shares a T5's with the embedding, whatever it is told."""
-    with safe_open(f"{folder}/model.safetensors", "pt") as file:
-        if "lm_head.weight" in file.keys():  # noqa: SIM118 (it is no mapping)
-            stored = file.get_tensor("lm_head.weight").to(model.lm_head.weight.dtype)
-            if not torch.equal(model.lm_head.weight, stored):
-                model.lm_head.weight = torch.nn.Parameter(stored, requires_grad=False)
 
 
 @contextlib.contextmanager
@@ -100,7 +89,7 @@ def mended(models: Sequence[Any]) -> Iterator[None]:
 
     def decoders(self: Any, *args: Any, **named: Any) -> Any:
         config = original(self, *args, **named)
-        if not named.get("decoder") or not any(config is other for other in configs):
+        if not named.get("decoder") or not any(self is other for other in configs):
             return config
         held = copy.copy(config)
         held.num_layers = config.num_decoder_layers
