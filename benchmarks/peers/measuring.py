@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from benchmarks.peers.protocol import Ids, Worker, WorkerError
 
 Row = dict[str, Any]
 Say = Callable[[str], None]
+SETTLE = 0.3
+"""Seconds between libraries: threads of some wait for more work, and keep a core busy, for 0.2."""
 
 
 def measure(workers: Mapping[str, Worker], prepared: Prepared, settings: Row, say: Say) -> dict[str, Any]:
@@ -62,12 +65,19 @@ def warm(
 
 
 def interleave(
-    workers: Mapping[str, Worker], chosen: Sequence[Contender], batches: Sequence[Ids], turns: int
+    workers: Mapping[str, Worker],
+    chosen: Sequence[Contender],
+    batches: Sequence[Ids],
+    turns: int,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> dict[Contender, np.ndarray]:
     """Seconds `[turns]` of each setting for all batches; the order is reversed every other turn."""
-    seconds = {contender: np.zeros(turns) for contender in chosen}
+    seconds, last = {contender: np.zeros(turns) for contender in chosen}, None
     for turn in range(turns):
         for contender in chosen if turn % 2 == 0 else reversed(chosen):
+            if last != contender.library:
+                sleep(SETTLE)
+            last = contender.library
             answer = workers[contender.library].ask("run", options=contender.options, batches=batches)
             seconds[contender][turn] = sum(answer["seconds"])
     return seconds

@@ -76,7 +76,7 @@ def tatoeba(folder: Path) -> Prepared:
     prompts = [text_ids(pair, task.build_prompt(example)) for example in task.load(limit=LARGEST)]
     stop = list(pair.vocabulary.stop_ids)
     paths = [PAIRS_DIRECTORY / name / part for part in ("target", "draft")]
-    return _trained(folder, name, "t5", paths, prompts, 64, stop, 6, task.name)
+    return _trained(folder, name, "t5", paths, prompts, 64, stop, 4, task.name)
 
 
 def stories(folder: Path) -> Prepared:

@@ -80,8 +80,8 @@ def mended(models: Sequence[Any]) -> Iterator[None]:
     """Let the caches of T5s have as many layers as their decoders.
 
     Both releases make a cache of `config.num_hidden_layers` layers from the whole model's configuration, and a T5's
-    `num_hidden_layers` is the encoder's. Where the decoder has more, its last layers have no place (IndexError); where
-    it has fewer, layers are left that are never filled, and release 5 takes their emptiness for the cache's.
+    `num_hidden_layers` is the encoder's. Where the decoder has more, its last layers have no place (IndexError; release
+    4 leaves the configuration out where it verifies drafts); where it has fewer, layers are left that are never filled.
     """
     configs = [model.config for model in models]
     kind = transformers.T5Config
@@ -91,15 +91,20 @@ def mended(models: Sequence[Any]) -> Iterator[None]:
         config = original(self, *args, **named)
         if not named.get("decoder") or not any(self is other for other in configs):
             return config
-        held = copy.copy(config)
-        held.num_layers = config.num_decoder_layers
-        return held
+        if id(config) not in _DECODERS:
+            held = copy.copy(config)
+            held.num_layers = config.num_decoder_layers
+            _DECODERS[id(config)] = config, held  # both: an id is an object's as long as that lives
+        return _DECODERS[id(config)][1]
 
     kind.get_text_config = decoders
     try:
         yield
     finally:
         kind.get_text_config = original
+
+
+_DECODERS: dict[int, tuple[Any, Any]] = {}
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ class Fake:
 
 def test_a_pair_is_measured_in_turns_against_ours_plain(monkeypatch):
     monkeypatch.setattr(contenders, "BLOCKS", (3,))
+    monkeypatch.setattr(measuring, "SETTLE", 0.0)
     workers = {"ours": Fake(0.6), "transformers 5": Fake(1.2, wrong=True, fails=("lookup",))}
     settings = {"batches": [1, 8], "turns": 3, "batch_turns": 2, "examples": 5}
     told = []
@@ -87,7 +88,10 @@ def test_turns_go_forwards_and_backwards():
             order.append(self.seconds)
             return super().ask(op, **request)
 
-    seconds = measuring.interleave({"a": Noting(1.0), "b": Noting(2.0)}, chosen, [[[1]]], 3)
+    pauses = []
+    workers = {"a": Noting(1.0), "b": Noting(2.0)}
+    seconds = measuring.interleave(workers, chosen, [[[1]]], 3, sleep=pauses.append)
+    assert len(pauses) == 4  # before the first and wherever another library's turn begins
     assert order == [1.0, 2.0, 2.0, 1.0, 1.0, 2.0]
     np.testing.assert_array_equal(seconds[chosen[1]], [2.0, 2.0, 2.0])
 
@@ -113,5 +117,10 @@ def test_settings_of_each_library():
     assert both[:5] == ["plain", "plain, mended", "assisted, 3", "assisted, 3, target mended", "assisted, 3, mended"]
     found = contenders.contenders(["transformers 5"], "t5", (True, True))
     assert [c.options["mended"] for c in found[:5]] == [[], ["target"], [], ["target"], ["target", "draft"]]
+    four = labels("transformers 4", "t5", (True, True))
+    assert (
+        four[:4] == ["plain", "plain, mended", "assisted, 3", "assisted, 3, mended"]
+        and "prompt lookup, mended" not in four
+    )
     assert {c.largest_batch for c in found if c.options["mode"] != "plain"} == {1}
     assert dataclasses.replace(found[0]) in found
