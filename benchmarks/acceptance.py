@@ -37,12 +37,12 @@ def run(bench: Bench) -> Rows:
     """`acceptance`: a row per method and temperature; `agreement`: one row, see `_agreement`."""
     task = best_task() if bench.settings.acceptance_task is None else get_task(bench.settings.acceptance_task)
     examples = task.load(limit=bench.settings.acceptance_examples)
-    prompts = _prompts(bench, task, [task.build_prompt(example) for example in examples])
+    prompts = prompts_of(bench, task, [task.build_prompt(example) for example in examples])
     points = [(Method(name=TARGET), 0.0), (Method(name=DRAFT), 0.0), *((bench.lossless, t) for t in (0.0, 1.0))]
     rows, written = [], {}
     for method, temperature in bench.track(points):
-        outputs = written[method.name, temperature] = _write(bench, method, temperature, prompts, task)
-        texts = _texts(bench, task, outputs)
+        outputs = written[method.name, temperature] = write(bench, method, temperature, prompts, task)
+        texts = texts_of(bench, task, outputs)
         bleu = quality.score([task.main_metric], texts, [example.reference for example in examples])
         seen = summarise(outputs.stats, outputs.lengths, draft_alone=method.name == DRAFT)
         alone = {} if method.autoregressive else {name: seen[name] for name in _MEASURES}
@@ -62,7 +62,7 @@ def best_task() -> Task:
     return get_task("tatoeba_joined")
 
 
-def _prompts(bench: Bench, task: Task, texts: list[str]) -> Prompt:
+def prompts_of(bench: Bench, task: Task, texts: list[str]) -> Prompt:
     """Cut to the task's longest input, all in one bucket."""
     vocabulary = bench.pair.vocabulary
     assert vocabulary is not None
@@ -76,7 +76,7 @@ def _batches(count: int) -> list[np.ndarray]:
     return [np.resize(np.arange(start, min(start + size, count)), size) for start in range(0, count, size)]
 
 
-def _write(bench: Bench, method: Method, temperature: float, prompts: Prompt, task: Task) -> Written:
+def write(bench: Bench, method: Method, temperature: float, prompts: Prompt, task: Task) -> Written:
     engine, params = bench.engine(method)
     longest = min(task.max_output_length, bench.settings.acceptance_tokens)
     parts = []
@@ -90,7 +90,7 @@ def _write(bench: Bench, method: Method, temperature: float, prompts: Prompt, ta
     return Written(*joined)
 
 
-def _texts(bench: Bench, task: Task, outputs: Written) -> list[str]:
+def texts_of(bench: Bench, task: Task, outputs: Written) -> list[str]:
     vocabulary = bench.pair.vocabulary
     assert vocabulary is not None
     rows = zip(outputs.tokens, outputs.lengths, strict=True)

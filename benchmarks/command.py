@@ -35,11 +35,13 @@ from benchmarks import (
     report,
     rounds,
     scoring,
+    sizes,
     speedup,
     steps,
     stopping,
     verification,
     vocabulary,
+    weights,
 )
 from benchmarks.setting import Bench, Settings, quick
 from speccascade_jax.core.checks import whole
@@ -71,6 +73,8 @@ SECTIONS = {
     "steps": Section(steps, 15),
     "scoring": Section(scoring, 20),
     "rounds": Section(rounds, 60),
+    "sizes": Section(sizes, 90),
+    "weights": Section(weights, 40),
     "verification": Section(verification, 60),
     "stopping": Section(stopping, 40),
     "speedup": Section(speedup, 60),

@@ -8,9 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from speccascade_jax.core.protocols import LanguageModel
 from speccascade_jax.core.types import BoundModel, Cache, Params, Prompt
+from speccascade_jax.models.products import multiply, panels
+from speccascade_jax.runtime import products
 
 
 @partial(jax.jit, static_argnames=("model", "slots"))
@@ -47,13 +50,15 @@ def _extend(model: LanguageModel, params: Params, cache: Cache, filled: Any, cou
     return jax.lax.fori_loop(0, count, body, (model.rollback(cache, filled), tokens))[1]
 
 
-ORDERS = ("W x", "x W")
+ORDERS = ("W x", "x W", "packed") if products.available() else ("W x", "x W")
+"""How a matrix is multiplied with a vector; `packed`: as models multiply on a CPU."""
 
 
 def stream_loop(size: int, order: str) -> Callable[[int], Any]:
     """`count -> result` of a loop of products of a square float32 matrix of about `size` bytes with a vector."""
     width = max(8, round((size / 4) ** 0.5))
-    matrix = jnp.full((width, width), 1.0 / width, jnp.float32)
+    values = np.full((width, width), 1.0 / width, np.float32)
+    matrix = panels(values, "float32", products.width()) if order == "packed" else jnp.asarray(values)
 
     def run(count: int) -> Any:
         return _stream(matrix, jnp.ones((width,), jnp.float32), jnp.asarray(count, jnp.int32), order)
@@ -64,6 +69,8 @@ def stream_loop(size: int, order: str) -> Callable[[int], Any]:
 @partial(jax.jit, static_argnames="order")
 def _stream(matrix: Any, vector: Any, count: Any, order: str) -> Any:
     def body(_: Any, x: Any) -> Any:
+        if order == "packed":
+            return multiply(x[None], matrix, "float32")[0]
         return matrix @ x if order == "W x" else x @ matrix
 
     return jax.lax.fori_loop(0, count, body, vector)

@@ -161,7 +161,7 @@ LAYOUTS = {
             Column("floor of", "floor_of"),
         ),
         (
-            "The faster of W x and x W.",
+            "The fastest of W x, x W and, on a CPU, the product with packed weights.",
             "A working set of some ten MB may live in a cache, as the weights of a small model may.",
         ),
     ),
@@ -207,6 +207,38 @@ LAYOUTS = {
             Column("engine / calls", "ratio", spread(2)),
         ),
         ("Engine: a generation without prefill. Calls: draft steps · t_draft + target calls · t_target(T = γ + 1).",),
+    ),
+    "sizes": Layout(
+        "Models of random weights, batch 1, by what their matrices are held in",
+        (
+            Column("model", "model"),
+            Column("weights", "weights"),
+            Column("MB read / step", "megabytes_read", number(1)),
+            Column("step, ms", "step_ms", spread(2)),
+            Column("memory floor, ms", "memory_floor_ms", number(2)),
+            Column("/ floor", "memory_ratio", spread(2)),
+            *(Column(f"block of {n}, steps", f"block_{n}", spread(2)) for n in (4, 6, 8)),
+            *(Column(f"block of {n}, ms", f"block_{n}_ms", number(2)) for n in (4, 6, 8)),
+        ),
+        (
+            "Floor: the weights as they are held and the caches, once, at the bandwidth far beyond the caches in the same "
+            "turns.",
+        ),
+    ),
+    "weights": Layout(
+        "A trained pair by what its matrices are held in, T = 0",
+        (
+            Column("held in", "dtype"),
+            Column("task", "task"),
+            Column("examples", "examples"),
+            Column("metric", "metric"),
+            Column("quality", "quality", number(2)),
+            Column("outputs as float32's", "same_output", percent),
+            Column("target alone, / float32", "alone_speed_up", spread(2)),
+            Column("lossless, / float32", "lossless_speed_up", spread(2)),
+            Column("lossless / alone", "gain", spread(2)),
+        ),
+        ("Speeds over float32's, batch 1, prefill included; lossless / alone: the speed-up of spec_decode.",),
     ),
     "verification": Layout(
         "Verification of a block of 6 (γ = 5), batch 1, against reading q̃ and p̃ once",

@@ -12,6 +12,7 @@ import numpy as np
 
 from benchmarks import measure
 from benchmarks.loops import ORDERS, stream_loop
+from benchmarks.random_models import SIZES
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.types import Controls, Params, Prompt
 from speccascade_jax.data.tasks.table import get_task
@@ -53,6 +54,7 @@ class Settings:
         block_size: γ where it is not swept; block_sizes: where it is; lossy_block_sizes: γ's of rules that are lossy.
         capacity: of short blocks in `stopping`.
         temperatures: of draft and target; methods: rules with their α's.
+        sizes, size_widths: models of `random_models.SIZES` and tokens per call, the first 1, in `sizes`.
         widths: tokens per call in `scoring`; vocab_sizes, rules: in `verification`; batches: rows in `batches`.
         large_vocab, large_rules, large_batches, large_blocks: in `vocabulary`; rules that read the same laws alike need
             the same memory.
@@ -74,6 +76,8 @@ class Settings:
     lossy_block_sizes: tuple[int, ...] = (5,)
     temperatures: tuple[float, ...] = (0.0, 1.0)
     methods: tuple[Method, ...] = METHODS
+    sizes: tuple[str, ...] = tuple(SIZES)
+    size_widths: tuple[int, ...] = (1, 4, 6, 8)
     widths: tuple[int, ...] = tuple(range(1, 13))
     vocab_sizes: tuple[int, ...] = (8192, 32768, 262144)
     rules: tuple[str, ...] = VERIFIED
@@ -106,6 +110,8 @@ def quick(settings: Settings) -> Settings:
         block_sizes=(2,),
         lossy_block_sizes=(2,),
         methods=(SPEC_DECODE, Method(name="token_v3", alpha=0.5)),
+        sizes=tuple(SIZES)[:1],
+        size_widths=(1, 4, 6, 8),
         widths=(1, 3),
         vocab_sizes=(512,),
         batches=(1, 2),
@@ -219,7 +225,7 @@ class Bench:
     def stream(self, working_set: int) -> Stream:
         """The loop that measures bandwidth over a matrix of `working_set` bytes, to be run between what it judges.
 
-        The faster of the two orders of the product, chosen once per size: a floor must not be beaten.
+        The fastest of `ORDERS`, chosen once per size: a floor must not be beaten.
         """
         if working_set not in self._streams:
             loops = {order: self._stream_loop(working_set, order) for order in ORDERS}

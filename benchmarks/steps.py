@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-
 from benchmarks import measure
 from benchmarks.bandwidth import step_bytes
 from benchmarks.setting import Bench, Rows
+from speccascade_jax.core.types import count
 from speccascade_jax.evaluation.points import DRAFT, TARGET, Method
 
 
@@ -44,7 +43,7 @@ def _row(bench: Bench, name: str, method: str) -> dict[str, Any]:
     cache, memory = (measure.floor_seconds(size, stream.bandwidth(seconds[name])) for name, stream in streams.items())
     return {
         "model": name,
-        "parameters": sum(x.size for x in jax.tree.leaves(bound.params)),
+        "parameters": count(bound.params),
         "megabytes_read": size / 1e6,
         "cache_floor_ms": measure.spread(cache * 1e3),
         "memory_floor_ms": measure.spread(memory * 1e3),

@@ -1,0 +1,53 @@
+"""Models of set sizes with random weights: speed does not depend on what they learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade_jax.core.types import BoundModel, Params
+from speccascade_jax.models.decoder import DecoderConfig, DecoderLM
+from speccascade_jax.models.layers import fuse
+from speccascade_jax.models.products import pack
+from speccascade_jax.models.t5 import T5, T5Config
+
+T5_10M = T5Config(4096, 4096, 320, 5, 64, 512, 3, 4)
+T5_29M = T5Config(4096, 4096, 320, 5, 64, 2048, 4, 6)
+T5_77M = T5Config(32128, 32128, 512, 6, 64, 1024, 8, 8)
+DECODER_100M = DecoderConfig(
+    vocab_size=32_000, num_embeddings=32_000, d_model=768, num_layers=8, num_heads=12, num_kv_heads=12, head_dim=64,
+    d_ff=2048, max_length=2048, tied=False, activation="silu",
+)  # fmt: skip
+SIZES: Mapping[str, T5Config | DecoderConfig] = {
+    "T5 10 M": T5_10M,
+    "T5 29 M": T5_29M,
+    "T5 77 M": T5_77M,
+    "decoder 106 M": DECODER_100M,
+}
+"""The first as the shipped target, the third as T5 1.1 small, the last as a Llama."""
+PLAIN = "XLA's products"
+
+
+def random(config: T5Config | DecoderConfig, seed: int = 0) -> BoundModel:
+    """A model with weights drawn so that activations neither vanish nor explode, fused, not packed."""
+    model: T5 | DecoderLM = T5(config) if isinstance(config, T5Config) else DecoderLM(config)
+    inputs = [jax.ShapeDtypeStruct((1, 1), jnp.int32)] * (2 if model.is_encoder_decoder else 1)
+    shapes = jax.eval_shape(model.module.init, jax.random.key(0), *inputs)["params"]
+    draws = np.random.default_rng(seed)
+
+    def drawn(leaf: Any) -> np.ndarray:
+        if len(leaf.shape) == 1:
+            return np.ones(leaf.shape, np.float32)
+        return draws.standard_normal(leaf.shape, np.float32) / np.float32(np.sqrt(leaf.shape[0]))
+
+    return BoundModel(params=fuse(jax.tree.map(drawn, shapes)), model=model)
+
+
+def held_as(bound: BoundModel, kind: str) -> BoundModel:
+    """The model with its matrices held in `kind` (of `runtime.products.KINDS`), or left to XLA (`PLAIN`)."""
+    params: Params = bound.params if kind == PLAIN else pack(bound.params, bound.model.config, kind)
+    return BoundModel(params=jax.device_put(params), model=bound.model)

@@ -1,0 +1,79 @@
+"""Section `weights`: what 16 and 8 bits make of a trained pair: its greedy outputs, their quality, its speed."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks import measure
+from benchmarks.acceptance import Written, best_task, prompts_of, texts_of, write
+from benchmarks.rounds import one_by_one
+from benchmarks.setting import Bench, Rows
+from speccascade_jax.core.types import DTYPES
+from speccascade_jax.data.tasks.table import Task, get_task
+from speccascade_jax.evaluation.points import TARGET, Method
+from speccascade_jax.metrics import quality
+from speccascade_jax.pairs.pair import Pair, load_pair, shipped_pairs
+
+MADE_IN = "float32"
+
+
+class Outputs(NamedTuple):
+    """A target's greedy outputs of a task's examples, and their quality."""
+
+    written: Written
+    quality: float
+
+
+def run(bench: Bench) -> Rows:
+    """One row per dtype, see `_row`; the generations of all are timed in turns."""
+    settings = bench.settings
+    task = best_task() if settings.acceptance_task is None else get_task(settings.acceptance_task)
+    benches = {dtype: Bench(settings, loaded(bench.pair, dtype)) for dtype in DTYPES}
+    methods = {"alone": Method(name=TARGET), "lossless": bench.lossless}
+    calls: dict[str, measure.Call] = {}
+    for dtype, own in benches.items():
+        for name, method in methods.items():
+            runs = [own.generator(method, [row]) for row in range(settings.examples)]
+            calls[f"{dtype} {name}"] = one_by_one([partial(run, 0) for run in runs])
+            calls[f"{dtype} {name}"]()
+    seconds = measure.interleave(calls, 2 * settings.repeats)
+    outputs = {dtype: outputs_of(benches[dtype], task) for dtype in bench.track(DTYPES)}
+    return {"weights": [_row(dtype, outputs, seconds, task) for dtype in DTYPES]}
+
+
+def loaded(pair: Pair, dtype: str) -> Pair:
+    """A pair in another dtype; one that is no shipped pair and no folder stays as it is."""
+    known = pair.name in shipped_pairs()
+    return load_pair(pair.name, dtype=dtype) if known and dtype != MADE_IN else pair
+
+
+def outputs_of(bench: Bench, task: Task) -> Outputs:
+    """The target's greedy outputs of the examples that `acceptance` reads too."""
+    examples = task.load(limit=bench.settings.acceptance_examples)
+    prompts = prompts_of(bench, task, [task.build_prompt(example) for example in examples])
+    written = write(bench, Method(name=TARGET), 0.0, prompts, task)
+    references = [example.reference for example in examples]
+    score = quality.score([task.main_metric], texts_of(bench, task, written), references)[task.main_metric]
+    return Outputs(written, score)
+
+
+def same_outputs(one: Written, other: Written) -> np.ndarray:
+    """bool `[N]`: whether all tokens of an output are the same."""
+    return np.all(one.tokens == other.tokens, axis=1) & (one.lengths == other.lengths)
+
+
+def _row(dtype: str, outputs: dict[str, Outputs], seconds: dict[str, np.ndarray], task: Task) -> dict[str, Any]:
+    """A dtype's row: its outputs beside float32's, and its times over float32's in the same turns."""
+    own = outputs[dtype]
+    row: dict[str, Any] = {"dtype": dtype, "task": task.name, "metric": task.main_metric, "quality": own.quality}
+    same = same_outputs(own.written, outputs[MADE_IN].written)
+    row |= {"examples": len(same), "same_output": float(same.mean())}
+    for name in ("alone", "lossless"):
+        ratio = seconds[f"{MADE_IN} {name}"] / seconds[f"{dtype} {name}"]
+        row |= {f"{name}_speed_up": measure.spread(ratio)}
+        row |= {f"{name}_ms": measure.spread(seconds[f"{dtype} {name}"] * 1e3)}
+    own_gain = seconds[f"{dtype} alone"] / seconds[f"{dtype} lossless"]
+    return row | {"gain": measure.spread(own_gain)}
