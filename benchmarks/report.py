@@ -221,7 +221,7 @@ LAYOUTS = {
             *(Column(f"block of {n}, ms", f"block_{n}_ms", number(2)) for n in (4, 6, 8)),
         ),
         (
-            "Floor: the weights as they are held and the caches, once, at the bandwidth far beyond the caches in the same "
+            "Floor: weights as they are held and caches, once, at the bandwidth far beyond the caches in the same "
             "turns.",
         ),
     ),
