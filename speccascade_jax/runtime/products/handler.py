@@ -3,7 +3,8 @@
 XLA calls `handler_<kind>(frame)` with `x` float32 `[rows, K]`, panels `[n, K, P]`, scales `[n * P]` and a result
 float32 `[rows, n * P]`; `frame` is as XLA's foreign function interface says (`xla/ffi/api/c_api.h` beside jaxlib).
 The calling thread writes a job, asks XLA's own thread pool for help, and takes panels one by one until none is left; a
-helper that comes late finds none. So no thread ever waits for one that has not begun, and nothing can lock up.
+helper that comes late finds none. So no thread ever waits for one that has not begun, and nothing can lock up. The
+caller takes the first panels and helpers the last ones, so that a core finds in its own cache what it read a step ago.
 """
 
 import re
@@ -24,7 +25,7 @@ _FRAME = {"extension": 8, "api": 16, "context": 24, "arguments": 72, "results": 
 _BUFFER = {"data": 24, "dims": 40}
 _METADATA = {"in extension": 24, "major": 24, "minor": 28, "traits": 32}
 _API_FUNCTIONS = 48
-_JOB = ("x", "w", "scales", "y", "inputs", "stride", "rows", "panels", "next", "done", "users")
+_JOB = ("x", "w", "scales", "y", "inputs", "stride", "rows", "panels", "taken", "helped", "done", "users")
 _ASKED = len(_JOB)  # behind them, what is passed to XLA to ask for a thread: size, extension, context, task, data
 _POOL = _ASKED + 5  # and to learn how many there are: size, extension, context, place; the number
 _WORDS = _POOL + 5
@@ -75,7 +76,7 @@ def handler(module: ir.Module, kind: str, width: int) -> str:
         build.ret(_NULL)
     job = _job(module, build, frame, kind, width)
     _ask(build, frame, job, task, kind, width)
-    build.call(work, [job])
+    build.call(work, [job, const(0)])
     _wait(module, build, job)
     build.call(_release(module), [job])
     build.ret(_NULL)
@@ -110,7 +111,7 @@ def _job(module: ir.Module, build: ir.IRBuilder, frame: ir.Value, kind: str, wid
     rows, inputs, panels = size(buffers[0], 0), size(buffers[0], 1), size(buffers[1], 0)
     job = build.call(_libc(module, "malloc", POINTER, [I64]), [const(8 * _WORDS)])
     data = [_load(build, buffer, _BUFFER["data"]) for buffer in buffers]
-    fields = [*data, inputs, build.mul(panels, const(width)), rows, panels, const(0), const(0), const(1)]
+    fields = [*data, inputs, build.mul(panels, const(width)), rows, panels, *[const(0)] * 3, const(1)]
     for name, value in zip(_JOB, fields, strict=True):
         build.store(value, _place(build, job, name))
     return job
@@ -152,26 +153,34 @@ def _call(build: ir.IRBuilder, address: ir.Value, argument: ir.Value) -> ir.Valu
 
 
 def _worker(module: ir.Module, kind: str, width: int) -> ir.Function:
-    """`void work(job)`: take the next panel, multiply it, until none is left."""
-    function = ir.Function(module, ir.FunctionType(VOID, [POINTER]), f"work_{kind}")
-    (job,) = function.args
+    """`void work(job, helps)`: take one more panel from one's own end, multiply it, until none is left."""
+    function = ir.Function(module, ir.FunctionType(VOID, [POINTER, I64]), f"work_{kind}")
+    job, helps = function.args
     build = ir.IRBuilder(function.append_basic_block())
     pointers = [build.load(_place(build, job, name), typ=POINTER) for name in ("x", "w", "scales", "y")]
     inputs, stride, rows, panels = (
         build.load(_place(build, job, name), typ=I64) for name in ("inputs", "stride", "rows", "panels")
     )
+    start = build.block
     claim, go, end = (function.append_basic_block(name) for name in ("claim", "go", "end"))
     build.branch(claim)
     build.position_at_end(claim)
-    panel = build.atomic_rmw("add", _place(build, job, "next"), const(1), "monotonic")
-    build.cbranch(build.icmp_signed("<", panel, panels), go, end)
+    first = build.phi(I64)  # the caller's next
+    first.add_incoming(const(0), start)
+    taken = build.atomic_rmw("add", _place(build, job, "taken"), const(1), "monotonic")
+    build.cbranch(build.icmp_signed("<", taken, panels), go, end)
     build.position_at_end(go)
+    # as many are taken as there are, from both ends: none twice
+    helped = build.atomic_rmw("add", _place(build, job, "helped"), helps, "monotonic")
+    last = build.sub(build.sub(panels, const(1)), helped)
+    panel = build.select(build.icmp_signed("==", helps, const(0)), first, last)
     x, w, scales, y = pointers
     column = build.mul(panel, const(width))
     w = build.gep(w, [build.mul(column, inputs)], source_etype=ELEMENTS[kind][0])
     scales, y = (build.gep(base, [column], source_etype=FLOAT) for base in (scales, y))
     _all_rows(module, build, kind, width, (x, w, scales, y, inputs, stride), rows)
     build.atomic_rmw("add", _place(build, job, "done"), const(1), "release")
+    first.add_incoming(build.add(first, const(1)), build.block)
     build.branch(claim)
     build.position_at_end(end)
     build.ret_void()
@@ -211,7 +220,7 @@ def _task(module: ir.Module, kind: str, work: ir.Function) -> ir.Function:
     """`void task(job)`: what a helper does."""
     function = ir.Function(module, ir.FunctionType(VOID, [POINTER]), f"task_{kind}")
     build = ir.IRBuilder(function.append_basic_block())
-    build.call(work, function.args)
+    build.call(work, [*function.args, const(1)])
     build.call(_release(module), function.args)
     build.ret_void()
     return function
