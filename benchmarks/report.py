@@ -322,6 +322,21 @@ LAYOUTS = {
         ),
         ("Floor: the laws q̃ and p̃ of a block's γ + 1 positions in float32, each once.",),
     ),
+    "calls": Layout(
+        "A call of decode outside its program, batch 1, texts",
+        (
+            Column("method", "method"),
+            Column("γ", "block_size", optional),
+            Column("turns", "calls"),
+            Column("decode, ms", "decode_ms", number(2)),
+            Column("its program, ms", "program_ms", number(2)),
+            Column("outside, ms", "outside_ms", spread(2)),
+        ),
+        (
+            "Outside: median of the differences within each turn, in brackets the lowest and highest of five groups'. "
+            "The program: its arguments on the device, its results waited for.",
+        ),
+    ),
     "process": Layout(
         "Memory of the whole run's process, MB",
         (Column("now", "now_megabytes", number(0)), Column("at most", "peak_megabytes", number(0))),

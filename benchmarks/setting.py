@@ -50,7 +50,7 @@ class Settings:
     Attributes:
         pair: a shipped pair's name, or a folder; task: where prompts come from; max_new_tokens: longest output.
         examples: prompts timed one at a time; repeats: turns of every comparison, more where they are short;
-            loop_seconds: length of a timed loop.
+            loop_seconds: length of a timed loop; calls: turns in `calls`.
         block_size: γ where it is not swept; block_sizes: where it is; lossy_block_sizes: γ's of rules that are lossy.
         capacity: of short blocks in `stopping`.
         temperatures: of draft and target; methods: rules with their α's.
@@ -69,6 +69,7 @@ class Settings:
     examples: int = 8
     repeats: int = 5
     loop_seconds: float = 0.02
+    calls: int = 400
     block_size: int = 5
     capacity: int = 20
     head_depths: tuple[int, ...] = (0, 1, 2, 3, 4)
@@ -104,6 +105,7 @@ def quick(settings: Settings) -> Settings:
         examples=2,
         repeats=2,
         loop_seconds=1e-3,
+        calls=4,
         block_size=2,
         capacity=4,
         head_depths=(1,),
@@ -156,7 +158,8 @@ class Bench:
         task = get_task(settings.task)
         examples = task.load(limit=max(settings.examples, *settings.batches))
         # one bucket for all, or every length would be a compilation of its own
-        self._prompts = make_prompt(self.pair, [task.build_prompt(example) for example in examples])
+        self.texts = [task.build_prompt(example) for example in examples]
+        self._prompts = make_prompt(self.pair, self.texts)
         self._streams: dict[int, Stream] = {}
 
     @property
@@ -165,8 +168,8 @@ class Bench:
         return replace(SPEC_DECODE, block_size=self.settings.block_size)
 
     def prompt(self, rows: Sequence[int]) -> Prompt:
-        """The prompts of some examples, in the one bucket of all."""
-        return jax.tree.map(lambda x: x[np.asarray(rows)], self._prompts)
+        """The prompts of some examples, in the one bucket of all, on the device."""
+        return jax.device_put(jax.tree.map(lambda x: x[np.asarray(rows)], self._prompts))
 
     def slots(self, block: int) -> int:
         """Cache slots that an engine with this block has."""
@@ -194,8 +197,8 @@ class Bench:
     ) -> Run:
         """As `generator`, for any engine and length."""
         prompt = self.prompt(rows)
-        controls = make_controls(len(rows), alpha=alpha, temperature=temperature)
-        ids = np.asarray(rows, np.int32)
+        controls = jax.device_put(make_controls(len(rows), alpha=alpha, temperature=temperature))
+        ids = jax.device_put(np.asarray(rows, np.int32))
 
         def run(seed: int) -> Generation:
             return generate(

@@ -13,15 +13,14 @@ import numpy as np
 
 from speccascade_jax.core.checks import check_example_ids, check_seed
 from speccascade_jax.core.controls import make_controls
+from speccascade_jax.core.fetching import fetch
 from speccascade_jax.core.sampling import log_laws, make_law_pair, softmax, transform
 from speccascade_jax.core.types import Array, Controls, Prompt
 from speccascade_jax.data.vocabularies.vocabulary import Ids
 from speccascade_jax.engine.generate import Failure, Generation, failures, model_names, raise_if_failed
 from speccascade_jax.engine.measures import summarise
-from speccascade_jax.methods import table
-from speccascade_jax.methods.assemble import build
 from speccascade_jax.methods.drafting import check_length
-from speccascade_jax.methods.settings import Settings
+from speccascade_jax.methods.plan import plan
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import decoder_context, make_prompt
 from speccascade_jax.rules import deferral
@@ -83,17 +82,19 @@ def decode(
         FloatingPointError: NaN logits in every row; names the model, the row and the position. Where some rows are well
             they are returned, with a warning, and the others are in `failed`.
     """
-    chosen = Settings.of("decode", settings)
-    max_new_tokens = check_length(max_new_tokens, chosen)
-    program, params = build(pair, chosen, stop_ids=stop_ids)
-    prompt = make_prompt(pair, prompts, max_new_tokens=max_new_tokens)
-    rows, recipe = prompt.tokens.shape[0], table.get(chosen.method)
-    controls = recipe.controls(chosen, rows)
-    recipe.warn_of_alpha(chosen, pair.target.model.vocab_size)
+    call = plan(pair, "decode", settings, stop_ids)
+    longest = check_length(max_new_tokens, call.settings)
+    prompt = make_prompt(pair, prompts, max_new_tokens=longest)
+    rows, recipe = prompt.tokens.shape[0], call.recipe
+    controls = call.controls(rows)
+    recipe.warn_of_alpha(call.settings, pair.target.model.vocab_size)
     ids = check_example_ids(example_ids, rows)
-    generation = program.generate(
-        params, prompt, check_seed(seed), controls=controls, max_new_tokens=max_new_tokens, example_ids=ids
-    )
+    # from here to the result nothing but the program is called, and the host's numbers go with it
+    program, params = call.built
+    given = {"controls": controls, "max_new_tokens": longest, "example_ids": ids}
+    seed = check_seed(seed)
+    with call.running("decode", prompt, longest):
+        generation = program.generate(params, prompt, seed, **given)
     return collect(pair, generation, prompt, draft_alone=recipe.draft_alone)
 
 
@@ -106,7 +107,7 @@ def collect(
         prompt: what it began from; without it, texts begin anew instead of continuing the prompt's.
         draft_alone: whether the draft wrote alone.
     """
-    generation, before = jax.device_get((generation, prompt))  # one transfer
+    generation = fetch(generation)
     tokens, lengths = np.asarray(generation.tokens), np.asarray(generation.lengths)
     failed = failures(generation.failed_at, model_names(draft_alone))
     if len(failed) == len(tokens):
@@ -117,12 +118,12 @@ def collect(
         )
     texts = None
     if pair.vocabulary is not None:
-        begins: list[Ids] = [()] * len(tokens) if before is None else decoder_context(before)
+        begins: list[Ids] = [()] * len(tokens) if prompt is None else decoder_context(prompt)
         rows = zip(tokens, lengths, begins, strict=True)
         texts = [pair.vocabulary.decode(row[:n].tolist(), after=begin) for row, n, begin in rows]
     fields = type(generation.stats).__dataclass_fields__
     per_row_stats = {name: getattr(generation.stats, name) for name in fields}
-    well = np.delete(np.arange(len(tokens)), [failure.row for failure in failed])
+    well = np.delete(np.arange(len(tokens)), [failure.row for failure in failed]) if failed else None
     measured = summarise(generation.stats, lengths, rows=well, draft_alone=draft_alone)
     return DecodeOutput(texts, tokens, lengths, {**measured, "rows": per_row_stats}, generation, failed)
 

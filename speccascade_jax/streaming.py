@@ -4,7 +4,8 @@ The rounds are `Engine.step`, the same that `generate` loops over on the device.
 transfer of a few integers per round, while everything else stays on the device.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,12 +18,10 @@ from speccascade_jax.core import rngs
 from speccascade_jax.core.checks import check_example_ids, check_seed
 from speccascade_jax.core.types import SOURCES, Array, Controls, Params, Prompt
 from speccascade_jax.data.vocabularies.vocabulary import Ids, TextVocabulary
-from speccascade_jax.engine.generate import failures, model_names, on_device, raise_if_failed
+from speccascade_jax.engine.generate import argument, failures, model_names, raise_if_failed
 from speccascade_jax.engine.loop import DecodeState, Engine
-from speccascade_jax.methods import table
-from speccascade_jax.methods.assemble import assemble
 from speccascade_jax.methods.drafting import check_length
-from speccascade_jax.methods.settings import Settings
+from speccascade_jax.methods.plan import plan
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import decoder_context, make_prompt
 
@@ -78,18 +77,18 @@ def stream(
             call, before anything is compiled.
         FloatingPointError: NaN logits, when the iterator reaches them.
     """
-    chosen = Settings.of("stream", settings)
-    longest = check_length(max_new_tokens, chosen)
-    engine, params = assemble(pair, stop_ids=stop_ids, **settings)
-    recipe = table.get(chosen.method)
+    call = plan(pair, "stream", settings, stop_ids)
+    longest, recipe = check_length(max_new_tokens, call.settings), call.recipe
+    engine, params = call.engine
     made = make_prompt(pair, prompt, max_new_tokens=longest)
     rows = made.tokens.shape[0]
     if rows != 1:
         raise ValueError(f"stream takes one prompt, not {rows}: give one text or one list of ids, or call decode")
-    controls = recipe.controls(chosen, 1)
-    recipe.warn_of_alpha(chosen, pair.target.model.vocab_size)
+    controls = call.controls(1)
+    recipe.warn_of_alpha(call.settings, pair.target.model.vocab_size)
     ids = check_example_ids([example_id], 1)
-    rounds = _rounds(engine, params, made, check_seed(seed), controls, longest, ids)
+    running = partial(call.running, "stream", made, longest)
+    rounds = _rounds(engine, params, made, check_seed(seed), controls, longest, ids, running)
     return _tokens(rounds, pair.vocabulary, recipe.draft_alone, decoder_context(made)[0])
 
 
@@ -103,11 +102,22 @@ class _Round(NamedTuple):
 
 
 def _rounds(
-    engine: Engine, params: Params, prompt: Prompt, seed: int, controls: Controls, longest: int, ids: np.ndarray
+    engine: Engine,
+    params: Params,
+    prompt: Prompt,
+    seed: int,
+    controls: Controls,
+    longest: int,
+    ids: np.ndarray,
+    running: Callable[[], AbstractContextManager[None]],
 ) -> Iterator[_Round]:
-    """Round after round until the row is done; the next one runs while its predecessor is looked at."""
-    state = _init(engine, params, prompt, on_device(seed, np.uint32), on_device(ids, np.int32), longest)
-    state, seen = _step(engine, params, state, controls)
+    """Round after round until the row is done; the next one runs while its predecessor is looked at.
+
+    `running`: gives what is put around the calls that may compile.
+    """
+    with running():
+        state = _init(engine, params, prompt, argument(seed, np.uint32), argument(ids, np.int32), longest)
+        state, seen = _step(engine, params, state, controls)
     while True:
         turn = _unpack(np.asarray(seen))
         if not turn.done:

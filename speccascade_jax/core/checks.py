@@ -97,7 +97,9 @@ def check_example_ids(example_ids: Any, rows: int) -> np.ndarray:
     Raises:
         ValueError: another number of ids than rows, or no whole numbers below 2³¹.
     """
-    ids = np.arange(rows) if example_ids is None else np.asarray(example_ids)
+    if example_ids is None:
+        return np.arange(rows)
+    ids = np.asarray(example_ids)
     if ids.shape != (rows,):
         raise ValueError(f"example_ids have shape {ids.shape}, but the batch has {rows} rows; give one id per row")
     if not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0 or ids.max() >= 2**31:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax
 import numpy as np
 
 from speccascade_jax.core.checks import per_row
@@ -36,7 +35,7 @@ def make_controls(
     stop_threshold: Any = 0.0,
     inner: tuple[Controls, ...] = (),
 ) -> Controls:
-    """`Controls` for `batch` rows, on the device; every argument is a number or one number per row.
+    """`Controls` for `batch` rows, on the host; every argument is a number or one number per row.
 
     `draft_temperature=None` gives the draft the target's temperature. Errors as in `make_sampling`.
     """
@@ -49,8 +48,7 @@ def make_controls(
         "draft": draft,
         "target": target,
     }
-    # one transfer; unlike jnp.asarray, device_put compiles nothing
-    return jax.device_put(Controls(**values, inner=inner))
+    return Controls(**values, inner=inner)
 
 
 def _refuse(bad: np.ndarray, name: str, values: np.ndarray, why: str) -> None:

@@ -63,7 +63,7 @@ def generate(
     Returns:
         A `Generation`. Non-finite logits don't raise here: see `raise_on_failure`.
     """
-    ids, seed = row_ids(example_ids, prompt), on_device(seed, np.uint32)
+    ids, seed = row_ids(example_ids, prompt), argument(seed, np.uint32)
     static = {"max_new_tokens": max_new_tokens, "record": record, "level": level}
     return _generate(engine, params, prompt, seed, controls, ids, **static)
 
@@ -78,14 +78,20 @@ class Generator:
         return generate(self.engine, params, prompt, seed, **more)
 
 
-def on_device(value: Any, dtype: Any) -> Array:
-    """`value` as an array of `dtype`; unlike `jnp.asarray` it compiles nothing for values that come from the host."""
-    return value.astype(dtype) if isinstance(value, jax.Array) else jax.device_put(np.asarray(value, dtype))
+def argument(value: Any, dtype: Any) -> Any:
+    """`value` as an array of `dtype`, where it lies: what comes from the host is sent by the call of the program."""
+    return value.astype(dtype) if isinstance(value, jax.Array) else np.asarray(value, dtype)
 
 
-def row_ids(example_ids: Any, prompt: Prompt) -> Array:
-    """int32 `[B]` on the device: the ids that the rows' random bits hang on, by default `0 … B − 1`."""
-    return on_device(np.arange(prompt.tokens.shape[0]) if example_ids is None else example_ids, np.int32)
+def row_ids(example_ids: Any, prompt: Prompt) -> Any:
+    """int32 `[B]`: the ids that the rows' random bits hang on, by default `0 … B − 1`."""
+    return argument(np.arange(prompt.tokens.shape[0]) if example_ids is None else example_ids, np.int32)
+
+
+class _Traced:
+    """How often `_generate` was traced: once per program, whether its arguments lie on the host or on the device."""
+
+    programs = 0
 
 
 @partial(jax.jit, static_argnames=("engine", "max_new_tokens", "record", "level"))
@@ -101,6 +107,7 @@ def _generate(
     record: Callable[[Round], PyTree] | None,
     level: int,
 ) -> Generation:
+    _Traced.programs += 1
     state = engine.init(params, prompt, rngs.root(seed), example_ids, max_new_tokens, level)
     buffers = None
     if record is not None:
@@ -141,7 +148,7 @@ def compiled_for(
 
 def compilations() -> int:
     """How many programs `generate` has compiled in this process: one per bucket, whatever is swept."""
-    return _generate._cache_size()  # type: ignore[attr-defined]
+    return _Traced.programs
 
 
 def model_names(draft_alone: bool) -> tuple[str, str]:
@@ -173,6 +180,8 @@ def failures(failed_at: Any, names: Sequence[str] = ("target", "draft")) -> tupl
         failed_at: int `[B, 2]`, as in `DecodeState`; names: what the two models are called.
     """
     found = np.asarray(failed_at)
+    if found.max(initial=-1) < 0:
+        return ()
     models = np.argmax(found >= 0, axis=-1)
     rows = np.flatnonzero((found >= 0).any(-1)).tolist()
     return tuple(Failure(row, names[models[row]], int(found[row, models[row]])) for row in rows)

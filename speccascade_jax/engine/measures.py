@@ -27,7 +27,7 @@ def summarise(stats: Counters, lengths: Any = None, *, rows: Any = None, draft_a
         drafted, so the run says nothing about acceptance.
     """
     chosen = slice(None) if rows is None else np.asarray(rows)
-    totals = {name: np.asarray(getattr(stats, name))[chosen].sum(0) for name in Counters.__dataclass_fields__}
+    totals = {name: np.add.reduce(np.asarray(getattr(stats, name))[chosen]) for name in Counters.__dataclass_fields__}
     if lengths is not None and int(np.asarray(lengths)[chosen].sum()) != int(totals["committed"]):
         raise ValueError("the counters belong to another generation: committed tokens and lengths disagree")
     if draft_alone:

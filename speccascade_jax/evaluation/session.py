@@ -57,8 +57,7 @@ class Session:
         limits = self.task.max_input_length, self.task.cut  # prompts are cut as the paper does
         prompts = [text_ids(self.pair, self.task.build_prompt(example), *limits) for example in self.examples]
         # One bucket for all examples, or every length would be a compilation of its own.
-        made = make_prompt(self.pair, prompts, max_new_tokens=self.evaluation.max_new_tokens or 0)
-        self.prompts: Prompt = jax.device_get(made)
+        self.prompts: Prompt = make_prompt(self.pair, prompts, max_new_tokens=self.evaluation.max_new_tokens or 0)
         self.heads = Heads(self.pair)
         package()  # as it was loaded: hours later its files may be others
         self._ids = np.asarray([example.id for example in self.examples], np.int32)
@@ -144,7 +143,7 @@ class Session:
         return {
             "params": self.built(point.method).params,
             "prompt": jax.device_put(jax.tree.map(lambda x: x[rows], self.prompts)),
-            "controls": self.controls(point, alphas),
+            "controls": jax.device_put(self.controls(point, alphas)),
             "max_new_tokens": self.evaluation.max_new_tokens,
             "example_ids": jax.device_put(self._ids[rows]),
         }

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
+from speccascade_jax.core.flat import Flat
 from speccascade_jax.core.names import shown
 from speccascade_jax.core.types import Params
 from speccascade_jax.engine.generate import Generator
 from speccascade_jax.engine.loop import Engine
 from speccascade_jax.methods import table
-from speccascade_jax.methods.recipe import Built
+from speccascade_jax.methods.recipe import Built, Recipe
 from speccascade_jax.methods.settings import Settings
 from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair
@@ -32,13 +33,18 @@ def build(pair: Pair, settings: Settings, *, stop_ids: Sequence[int] | None = No
             the method does not have; a stop id outside the vocabulary; an acceptance head that is missing, or of
             another draft.
     """
-    if not isinstance(pair, Pair):
-        raise ValueError(f"pair={shown(pair)} is no loaded pair: give sc.load_pair({shown(pair)}), or a Pair")
+    check_pair(pair)
     recipe, stops = table.get(settings.method), checked_stop_ids(pair, stop_ids)
-    built = recipe.build(pair, settings, stops, head)
+    program, params = recipe.build(pair, settings, stops, head)
     compilation_cache.switch_on()
     release_when_crowded()
-    return built
+    return Built(program, Flat(params))
+
+
+def check_pair(pair: Any) -> None:
+    """Refuse what is no pair, such as the name of one, with a ValueError."""
+    if not isinstance(pair, Pair):
+        raise ValueError(f"pair={shown(pair)} is no loaded pair: give sc.load_pair({shown(pair)}), or a Pair")
 
 
 def assemble(
@@ -52,8 +58,15 @@ def assemble(
         ValueError: as `build`; a method that is more than one generation.
     """
     chosen = Settings.of("assemble", settings)
-    program, params = build(pair, chosen, stop_ids=stop_ids, head=head)
-    if not isinstance(program, Generator):
-        name = table.get(chosen.method).name
-        raise ValueError(f"method {name!r} is more than one generation, and so is no engine: call decode")
-    return program.engine, params
+    return engine_of(table.get(chosen.method), build(pair, chosen, stop_ids=stop_ids, head=head))
+
+
+def engine_of(recipe: Recipe, built: Built) -> tuple[Engine, Params]:
+    """The engine that a method built, and its parameters.
+
+    Raises:
+        ValueError: a method that is more than one generation.
+    """
+    if not isinstance(built.program, Generator):
+        raise ValueError(f"method {recipe.name!r} is more than one generation, and so is no engine: call decode")
+    return built.program.engine, built.params

@@ -17,7 +17,7 @@ from speccascade_jax.core.arrays import write_slots
 from speccascade_jax.core.sampling import argmax
 from speccascade_jax.core.types import Array, BoundModel, Controls, Params, Prompt
 from speccascade_jax.drafters.model import ModelDrafter
-from speccascade_jax.engine.generate import Generation, generate, on_device, row_ids
+from speccascade_jax.engine.generate import Generation, argument, generate, row_ids
 from speccascade_jax.engine.loop import Engine
 from speccascade_jax.methods.alone import engine_of
 from speccascade_jax.methods.recipe import Built
@@ -65,7 +65,7 @@ class OracleStopping:
     ) -> Generation:
         """`generate` under the oracle; `controls` are greedy."""
         return _generate(
-            self, params, prompt, on_device(seed, np.uint32), example_ids=row_ids(example_ids, prompt), **more
+            self, params, prompt, argument(seed, np.uint32), example_ids=row_ids(example_ids, prompt), **more
         )
 
 

@@ -18,7 +18,7 @@ from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.sampling import expand
 from speccascade_jax.core.types import Array, Controls, Params, Prompt, Round
 from speccascade_jax.engine.counters import Counters
-from speccascade_jax.engine.generate import Generation, generate, on_device, row_ids
+from speccascade_jax.engine.generate import Generation, argument, generate, row_ids
 from speccascade_jax.engine.loop import Engine
 from speccascade_jax.methods.alone import engine_of
 from speccascade_jax.methods.recipe import Built, Recipe
@@ -123,7 +123,7 @@ class SequenceCascade:
         if more.pop("record", None) is not None:
             raise ValueError("a sequence cascade has no rounds of its own to record: record one of its models alone")
         return _cascade(
-            self, params, prompt, on_device(seed, np.uint32), example_ids=row_ids(example_ids, prompt), **more
+            self, params, prompt, argument(seed, np.uint32), example_ids=row_ids(example_ids, prompt), **more
         )
 
 

@@ -141,7 +141,12 @@ class Pair:
         """Whether prompts go to an encoder; otherwise outputs continue them."""
         return is_encoder_decoder(self.target)
 
-    @property
+    @cached_property
+    def plans(self) -> dict[Any, Any]:
+        """What `methods.plan.plan` made for this pair and need not make again."""
+        return {}
+
+    @cached_property
     def max_length(self) -> int | None:
         """The longest sequence, prompt and output together, that all models were made for; `None`: no limit."""
         limits = (getattr(getattr(b.model, "config", None), "max_length", None) for b in self.models.values())

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from speccascade_jax.core.arrays import bucket, right_pad
@@ -15,6 +14,9 @@ from speccascade_jax.pairs.pair import Pair
 
 def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1, max_new_tokens: int = 0) -> Prompt:
     """Texts or ids as a right-padded `Prompt` of a bucket's width (`core.arrays.bucket`; one compilation each).
+
+    It lies on the host: the call of a compiled program takes it to the device with everything else. Whoever calls with
+    it again and again puts it there.
 
     Texts become ids as `text_ids` says; ids are taken as they are. Encoder-decoder models get them as the encoder's
     input and start decoding from id 0.
@@ -38,17 +40,17 @@ def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1, max_new_tokens
             f"prompt {longest} has {too_long}; shorten it, lower max_new_tokens, or raise that limit: "
             f"Pair.max_prompt_length, or max_length in a model's config where the model goes further"
         )
-    outside = (ids < 0) | (ids >= pair.target.model.vocab_size)
-    if outside.any():
-        row, at = (int(i) for i in np.argwhere(outside)[0])
-        size = pair.target.model.vocab_size
+    size = pair.target.model.vocab_size
+    if ids.min() < 0 or ids.max() >= size:
+        row, at = (int(i) for i in np.argwhere((ids < 0) | (ids >= size))[0])
         raise ValueError(f"prompt {row} holds id {ids[row, at]}, outside the vocabulary of {size} (0 … {size - 1})")
     width = bucket(max(min_length, int(lengths.max())))
-    padded = np.pad(ids, [(0, 0), (0, width - ids.shape[1])]).astype(np.int32)
+    padded: Any = right_pad(ids, width)
     if pair.encoder_decoder:
-        ones = np.ones((len(ids), 1), np.int32)
-        return Prompt(*jax.device_put((np.zeros_like(ones), ones[:, 0], padded)))
-    return Prompt(*jax.device_put((padded, lengths)))
+        start: Any = np.zeros((len(ids), 1), np.int32)
+        return Prompt(start, start[:, 0] + 1, padded)
+    read: Any = lengths
+    return Prompt(padded, read)
 
 
 def excess(pair: Pair, tokens: int, max_new_tokens: int) -> str | None:

@@ -10,9 +10,10 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 class _Seen:
-    """How many programs there have been, and how many memory maps when they were last counted."""
+    """How many programs there have been; when maps were last counted, how many they were and how many there may be."""
 
     programs = counted = maps = 0
+    limit = 1
 
 
 def _on_event(event: str, duration_secs: float, **_: str | int) -> None:
@@ -35,13 +36,15 @@ def release_when_crowded(share: float = 0.4) -> bool:
     Returns:
         Whether programs were dropped.
     """
+    if _Seen.counted == _Seen.programs and _Seen.maps <= share * _Seen.limit:
+        return False
     if not (_MAPS.exists() and _LIMIT.exists()):
         return False
     if _Seen.counted != _Seen.programs:
         with _MAPS.open("rb") as maps:
             _Seen.maps = sum(1 for _ in maps)
-        _Seen.counted = _Seen.programs
-    if _Seen.maps <= share * int(_LIMIT.read_text()):
+        _Seen.counted, _Seen.limit = _Seen.programs, int(_LIMIT.read_text())
+    if _Seen.maps <= share * _Seen.limit:
         return False
     jax.clear_caches()
     gc.collect()

@@ -80,7 +80,7 @@ class Speaker:
         self.program, self.params = build(pair, settings, stop_ids=ends, head=heads.of(method))
         if not isinstance(self.program, Generator):
             raise ValueError(f"method {method.name!r} decides about whole outputs, which conversations do not wait for")
-        self.controls = method.recipe.controls(settings, 1)
+        self.controls = jax.device_put(method.recipe.controls(settings, 1))
         self._compiled: set[tuple[int, ...]] = set()
 
     def code(self) -> str:
@@ -112,7 +112,7 @@ class Speaker:
 
     def answer(self, text: str, example_id: int = 0) -> Turn:
         """What the models write after `text`; compilation is not timed."""
-        prompt = make_prompt(self.pair, [text], max_new_tokens=self.max_new_tokens)
+        prompt = jax.device_put(make_prompt(self.pair, [text], max_new_tokens=self.max_new_tokens))
         inputs = prompt.tokens if prompt.encoder_tokens is None else prompt.encoder_tokens
 
         given: dict[str, Any] = {"controls": self.controls, "max_new_tokens": self.max_new_tokens, "record": committed}

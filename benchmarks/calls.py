@@ -1,0 +1,80 @@
+"""Section `calls`: what a call of `decode` costs outside its compiled program."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks import measure
+from benchmarks.setting import Bench, Rows
+from speccascade_jax.api import decode
+from speccascade_jax.core.controls import make_controls
+from speccascade_jax.engine.generate import compiled_for
+from speccascade_jax.evaluation.points import TARGET, Method
+from speccascade_jax.pairs.prompts import make_prompt
+
+GROUPS = 5
+
+
+def run(bench: Bench) -> Rows:
+    """One row per method: ms of a call with a text, of its program alone, and between the two, see `_row`."""
+    return {"calls": [_row(bench, method) for method in bench.track((Method(name=TARGET), bench.lossless))]}
+
+
+def _row(bench: Bench, method: Method) -> dict[str, Any]:
+    """A method's row: texts one at a time, in turns a warm call and the program with its arguments on the device.
+
+    The differences of single turns vary far more than their median: its spread is that of `GROUPS` groups of turns.
+    """
+    texts = bench.texts[: bench.settings.examples]
+    whole = _in_turn([_call(bench, method, text) for text in texts])
+    program = _in_turn(_programs(bench, method, texts))
+    for each in range(len(texts)):
+        _check_same(each, whole(), program())
+    seconds = measure.interleave({"decode": whole, "program": program}, bench.settings.calls)
+    groups = np.array_split((seconds["decode"] - seconds["program"]) * 1e3, min(GROUPS, bench.settings.calls))
+    outside = measure.spread(np.asarray([np.median(group) for group in groups]))
+    return {
+        "method": method.name,
+        "block_size": method.block_size,
+        "calls": bench.settings.calls,
+        "decode_ms": measure.spread(seconds["decode"] * 1e3),
+        "program_ms": measure.spread(seconds["program"] * 1e3),
+        "outside_ms": outside | {"value": float(np.median(np.concatenate(groups)))},
+    }
+
+
+def _in_turn(calls: Sequence[measure.Call]) -> measure.Call:
+    """One of them per call, the first again behind the last."""
+    turn = itertools.cycle(calls)
+    return lambda: next(turn)()
+
+
+def _call(bench: Bench, method: Method, text: str) -> Callable[[], Any]:
+    longest = bench.settings.max_new_tokens
+    settings = {} if method.block_size is None else {"block_size": method.block_size}
+    return lambda: decode(bench.pair, text, method=method.name, max_new_tokens=longest, **settings)
+
+
+def _programs(bench: Bench, method: Method, texts: Sequence[str]) -> list[Callable[[], Any]]:
+    """What the calls run, their arguments on the device beforehand."""
+    longest, compiled, calls = bench.settings.max_new_tokens, dict[Any, Any](), list[Callable[[], Any]]()
+    engine, params = bench.engine(method)
+    controls, seed, ids = jax.device_put((make_controls(1), np.uint32(0), np.zeros(1, np.int32)))
+    for text in texts:
+        prompt = jax.device_put(make_prompt(bench.pair, text, max_new_tokens=longest))
+        shapes = tuple(each.shape for each in jax.tree.leaves(prompt))
+        if shapes not in compiled:
+            compiled[shapes] = compiled_for(engine, params, prompt, controls, max_new_tokens=longest)
+        calls.append(partial(compiled[shapes], params, prompt, seed, controls, ids))
+    return calls
+
+
+def _check_same(example: int, call: Any, generation: Any) -> None:
+    if not np.array_equal(call.tokens, generation.tokens):
+        raise RuntimeError(f"decode and its program gave different tokens for example {example}: nothing to compare")

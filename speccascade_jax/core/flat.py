@@ -1,0 +1,58 @@
+"""A tree of parameters that is taken apart once, and not anew by every call of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Flat(Mapping[str, Any]):
+    """A nested dictionary of arrays that knows its leaves; it reads as the dictionary does, inside `jit` too.
+
+    JAX takes the arguments of a compiled program apart in every call, and sorts the names in every dictionary: of the
+    shipped pair's hundred arrays in sixty dictionaries that is a quarter of a millisecond. Of this it asks the leaves.
+    """
+
+    def __init__(self, tree: Mapping[str, Any]):
+        found, self._structure = jax.tree_util.tree_flatten_with_path(tree)
+        self._leaves: Sequence[Any] = [leaf for _, leaf in found]
+        self._paths, self._tree = tuple(_Path(jax.tree_util.keystr(path)) for path, _ in found), tree
+
+    def __getitem__(self, name: str) -> Any:
+        return self._tree[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tree)
+
+    def __len__(self) -> int:
+        return len(self._tree)
+
+    def __repr__(self) -> str:
+        return f"Flat({self._tree!r})"
+
+    def tree_flatten(self) -> tuple[Sequence[Any], Any]:
+        """What JAX asks in every call."""
+        return self._leaves, (self._structure, self._paths)
+
+    def tree_flatten_with_keys(self) -> tuple[Sequence[tuple[Any, Any]], Any]:
+        """The same with each leaf's place, as profiles and error messages show it."""
+        leaves, described = self.tree_flatten()
+        return list(zip(self._paths, leaves, strict=True)), described
+
+    @classmethod
+    def tree_unflatten(cls, described: Any, leaves: Sequence[Any]) -> Flat:
+        """The same tree with other leaves."""
+        made = cls.__new__(cls)
+        made._structure, made._paths = described
+        made._leaves = tuple(leaves)
+        made._tree = jax.tree.unflatten(made._structure, made._leaves)
+        return made
+
+
+class _Path(str):
+    """A leaf's place in the nested dictionary, written as JAX would."""
+
+    __slots__ = ()

@@ -1,0 +1,126 @@
+"""A call's plan: what `decode` and `stream` need beside prompts, length and seed, made once and kept with the pair."""
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from speccascade_jax.core.types import Controls, Params, Prompt
+from speccascade_jax.engine.loop import Engine
+from speccascade_jax.methods import table
+from speccascade_jax.methods.assemble import build, check_pair, engine_of
+from speccascade_jax.methods.recipe import Built, Recipe
+from speccascade_jax.methods.settings import Settings
+from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.rules.rule import Rule
+from speccascade_jax.runtime.notices import said_if_long
+from speccascade_jax.runtime.program_memory import release_when_crowded
+
+Shape = tuple[int, int, int]
+"""Rows, tokens read, tokens written at most: what a program is compiled for beside its engine."""
+_NOTHING_NEW = nullcontext()
+
+
+def _shape(prompt: Prompt, max_new_tokens: int) -> Shape:
+    read = prompt.tokens if prompt.encoder_tokens is None else prompt.encoder_tokens
+    return (*read.shape, max_new_tokens)  # type: ignore[return-value]
+
+
+def _reason(shape: Shape, before: Collection[Shape]) -> str:
+    """What a program is for, in words, and what of it is new."""
+    names = ("a batch of {}", "prompts padded to {} tokens", "{} new tokens")
+    parts = [name.format(size) for name, size in zip(names, shape, strict=True)]
+    new = [part for n, part in enumerate(parts) if shape[n] not in {each[n] for each in before}]
+    why = f"{' and '.join(new) or 'all three together'} for the first time" if before else "these settings are new"
+    return f"{', '.join(parts)} ({why})"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All of a call but its prompts, its length and its seed: made once for calls that are made again and again."""
+
+    settings: Settings
+    recipe: Recipe
+    rule: Rule
+    built: Built
+    _controls: dict[int, Controls] = field(default_factory=dict)
+    _ran: dict[str, set[Shape]] = field(default_factory=dict)
+
+    def controls(self, rows: int) -> Controls:
+        """As `Recipe.controls`, on the device."""
+        if rows not in self._controls:
+            self._controls[rows] = jax.device_put(self.recipe.controls(self.settings, rows))
+        return self._controls[rows]
+
+    def running(self, caller: str, prompt: Prompt, max_new_tokens: int) -> AbstractContextManager[None]:
+        """Around the call that may compile: where that is a new program it says so, and why (`notices`)."""
+        ran, shape = self._ran.setdefault(caller, set()), _shape(prompt, max_new_tokens)
+        if shape in ran:
+            return _NOTHING_NEW
+        before = ran.copy()
+        ran.add(shape)
+        return said_if_long(lambda: f"compiling {self.settings.method!r} for {_reason(shape, before)}")
+
+    def check_programs(self) -> None:
+        """As `build` does for every call: give programs back when there are too many; then all are new again."""
+        if release_when_crowded():
+            self._ran.clear()
+
+    @property
+    def engine(self) -> tuple[Engine, Params]:
+        """The engine and the parameters to pass beside it, where the method is one.
+
+        Raises:
+            ValueError: a method that is more than one generation.
+        """
+        return engine_of(self.recipe, self.built)
+
+    @property
+    def holds(self) -> bool:
+        """Whether method and rule are what their names stand for still."""
+        return table.get(self.settings.method) is self.recipe and self.recipe.rule(self.settings) is self.rule
+
+
+def plan(pair: Pair, caller: str, settings: Mapping[str, Any], stop_ids: Sequence[int] | None = None) -> Plan:
+    """The checked settings of a call, and what they build for a pair.
+
+    A call on the shipped pair takes some ten milliseconds, and checking and building one more: plans are kept with the
+    pair. Those with an array among their settings, or with something of one's own that a name stands for, are not.
+
+    Args:
+        caller: for errors; settings: `Settings` by name; stop_ids: as of `build`.
+
+    Raises:
+        ValueError, TypeError: as `Settings.of` and `build`.
+    """
+    check_pair(pair)
+    key = _key(settings, stop_ids)
+    found: Plan | None = pair.plans.get(key)
+    if found is not None and found.holds:
+        found.check_programs()
+        return found
+    chosen = Settings.of(caller, dict(settings))
+    recipe = table.get(chosen.method)
+    made = Plan(chosen, recipe, recipe.rule(chosen), build(pair, chosen, stop_ids=stop_ids))
+    if key is not None:
+        if len(pair.plans) >= _KEPT:
+            del pair.plans[next(iter(pair.plans))]
+        pair.plans[key] = made
+    return made
+
+
+_KEPT = 64
+_PLAIN = (str, int, float, np.generic, Rule, type(None))
+
+
+def _key(settings: Mapping[str, Any], stop_ids: Sequence[int] | None) -> Any:
+    """What tells a call's plan from others, types included: `True` is no 1. `None`: it is not to be kept."""
+    stops = tuple(stop_ids) if isinstance(stop_ids, (list, tuple)) else (stop_ids,)
+    values = (*settings.values(), *stops)
+    for value in values:
+        if not isinstance(value, _PLAIN) or (isinstance(value, str) and "." in value):
+            return None
+    return (*settings, stop_ids is None, *values, *map(type, values))

@@ -1,0 +1,181 @@
+"""What a call needs beside its prompts is made once, and made anew where it would be another."""
+
+import contextlib
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.methods import plan as planning
+from speccascade_jax.methods.plan import plan
+from speccascade_jax.methods.table import METHODS
+from speccascade_jax.pairs.prompts import make_prompt
+from speccascade_jax.rules.deferral import RULES
+from tests.support import conformance
+
+VOCAB = 9
+
+
+@pytest.fixture
+def pair():
+    return conformance.tabular_pair(*conformance.tables(VOCAB, seed=0))
+
+
+def test_equal_calls_share_a_plan_and_its_numbers(pair):
+    given = {"rule": "token_v3", "alpha": 0.3, "block_size": 3, "temperature": 1.0}
+    first = plan(pair, "decode", given, [4])
+    assert plan(pair, "stream", dict(given), (4,)) is first
+    assert first.controls(2) is first.controls(2) and first.controls(2).alpha.tolist() == pytest.approx([0.3] * 2)
+    assert first.controls(3).alpha.shape == (3,)
+    assert plan(dataclasses.replace(pair), "decode", given, [4]) is not first  # another pair, other parameters
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"alpha": 0.4},
+        {"alpha": np.float32(0.3)},
+        {"block_size": 4},
+        {"rule": "token_v2"},
+        {"top_k": 1},
+        {"stop": "fixed"},
+    ],
+)
+def test_other_settings_are_other_plans(pair, other):
+    given = {"rule": "token_v3", "alpha": 0.3, "block_size": 3}
+    assert plan(pair, "decode", given | other) is not plan(pair, "decode", given)
+
+
+def test_stop_ids_tell_plans_apart(pair):
+    found = [plan(pair, "decode", {}, stops) for stops in (None, [], [1], [2], [1, 2])]
+    assert [each.built.program.engine.stop_ids for each in found] == [(), (), (1,), (2,), (1, 2)]
+    assert plan(pair, "decode", {}, []) is found[1]
+
+
+def test_one_type_does_not_pass_for_another(pair):
+    """`True == 1`, and a kept plan would let pass what is refused."""
+    plan(pair, "decode", {"rule": "token_v3", "alpha": 1, "temperature": 1, "block_size": 1}).controls(1)
+    for name in ("alpha", "temperature"):
+        given = {"rule": "token_v3", "alpha": 1, "temperature": 1, "block_size": 1} | {name: True}
+        with pytest.raises(ValueError, match=f"{name}=True is not a number"):
+            plan(pair, "decode", given).controls(1)
+    with pytest.raises(ValueError, match="block_size=True is not a whole number"):
+        plan(pair, "decode", {"rule": "token_v3", "alpha": 1, "temperature": 1, "block_size": True})
+
+
+def test_arrays_and_what_is_ones_own_are_looked_at_anew(pair):
+    alphas = np.array([0.1, 0.2])
+    for given in ({"rule": "token_v3", "alpha": alphas}, {"stop": "speccascade_jax.stopping.policies.Fixed"}):
+        assert plan(pair, "decode", given) is not plan(pair, "decode", given)
+    assert not pair.plans
+    assert plan(pair, "decode", {"rule": "token_v3", "alpha": alphas}).controls(2).alpha.tolist() == pytest.approx(
+        [0.1, 0.2]
+    )
+
+
+def test_a_name_that_stands_for_something_else_now_is_looked_up_again(pair, monkeypatch):
+    lossless, named = (
+        plan(pair, "decode", {"rule": "chow", "alpha": 0.1}),
+        plan(pair, "decode", {"method": "bild", "alpha": 0.1}),
+    )
+    monkeypatch.setitem(RULES, "chow", dataclasses.replace(RULES["chow"], variant="another"))
+    monkeypatch.setitem(METHODS, "bild", dataclasses.replace(METHODS["bild"], block_size=3))
+    assert plan(pair, "decode", {"rule": "chow", "alpha": 0.1}).rule.variant == "another" != lossless.rule.variant
+    again = plan(pair, "decode", {"method": "bild", "alpha": 0.1})
+    assert (again.built.program.engine.block, named.built.program.engine.block) == (3, 10)
+
+
+def test_a_pair_does_not_keep_plans_without_end(pair):
+    for number in range(planning._KEPT + 10):
+        plan(pair, "decode", {"rule": "token_v3", "alpha": number / 1000})
+    assert len(pair.plans) == planning._KEPT
+
+
+# --- what is said of a new program
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """The words that somebody who waits would read."""
+    words = []
+
+    @contextlib.contextmanager
+    def said_if_long(what):
+        words.append(what())
+        yield
+
+    monkeypatch.setattr(planning, "said_if_long", said_if_long)
+    return words
+
+
+def test_a_new_program_says_what_it_is_for_and_what_is_new(pair, said):
+    given = {"rule": "spec_decode", "block_size": 2}
+    sc.decode(pair, [[1]], max_new_tokens=3, **given)
+    assert said == [
+        "compiling 'speculative' for a batch of 1, prompts padded to 8 tokens, 3 new tokens (these settings are new)"
+    ]
+    sc.decode(pair, [[5]], max_new_tokens=3, seed=4, **given)
+    assert len(said) == 1
+    sc.decode(pair, [[5] * 9, [2]], max_new_tokens=3, **given)
+    assert said[1].endswith("(a batch of 2 and prompts padded to 12 tokens for the first time)")
+    list(sc.stream(pair, [1], max_new_tokens=3, **given))  # its programs are others
+    assert len(said) == 3 and said[2].endswith("(these settings are new)")
+
+
+def test_programs_that_were_given_back_are_new_again(pair, said, monkeypatch):
+    sc.decode(pair, [[1]], max_new_tokens=3, block_size=2)
+    monkeypatch.setattr(planning, "release_when_crowded", lambda: True)
+    sc.decode(pair, [[1]], max_new_tokens=3, block_size=2)
+    assert len(said) == 2
+
+
+# --- what a call does
+
+
+def compiled_by(call):
+    """The names of the programs that a call compiles when there are none."""
+    names = []
+
+    def on_event(event, seconds, fun_name="", **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            names.append(fun_name)
+
+    jax.clear_caches()
+    jax.monitoring.register_event_duration_secs_listener(on_event)
+    try:
+        call()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(on_event)
+    return names
+
+
+@pytest.mark.parametrize("method", ["speculative", "autoregressive", "seq_cascade"])
+def test_a_call_runs_two_programs_and_nothing_beside_them(pair, method):
+    """Every operation outside would be a program of its own: the generation, and the joining of its results."""
+    given = {"method": method, "alpha": -1.0, "max_new_tokens": 3, "temperature": 0.5}
+    assert len(compiled_by(lambda: sc.decode(pair, [[1], [2, 3]], **given))) == 2
+
+
+def test_a_warm_call_puts_nothing_on_the_device_by_itself_and_fetches_no_parts(pair, monkeypatch):
+    """Its arguments go with the call of the program, its results come as one array."""
+    given = {"rule": "token_v3", "alpha": 0.3, "block_size": 2, "temperature": 1.0, "max_new_tokens": 3}
+    first = sc.decode(pair, [[1], [2, 3]], **given)
+    for name in ("device_put", "device_get"):
+        monkeypatch.setattr(jax, name, pytest.fail)
+    out = sc.decode(pair, [[1], [2, 3]], **given)
+    np.testing.assert_array_equal(out.tokens, first.tokens)
+    assert isinstance(out.tokens, np.ndarray) and np.shares_memory(
+        _memory(out.tokens), _memory(out.generation.num_rounds)
+    )
+
+
+def _memory(array):
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def test_prompts_are_made_on_the_host(pair):
+    assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(make_prompt(pair, [[1], [2, 3]])))

@@ -1,0 +1,69 @@
+"""What takes long is said, once, to somebody who waits."""
+
+import io
+import logging
+import sys
+import threading
+
+import pytest
+
+from speccascade_jax.runtime import notices
+
+
+class Terminal(io.StringIO):
+    """A stderr that says when something is written to it."""
+
+    def __init__(self, isatty=True):
+        super().__init__()
+        self._isatty, self.written = isatty, threading.Event()
+
+    def isatty(self):
+        return self._isatty
+
+    def write(self, text):
+        count = super().write(text)
+        self.written.set()
+        return count
+
+
+@pytest.fixture
+def stderr(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    return sys.stderr
+
+
+def test_it_is_said_while_it_happens_and_ends_the_line_with_its_time(stderr, caplog):
+    caplog.set_level(logging.INFO, logger="speccascade_jax")
+    with notices.said_if_long(lambda: "compiling this", after=0.0):
+        assert stderr.written.wait(60)
+        assert stderr.getvalue() == "speccascade_jax: compiling this … "
+    assert stderr.getvalue().startswith("speccascade_jax: compiling this … 0.") and stderr.getvalue().count("\n") == 1
+    assert [record.getMessage() + "\n" for record in caplog.records] == [stderr.getvalue()]
+
+
+def test_what_is_done_in_time_is_not_spoken_of(stderr, caplog):
+    with caplog.at_level(logging.INFO, logger="speccascade_jax"), notices.said_if_long(pytest.fail, after=1e6):
+        pass
+    assert stderr.getvalue() == "" and not caplog.records
+    assert not any(isinstance(each, threading.Timer) for each in threading.enumerate())
+
+
+def test_the_line_is_ended_when_it_fails(stderr):
+    with pytest.raises(RuntimeError), notices.said_if_long(lambda: "this", after=0.0):
+        stderr.written.wait(60)
+        raise RuntimeError
+    assert stderr.getvalue().endswith(" s\n")
+
+
+def test_where_nobody_waits_it_stands_in_the_log_alone(monkeypatch, caplog):
+    monkeypatch.setattr(sys, "stderr", Terminal(isatty=False))
+    monkeypatch.delattr(sys, "ps1", raising=False)
+    asked = threading.Event()
+    caplog.set_level(logging.INFO, logger="speccascade_jax")
+    with notices.said_if_long(lambda: asked.set() or "this", after=0.0):
+        assert asked.wait(60)
+    assert sys.stderr.getvalue() == "" and len(caplog.records) == 1
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)  # a notebook
+    with notices.said_if_long(lambda: "this", after=0.0):
+        assert sys.stderr.written.wait(60)
+    assert sys.stderr.getvalue().startswith("speccascade_jax: this … ")
