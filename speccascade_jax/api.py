@@ -86,16 +86,11 @@ def decode(
     longest = check_length(max_new_tokens, call.settings)
     prompt = make_prompt(pair, prompts, max_new_tokens=longest)
     rows, recipe = prompt.tokens.shape[0], call.recipe
-    controls = call.controls(rows)
+    call.controls(rows)  # checks them
     recipe.warn_of_alpha(call.settings, pair.target.model.vocab_size)
     ids = check_example_ids(example_ids, rows)
-    # from here to the result nothing but the program is called, and the host's numbers go with it
-    program, params = call.built
-    given = {"controls": controls, "max_new_tokens": longest, "example_ids": ids}
-    seed = check_seed(seed)
-    with call.running("decode", prompt, longest):
-        generation = program.generate(params, prompt, seed, **given)
-    return collect(pair, generation, prompt, draft_alone=recipe.draft_alone)
+    generation = call.generate(prompt, check_seed(seed), ids, longest)
+    return _output(pair, generation, prompt, recipe.draft_alone)
 
 
 def collect(
@@ -107,7 +102,11 @@ def collect(
         prompt: what it began from; without it, texts begin anew instead of continuing the prompt's.
         draft_alone: whether the draft wrote alone.
     """
-    generation = fetch(generation)
+    return _output(pair, fetch(generation), prompt, draft_alone)
+
+
+def _output(pair: Pair, generation: Generation, prompt: Prompt | None, draft_alone: bool) -> DecodeOutput:
+    """As `collect`, of a generation that is on the host."""
     tokens, lengths = np.asarray(generation.tokens), np.asarray(generation.lengths)
     failed = failures(generation.failed_at, model_names(draft_alone))
     if len(failed) == len(tokens):

@@ -97,7 +97,7 @@ def test_numbers_seeds_and_prompts_of_a_bucket_share_one_compilation(pair):
 def test_little_leaves_the_device_and_the_state_is_reused(pair):
     engine, params = assemble(pair, rule="token_v3", block_size=3)
     controls = conformance.controls(1, rule="token_v3", alpha=0.3)
-    prompt = make_prompt(pair, [1])
+    prompt = jax.device_put(make_prompt(pair, [1]))
     before = streaming._init(engine, params, prompt, np.uint32(0), np.zeros(1, np.int32), LENGTH)
     _, seen = streaming._step(engine, params, before, controls)
     assert seen.shape == (4 + 2 * (3 + 1),)

@@ -3,12 +3,15 @@
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
-from speccascade_jax.core.types import Controls, Params, Prompt
+from speccascade_jax.core.fetching import Layout, fetch, join
+from speccascade_jax.core.types import Array, Controls, Params, Prompt
+from speccascade_jax.engine.generate import Generation, Generator, argument
 from speccascade_jax.engine.loop import Engine
 from speccascade_jax.methods import table
 from speccascade_jax.methods.assemble import build, check_pair, engine_of
@@ -48,6 +51,7 @@ class Plan:
     built: Built
     _controls: dict[int, Controls] = field(default_factory=dict)
     _ran: dict[str, set[Shape]] = field(default_factory=dict)
+    _layouts: dict[Shape, Layout] = field(default_factory=dict)
 
     def controls(self, rows: int) -> Controls:
         """As `Recipe.controls`, on the device."""
@@ -63,6 +67,22 @@ class Plan:
         before = ran.copy()
         ran.add(shape)
         return said_if_long(lambda: f"compiling {self.settings.method!r} for {_reason(shape, before)}")
+
+    def generate(self, prompt: Prompt, seed: int, example_ids: np.ndarray, max_new_tokens: int) -> Generation:
+        """A generation, on the host: `Program.generate` and the fetching of its result as one program."""
+        (program, params), shape = self.built, _shape(prompt, max_new_tokens)
+        controls = self.controls(shape[0])
+        given = {"controls": controls, "max_new_tokens": max_new_tokens, "example_ids": argument(example_ids, np.int32)}
+        if not isinstance(program, Generator):  # others, one's own among them, need not be traceable
+            with self.running("decode", prompt, max_new_tokens):
+                generation = program.generate(params, prompt, seed, **given)
+            return fetch(generation)  # type: ignore[no-any-return]
+        with self.running("decode", prompt, max_new_tokens):
+            joined = _joined(program, params, prompt, argument(seed, np.uint32), **given)
+            if shape not in self._layouts:
+                shapes = jax.eval_shape(partial(program.generate, **given), params, prompt, argument(seed, np.uint32))
+                self._layouts[shape] = Layout.of(shapes)
+        return self._layouts[shape].split(np.asarray(joined))  # type: ignore[no-any-return]
 
     def check_programs(self) -> None:
         """As `build` does for every call: give programs back when there are too many; then all are new again."""
@@ -82,6 +102,22 @@ class Plan:
     def holds(self) -> bool:
         """Whether method and rule are what their names stand for still."""
         return table.get(self.settings.method) is self.recipe and self.recipe.rule(self.settings) is self.rule
+
+
+@partial(jax.jit, static_argnames=("program", "max_new_tokens"))
+def _joined(
+    program: Generator,
+    params: Params,
+    prompt: Prompt,
+    seed: Array,
+    *,
+    controls: Controls,
+    max_new_tokens: int,
+    example_ids: Array,
+) -> Array:
+    """int32: all of a generation, joined."""
+    given: dict[str, Any] = {"controls": controls, "max_new_tokens": max_new_tokens, "example_ids": example_ids}
+    return join(program.generate(params, prompt, seed, **given))
 
 
 def plan(pair: Pair, caller: str, settings: Mapping[str, Any], stop_ids: Sequence[int] | None = None) -> Plan:

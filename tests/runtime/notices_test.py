@@ -26,13 +26,14 @@ class Terminal(io.StringIO):
         return count
 
 
-@pytest.fixture
-def stderr(monkeypatch):
+def terminal(monkeypatch):
+    """In the test itself: pytest gives each phase a stderr of its own."""
     monkeypatch.setattr(sys, "stderr", Terminal())
     return sys.stderr
 
 
-def test_it_is_said_while_it_happens_and_ends_the_line_with_its_time(stderr, caplog):
+def test_it_is_said_while_it_happens_and_ends_the_line_with_its_time(monkeypatch, caplog):
+    stderr = terminal(monkeypatch)
     caplog.set_level(logging.INFO, logger="speccascade_jax")
     with notices.said_if_long(lambda: "compiling this", after=0.0):
         assert stderr.written.wait(60)
@@ -41,14 +42,16 @@ def test_it_is_said_while_it_happens_and_ends_the_line_with_its_time(stderr, cap
     assert [record.getMessage() + "\n" for record in caplog.records] == [stderr.getvalue()]
 
 
-def test_what_is_done_in_time_is_not_spoken_of(stderr, caplog):
+def test_what_is_done_in_time_is_not_spoken_of(monkeypatch, caplog):
+    stderr = terminal(monkeypatch)
     with caplog.at_level(logging.INFO, logger="speccascade_jax"), notices.said_if_long(pytest.fail, after=1e6):
         pass
     assert stderr.getvalue() == "" and not caplog.records
     assert not any(isinstance(each, threading.Timer) for each in threading.enumerate())
 
 
-def test_the_line_is_ended_when_it_fails(stderr):
+def test_the_line_is_ended_when_it_fails(monkeypatch):
+    stderr = terminal(monkeypatch)
     with pytest.raises(RuntimeError), notices.said_if_long(lambda: "this", after=0.0):
         stderr.written.wait(60)
         raise RuntimeError
