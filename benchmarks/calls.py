@@ -57,7 +57,7 @@ def _in_turn(calls: Sequence[measure.Call]) -> measure.Call:
 
 def _call(bench: Bench, method: Method, text: str) -> Callable[[], Any]:
     longest = bench.settings.max_new_tokens
-    settings = {} if method.block_size is None else {"block_size": method.block_size}
+    settings: dict[str, Any] = {} if method.block_size is None else {"block_size": method.block_size}
     return lambda: decode(bench.pair, text, method=method.name, max_new_tokens=longest, **settings)
 
 

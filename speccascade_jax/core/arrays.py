@@ -32,7 +32,7 @@ def write_slots(buffer: Array, update: Array, start: Array, axis: int) -> Array:
     return jax.vmap(one)(by_row(buffer), by_row(update), start).reshape(buffer.shape)
 
 
-def right_pad(rows: Sequence[Any], width: int) -> np.ndarray:
+def right_pad(rows: Sequence[Any] | np.ndarray, width: int) -> np.ndarray:
     """int32 `[len(rows), width]`, each row followed by zeros."""
     out = np.zeros((len(rows), width), np.int32)
     for i, row in enumerate(rows):

@@ -62,6 +62,8 @@ def check_sizes(config: Any, *more: str) -> None:
 
 def whole(name: str, value: Any, low: int, high: int = MOST) -> int:
     """`value` as an int from `low` to `high`, or a ValueError that names it."""
+    if type(value) is int and low <= value <= high:
+        return value
     given = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     if not given or value != value or value < low or value not in (math.inf,) and value != value // 1:
         raise ValueError(f"{name}={shown(value)} is not a whole number >= {low}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -73,6 +73,14 @@ class Generator:
     """An engine as something that generates: what methods build where one generation is all there is to them."""
 
     engine: Engine
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.engine)
+
+    def __hash__(self) -> int:
+        """Asked by every call of a program that it is static in: an engine has some sixty parts."""
+        return self._hash
 
     def generate(self, params: Params, prompt: Prompt, seed: int | Array = 0, **more: Any) -> Generation:
         return generate(self.engine, params, prompt, seed, **more)

@@ -76,18 +76,21 @@ class Plan:
         if not isinstance(program, Generator):  # others, one's own among them, need not be traceable
             with self.running("decode", prompt, max_new_tokens):
                 generation = program.generate(params, prompt, seed, **given)
-            return fetch(generation)  # type: ignore[no-any-return]
-        with self.running("decode", prompt, max_new_tokens):
-            joined = _joined(program, params, prompt, argument(seed, np.uint32), **given)
-            if shape not in self._layouts:
-                shapes = jax.eval_shape(partial(program.generate, **given), params, prompt, argument(seed, np.uint32))
-                self._layouts[shape] = Layout.of(shapes)
-        return self._layouts[shape].split(np.asarray(joined))  # type: ignore[no-any-return]
+            return fetch(generation)
+        told = argument(seed, np.uint32)
+        if shape in self._layouts:
+            joined = _joined(program, params, prompt, told, **given)
+        else:
+            with self.running("decode", prompt, max_new_tokens):
+                joined = _joined(program, params, prompt, told, **given)
+            self._layouts[shape] = Layout.of(jax.eval_shape(partial(program.generate, **given), params, prompt, told))
+        return self._layouts[shape].split(np.asarray(joined))
 
     def check_programs(self) -> None:
         """As `build` does for every call: give programs back when there are too many; then all are new again."""
         if release_when_crowded():
             self._ran.clear()
+            self._layouts.clear()
 
     @property
     def engine(self) -> tuple[Engine, Params]:

@@ -85,8 +85,8 @@ def _ids(pair: Pair, prompts: Any) -> tuple[np.ndarray, np.ndarray]:
             f"prompts hold {prompts[0]!r:.60} and {prompts[other]!r:.60}: give texts only, or lists of ids only"
         )
     if "text" in kinds:
-        prompts = [text_ids(pair, text) for text in prompts]
-    elif array or "one id" in kinds:
+        return _padded([text_ids(pair, text) for text in prompts])
+    if array or "one id" in kinds:
         table = np.atleast_2d(np.asarray(prompts))
         if table.ndim != 2 or not np.issubdtype(table.dtype, np.integer):
             raise ValueError(
@@ -97,6 +97,10 @@ def _ids(pair: Pair, prompts: Any) -> tuple[np.ndarray, np.ndarray]:
         for token in row:
             if not _is_whole(token):
                 raise ValueError(f"prompt {number} holds {token!r:.60}, which is no token id")
+    return _padded(prompts)
+
+
+def _padded(prompts: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
     lengths = np.array([len(row) for row in prompts], np.int32)
     return right_pad(prompts, max(1, int(lengths.max()))), lengths
 
