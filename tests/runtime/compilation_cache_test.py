@@ -114,7 +114,7 @@ def test_neither_a_full_disk_nor_what_it_leaves_breaks_anything(tmp_path):
     before, warned, tokens = decode(tmp_path, 100)
     assert before is None  # no import has touched JAX's settings
     assert tokens == [[0, 1, 0]]
-    assert any("Error writing persistent compilation cache entry for 'jit__generate'" in text for text in warned)
+    assert any("Error writing persistent compilation cache entry for 'jit__joined'" in text for text in warned)
     assert not list(tmp_path.iterdir())  # no part of an entry is left
     _, warned, tokens = decode(tmp_path)
     assert (warned, tokens) == ([], [[0, 1, 0]])
