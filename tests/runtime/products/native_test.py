@@ -1,7 +1,10 @@
 """The compiled products: right for every shape and kind, the same bits for every number of rows, from any thread."""
 
+import os
+import sys
 import threading
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -82,6 +85,39 @@ def test_many_at_once_from_many_threads():
     for thread in threads:
         thread.join(timeout=120)
     assert not any(thread.is_alive() for thread in threads) and not wrong
+
+
+def test_every_panel_is_made_in_every_call():
+    """Different inputs in one buffer: a panel that no thread made, or made too late, would show the call before."""
+    packed, matrix = made(512, 8192, "float32")
+    xs = inputs_of(2 * 300, 512).reshape(300, 2, 512)  # so many that helpers come in time for some on a busy machine
+
+    @jax.jit
+    def all_of(xs, panels):
+        return jax.lax.map(lambda x: native.call(x, panels, None), xs)
+
+    for found, x in zip(np.asarray(all_of(xs, packed.panels)), xs, strict=True):
+        np.testing.assert_allclose(found, x.astype(np.float64) @ matrix, atol=2e-3)
+
+
+@pytest.mark.laws
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is read from /proc")
+def test_jobs_are_given_back():
+    packed, _ = made(128, 256, "float32")  # large enough to ask for help
+
+    @jax.jit
+    def often(x, panels, count):
+        return jax.lax.fori_loop(0, count, lambda _, x: jnp.tanh(native.call(x, panels, None)[:, :128]), x)
+
+    def resident():
+        pages = Path("/proc/self/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    x = inputs_of(1, 128)
+    often(x, packed.panels, 1000).block_until_ready()
+    before = resident()
+    often(x, packed.panels, 200_000).block_until_ready()
+    assert resident() - before < 1e7  # a job is 170 bytes: kept, they would be 34 MB
 
 
 def test_infinities_and_nan_reach_the_result():
