@@ -40,7 +40,7 @@ CEILINGS = {
     "checkpoints/t5x_test": 260, "models/along_test": 240, "heads/blocks_test": 240, "rules/verification_test": 220,
     "rules/deferral_test": 220, "evaluation/code_digests_test": 200, "t5/steps_test": 200,
     "parity/decoder_transformers_test": 600, "parity/t5_transformers_test": 350,
-    "parity/peers_test": 240,
+    "parity/peers_test": 240, "benchmarks/command_test": 240,
 }  # fmt: skip
 """Programs that a file may compile, single operations outside of jit included: most of the suite's time is theirs."""
 
