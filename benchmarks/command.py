@@ -28,6 +28,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from benchmarks import (
     acceptance,
+    auto,
     bandwidth,
     batches,
     calls,
@@ -81,6 +82,7 @@ SECTIONS = {
     "speedup": Section(speedup, 60),
     "batches": Section(batches, 20),
     "calls": Section(calls, 20),
+    "auto": Section(auto, 150),
     "compilation": Section(compilation, 30),
     "memory": Section(memory, 20),
     "vocabulary": Section(vocabulary, 120),

@@ -283,6 +283,19 @@ LAYOUTS = {
             Column("/ batch 1", "ratio", spread(2)),
         ),
     ),
+    "auto": Layout(
+        "Blocks of the length that pays against fixed ones, ms per token",
+        (
+            Column("batch", "batch"),
+            Column("T", "temperature", optional),
+            Column("γ", "block_size"),
+            Column("ms / token", "ms_per_token", spread(3)),
+            Column("/ best fixed", "ratio", spread(3)),
+            Column("acceptance", "acceptance_rate", percent),
+            Column("rounds by γ", "rounds"),
+        ),
+        ("γ 0 is the target alone. Ratios are taken within each turn, to the fixed γ with the lowest median.",),
+    ),
     "compilation": Layout(
         "Seconds from a program's source to its first result, batch 1",
         (

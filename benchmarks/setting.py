@@ -19,6 +19,7 @@ from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.engine.generate import Generation, generate
 from speccascade_jax.engine.loop import DecodeState, Engine
 from speccascade_jax.evaluation.points import Method
+from speccascade_jax.methods import costs
 from speccascade_jax.methods.assemble import assemble
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import make_prompt
@@ -55,7 +56,8 @@ class Settings:
         capacity: of short blocks in `stopping`.
         temperatures: of draft and target; methods: rules with their α's.
         sizes, size_widths: models of `random_models.SIZES` and tokens per call, the first 1, in `sizes`.
-        widths: tokens per call in `scoring`; vocab_sizes, rules: in `verification`; batches: rows in `batches`.
+        widths: tokens per call in `scoring`; vocab_sizes, rules: in `verification`; batches: rows in `batches` and
+            `auto`; beside_auto: the fixed γ's in the latter.
         large_vocab, large_rules, large_batches, large_blocks: in `vocabulary`; rules that read the same laws alike need
             the same memory.
         working_set: bytes, far beyond any cache.
@@ -83,6 +85,7 @@ class Settings:
     vocab_sizes: tuple[int, ...] = (8192, 32768, 262144)
     rules: tuple[str, ...] = VERIFIED
     batches: tuple[int, ...] = (1, 8, 32)
+    beside_auto: tuple[int, ...] = (1, 2, 3, 5, 7, 10)
     large_vocab: int = 256_000
     large_rules: tuple[str, ...] = ("spec_decode", "lossy_tuned", "diff", "opt_log", "token_v3", "fuzzy_js")
     large_batches: tuple[int, ...] = (1, 8)
@@ -117,6 +120,7 @@ def quick(settings: Settings) -> Settings:
         widths=(1, 3),
         vocab_sizes=(512,),
         batches=(1, 2),
+        beside_auto=(2,),
         large_vocab=512,
         large_rules=("spec_decode",),
         large_batches=(1,),
@@ -199,6 +203,7 @@ class Bench:
         prompt = self.prompt(rows)
         controls = jax.device_put(make_controls(len(rows), alpha=alpha, temperature=temperature))
         ids = jax.device_put(np.asarray(rows, np.int32))
+        params = costs.ready(self.pair, engine, params, prompt, controls, max_new_tokens=max_new_tokens)
 
         def run(seed: int) -> Generation:
             return generate(

@@ -131,7 +131,7 @@ def _row(one: Timed, costs: Costs) -> dict[str, Any]:
 def _textbook(one: Timed, costs: Costs, tokens: float, tokens_alone: float) -> float | None:
     """The speed-up if rounds gave `expected_tokens` of the acceptance rate; `None` where nothing was drafted."""
     acceptance, block = one.measures["acceptance_rate"], one.method.block_size
-    if acceptance is None or block is None:
+    if acceptance is None or not isinstance(block, int):
         return None
     rounds = tokens / expected_tokens(acceptance, block)
     # a rule that reads q takes one more pass per round, for the bonus position

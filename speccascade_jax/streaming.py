@@ -88,7 +88,8 @@ def stream(
     recipe.warn_of_alpha(call.settings, pair.target.model.vocab_size)
     ids = check_example_ids([example_id], 1)
     running = partial(call.running, "stream", made, longest)
-    rounds = _rounds(engine, params, made, check_seed(seed), controls, longest, ids, running)
+    ready = partial(call.ready, made, longest)
+    rounds = _rounds(engine, ready, made, check_seed(seed), controls, longest, ids, running)
     return _tokens(rounds, pair.vocabulary, recipe.draft_alone, decoder_context(made)[0])
 
 
@@ -103,7 +104,7 @@ class _Round(NamedTuple):
 
 def _rounds(
     engine: Engine,
-    params: Params,
+    ready: Callable[[], Params],
     prompt: Prompt,
     seed: int,
     controls: Controls,
@@ -113,8 +114,9 @@ def _rounds(
 ) -> Iterator[_Round]:
     """Round after round until the row is done; the next one runs while its predecessor is looked at.
 
-    `running`: gives what is put around the calls that may compile.
+    `ready`: gives the parameters; `running`: what is put around the calls that may compile.
     """
+    params = ready()
     with running():
         state = _init(engine, params, prompt, argument(seed, np.uint32), argument(ids, np.int32), longest)
         state, seen = _step(engine, params, state, controls)

@@ -121,6 +121,9 @@ class Outcome:
 class Drafter(Protocol):
     """Anything that writes a block and says what each token was drawn from. Frozen and hashable.
 
+    An adaptive one may have a further attribute `lengths`: those that it aims at, rising up to `block`; each is then
+    scored by a program of just its width.
+
     Attributes:
         block: the longest block it may hand over (static); adaptive: whether blocks are often shorter than that, so
             that they are worth scoring no wider than they are; reads_features: whether it wants the target's.

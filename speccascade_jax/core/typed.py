@@ -77,6 +77,8 @@ def _inside(name: str, value: Any, kind: Any) -> str | None:
         return ""
     if kind in _SCALARS:
         return "" if _SCALARS[kind](value) else None
+    if origin is typing.Literal:
+        return "" if isinstance(value, str) and value in inner else None
     if _is(kind, Mapping):
         return _in_mapping(name, value, inner) if isinstance(value, Mapping) else None
     if _is(kind, Sequence):
@@ -132,5 +134,7 @@ def _described(kind: Any) -> str:
         return "a dictionary"
     if _is(kind, Sequence) or kind in _WORDS:
         return _WORDS.get(kind, "a tuple")
+    if typing.get_origin(kind) is typing.Literal:
+        return " or ".join(map(repr, typing.get_args(kind)))
     name = getattr(kind, "__name__", str(kind))
     return f"an {name}" if name[0] in "AEIO" else f"a {name}"

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax.core import rngs
+from speccascade_jax.core.checks import MOST
 from speccascade_jax.core.types import Array, Controls, Params, Prompt, PyTree, Round
 from speccascade_jax.engine.counters import Counters
-from speccascade_jax.engine.loop import Engine, run_rounds
+from speccascade_jax.engine.loop import DecodeState, Engine, run_rounds
 
 
 @flax.struct.dataclass
@@ -48,6 +49,7 @@ def generate(
     record: Callable[[Round], PyTree] | None = None,
     example_ids: Any = None,
     level: int = 0,
+    most_rounds: int | Array | None = None,
 ) -> Generation:
     """Generate for a batch: one jitted program, nothing leaves the device before the end.
 
@@ -59,13 +61,15 @@ def generate(
         max_new_tokens: static; record: a module-level function from a `Round` to a pytree of reductions.
         example_ids: `[B]`, default `0 … B − 1`.
         level: part of every row's key; two generations of one program that must not share bits have two.
+        most_rounds: end after so many, wherever the rows are; for measurements.
 
     Returns:
         A `Generation`. Non-finite logits don't raise here: see `raise_on_failure`.
     """
     ids, seed = row_ids(example_ids, prompt), argument(seed, np.uint32)
     static = {"max_new_tokens": max_new_tokens, "record": record, "level": level}
-    return _generate(engine, params, prompt, seed, controls, ids, **static)
+    rounds = argument(MOST if most_rounds is None else most_rounds, np.int32)
+    return _generate(engine, params, prompt, seed, controls, ids, rounds, **static)
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,7 @@ def _generate(
     seed: Array,
     controls: Controls,
     example_ids: Array,
+    most_rounds: Array,
     *,
     max_new_tokens: int,
     record: Callable[[Round], PyTree] | None,
@@ -128,8 +133,11 @@ def _generate(
             buffers = jax.tree.map(lambda b, x: b.at[index].set(x), buffers, record(turn))
         return index + 1, buffers
 
+    def unfinished(state: DecodeState) -> Array:
+        return ~state.done & (state.rounds < most_rounds)
+
     start = (jnp.zeros((), jnp.int32), buffers)
-    state, (rounds, buffers) = run_rounds(engine, params, state, controls, lambda s: ~s.done, start, on_round)
+    state, (rounds, buffers) = run_rounds(engine, params, state, controls, unfinished, start, on_round)
     lengths = state.length - state.start
     at = state.start[:, None] + jnp.arange(max_new_tokens)[None]
     tokens = jnp.take_along_axis(state.tokens, at, axis=1)
@@ -149,9 +157,10 @@ def compiled_for(
 ) -> jax.stages.Compiled:
     """The program that `generate` runs, compiled for shapes alone: arrays may be `jax.ShapeDtypeStruct`s."""
     rows = prompt.tokens.shape[0]
-    seed, ids = jax.ShapeDtypeStruct((), jnp.uint32), jax.ShapeDtypeStruct((rows,), jnp.int32)
+    seed, most_rounds = jax.ShapeDtypeStruct((), jnp.uint32), jax.ShapeDtypeStruct((), jnp.int32)
+    ids = jax.ShapeDtypeStruct((rows,), jnp.int32)
     static = {"max_new_tokens": max_new_tokens, "record": None, "level": 0}
-    return _generate.lower(engine, params, prompt, seed, controls, ids, **static).compile()
+    return _generate.lower(engine, params, prompt, seed, controls, ids, most_rounds, **static).compile()
 
 
 def compilations() -> int:

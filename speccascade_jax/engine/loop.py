@@ -226,18 +226,31 @@ class Engine:
         """Score and decide the block, as wide as it is; no call of the target where all active rows go unverified."""
 
         def judge(width: int, cache: Cache) -> Judged:
-            draft = cut(drafted.draft, width)
-            pair, bad, features, cache = self.score(params, state, drafted, controls, width, cache)
+            own = self._tied(state, drafted, cache) if len(choices) > 1 else drafted
+            draft = cut(own.draft, width)
+            pair, bad, features, cache = self.score(params, state, own, controls, width, cache)
             with jax.named_scope("verify"):
-                verdict = self.verifier.verify(pair, draft, drafted.keys, controls.alpha, self.bonus)
+                verdict = self.verifier.verify(pair, draft, own.keys, controls.alpha, self.bonus)
             with jax.named_scope("commit"):
                 eta, deferred = self.verifier.deferred(pair, controls.alpha, draft.tokens)
             return Judged(cache, pair, verdict, bad, eta, deferred, features)
 
-        choices = widths(self.block) if self.drafter.adaptive else (self.block + 1,)
+        lengths = getattr(self.drafter, "lengths", ())
+        choices = widths(self.block, lengths) if self.drafter.adaptive else (self.block + 1,)
         needed = None if self.verify_final else jnp.any(~drafted.unverified & ~state.done)
         judged = by_width(choices, drafted.draft.length.max(), judge, drafted.target_cache, needed)
         return judged._replace(verdict=_kept_whole(judged.verdict, drafted.draft, drafted.unverified))
+
+    def _tied(self, state: DecodeState, drafted: Drafted, cache: Cache) -> Drafted:
+        """The block as something that hangs on the cache; not its laws, which would be copied.
+
+        XLA moves what no turn of a loop changes out of it. Of the loops over widths all but one have no turn: the
+        others' bits and gathers would be computed all the same.
+        """
+        held = drafted.draft.tokens, state.rounds, self.target.consumed(cache)
+        tokens, rounds, _ = jax.lax.optimization_barrier(held)
+        keys = self.round_keys(replace(state, rounds=rounds))
+        return drafted._replace(draft=replace(drafted.draft, tokens=tokens), keys=keys)
 
     def _cut(self, state: DecodeState, drafted: Drafted, judged: Judged) -> Round:
         """Which of the kept tokens and the final one are committed: up to a stop id and the row's limit."""

@@ -24,6 +24,7 @@ from speccascade_jax.core.types import Array, BoundModel, Controls, LawPair, Log
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
 from speccascade_jax.drafters.none import NoDrafter
+from speccascade_jax.drafters.planned import PlannedDrafter
 from speccascade_jax.engine.generate import Generator
 from speccascade_jax.engine.loop import Engine
 from speccascade_jax.methods.oracle import OracleStopping
@@ -33,6 +34,7 @@ from speccascade_jax.models import along, fingerprints
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import make_prompt
 from speccascade_jax.rules.verification import TokenWise
+from speccascade_jax.stopping.lengths import Costs
 from speccascade_jax.stopping.policies import AcceptanceHead, Oracle
 
 _TOLD = ("title", "detail", "symbol")
@@ -76,8 +78,11 @@ def _run(built: Built) -> Callable[..., Any]:
 def _is_ours(engine: Engine) -> bool:
     """Whether its verifier and drafter, and those of all engines inside, are of kinds whose parts are known."""
     drafter = engine.drafter
-    known = _is_ours(drafter.engine) if type(drafter) is NestedDrafter else type(drafter) in (ModelDrafter, NoDrafter)
+    known = _is_ours(drafter.engine) if type(drafter) is NestedDrafter else type(drafter) in _KNOWN
     return known and isinstance(engine.verifier, TokenWise)
+
+
+_KNOWN = (ModelDrafter, NoDrafter, PlannedDrafter)
 
 
 def _engine(engine: Engine, params: Params) -> Iterator[str]:
@@ -90,6 +95,8 @@ def _engine(engine: Engine, params: Params) -> Iterator[str]:
         yield from _engine(drafter.engine, own)
     elif type(drafter) is ModelDrafter:
         yield _policy(drafter, own)
+    elif type(drafter) is PlannedDrafter:
+        yield _plan(drafter)
     else:
         yield fingerprints.of_model(BoundModel(params=own, model=None))
 
@@ -124,6 +131,13 @@ def _policy(drafter: ModelDrafter, params: Params) -> str:
         return stop(told, stop.init(1), step, controls)
 
     return lowered(decide, told, step, make_controls(1))
+
+
+def _plan(drafter: PlannedDrafter) -> str:
+    """One choice, whatever the costs are: they are the machine's, and change no law."""
+    plan, row = drafter.plan, _shape(1)
+    costs = Costs(_shape(len(plan.lengths)), _shape(), _shape())
+    return lowered(plan.choose, costs, plan.init(1), _shape(1, dtype=bool), row, _shape(dtype=bool))
 
 
 def lowered(function: Callable[..., Any], *arguments: Any) -> str:

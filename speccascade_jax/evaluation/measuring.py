@@ -16,8 +16,9 @@ from speccascade_jax.engine.measures import per_example, summarise
 from speccascade_jax.evaluation import latency
 from speccascade_jax.evaluation.environment import device, package, versions
 from speccascade_jax.evaluation.points import Method, Point
-from speccascade_jax.evaluation.session import Session, in_batches
+from speccascade_jax.evaluation.session import Prepared, Session, in_batches
 from speccascade_jax.evaluation.validation import check_code
+from speccascade_jax.methods.settings import AUTO
 from speccascade_jax.metrics import quality
 from speccascade_jax.pairs.prompts import decoder_context
 from speccascade_jax.results.store import FORMAT, Record
@@ -71,16 +72,20 @@ def judge(session: Session, points: Sequence[Point]) -> list[Record]:
     # Neighbours of similar length waste the least of a batch, which runs until its longest row is done.
     rows = np.repeat(examples[np.argsort(lengths[examples], kind="stable")], len(points))
     which = np.tile(np.arange(len(points)), len(examples))
-    generations = []
+    generations, told = [], list[Record]()
     for chosen, kept in in_batches(np.arange(len(rows)), session.evaluation.quality_batch):
         alphas = [points[n].method.alpha for n in which[chosen]]
-        generation = session.prepare(points[0], rows[chosen], alphas)(points[0].seed)
+        run = session.prepare(points[0], rows[chosen], alphas)
+        generation = run(points[0].seed)
         per_row = generation.tokens, generation.lengths, generation.stats, generation.failed_at
         generations.append(jax.tree.map(lambda x, kept=kept: np.asarray(x)[:kept], per_row))
+        if points[0].method.block_size == AUTO:
+            told.append(run.planned(np.asarray(generation.inner["chosen"])[:kept]))
     measured = jax.tree.map(lambda *parts: np.concatenate(parts), *generations)
     alone = points[0].method.recipe.draft_alone
     places = [np.flatnonzero(which == n) for n in range(len(points))]
-    return [_score(session, jax.tree.map(lambda x, own=own: x[own], measured), rows[own], alone) for own in places]
+    records = [_score(session, jax.tree.map(lambda x, own=own: x[own], measured), rows[own], alone) for own in places]
+    return [record | ({"planned": told} if told else {}) for record in records]
 
 
 def _score(
@@ -138,7 +143,7 @@ def time_beside_target(session: Session, points: Sequence[Point]) -> list[Record
     for runs in seen:
         runs.clear()
     alone, timings = latency.interleave(baseline, methods, examples=examples, trials=trials)
-    ended, *early = (sum(len(failures(each)) for each in runs) for runs in seen)
+    ended, *early = (sum(len(failures(each.failed_at)) for _, each in runs) for runs in seen)
     return [
         {"failed_timings": ended + failed}
         if ended + failed
@@ -146,20 +151,26 @@ def time_beside_target(session: Session, points: Sequence[Point]) -> list[Record
             "latency": latency.latency(timed, draft_alone=point.method.recipe.draft_alone),
             "target_latency": latency.latency(alone),
             "relative_latency": latency.relative_latency(timed, alone),
+            **({"planned_latency": _planned(runs)} if point.method.block_size == AUTO else {}),
         }
-        for point, timed, failed in zip(points, timings, early, strict=True)
+        for point, timed, failed, runs in zip(points, timings, early, seen[1:], strict=True)
     ]
 
 
-def _runner(session: Session, point: Point) -> tuple[latency.Run, list[Any]]:
-    """`(example, trial) -> generation`, and a list of where its generations failed, to be looked at afterwards."""
-    trials, seen = point.evaluation.latency_trials, list[Any]()
+def _planned(runs: Sequence[tuple[Prepared, Generation]]) -> Record:
+    """Of timed blocks of planned length, as `Prepared.planned`; all runs have one shape, and so one set of costs."""
+    return runs[0][0].planned(np.concatenate([np.asarray(generation.inner["chosen"]) for _, generation in runs]))
+
+
+def _runner(session: Session, point: Point) -> tuple[latency.Run, list[tuple[Prepared, Generation]]]:
+    """`(example, trial) -> generation`, and a list of what was run and what came of it, to be looked at afterwards."""
+    trials, seen = point.evaluation.latency_trials, list[tuple[Prepared, Generation]]()
     rows = session.window(point.evaluation, point.evaluation.latency_examples)
     prepared = [session.prepare(point, np.asarray([row])) for row in rows]
 
     def run(example: int, trial: int) -> Generation:
         generation = prepared[example]((point.seed * trials + trial) % 2**32)
-        seen.append(generation.failed_at)
+        seen.append((prepared[example], generation))
         return generation
 
     return run, seen

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from speccascade_jax.core import typed
 from speccascade_jax.core.checks import integer
@@ -21,7 +21,7 @@ from speccascade_jax.data.tasks.seqio_task import SeqioTask
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.methods import table
 from speccascade_jax.methods.recipe import Recipe
-from speccascade_jax.methods.settings import DRAFT_MODEL, Level, Settings, drafters_text
+from speccascade_jax.methods.settings import AUTO, DRAFT_MODEL, Level, Settings, drafters_text
 from speccascade_jax.rules.rule import Alpha, Rule
 
 __all__ = ["Evaluation", "Level", "Method", "ModelPair", "Point", "Sampling"]
@@ -125,7 +125,7 @@ class Method:
 
     name: str
     alpha: float | None = None
-    block_size: int | None = None
+    block_size: int | Literal["auto"] | None = None
     bonus: str | None = None
     rule: str | None = None
     accept: str | None = None
@@ -189,7 +189,8 @@ class Method:
         """The same whatever the stop threshold is."""
         drafters = "" if self.drafters == (DRAFT_MODEL,) else drafters_text(self.drafters, None)
         rule = "" if self.rule == self.recipe.rule(Settings()).name else self.rule
-        chosen = "".join(f"[{each}]" for each in (rule, self.accept, self.stop, drafters) if each)
+        planned = AUTO if self.block_size == AUTO else ""
+        chosen = "".join(f"[{each}]" for each in (rule, self.accept, self.stop, planned, drafters) if each)
         return self.name + chosen + ("" if self.head is None else f":{Path(self.head).stem}")
 
     def facts(self) -> dict[str, Any]:
@@ -265,9 +266,10 @@ class Point:
     def label(self) -> str:
         """The point in a few words, for progress lines."""
         method, top_p = self.method, self.sampling.top_p
-        parts: dict[str, float | None] = {"alpha": method.alpha, "block": method.block_size}
+        parts: dict[str, Any] = {"alpha": method.alpha, "block": method.block_size}
         parts |= {"T": self.sampling.temperature, "top_p": top_p if top_p < 1 else None}
-        told = [f"{name}={value:g}" for name, value in parts.items() if value is not None]
+        known = {name: value for name, value in parts.items() if value is not None}
+        told = [f"{name}={value if isinstance(value, str) else f'{value:g}'}" for name, value in known.items()]
         return " ".join([method.curve(), *told, f"seed={self.seed}"])
 
 

@@ -3,10 +3,10 @@
 All α's of a rule share one program and, since controls are per row, the same batches.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,9 +22,10 @@ from speccascade_jax.evaluation.environment import hardware, package
 from speccascade_jax.evaluation.heads import Heads
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.evaluation.validation import warn_of_ranges
+from speccascade_jax.methods import costs
 from speccascade_jax.methods.assemble import build
 from speccascade_jax.methods.drafting import models_of
-from speccascade_jax.methods.recipe import Built
+from speccascade_jax.methods.recipe import Built, Program
 from speccascade_jax.metrics import quality
 from speccascade_jax.pairs.pair import Pair, load_pair
 from speccascade_jax.pairs.prompts import make_prompt, stop_ids, text_ids
@@ -140,22 +141,25 @@ class Session:
 
     def arguments(self, point: Point, rows: np.ndarray, alphas: Sequence[float | None]) -> dict[str, Any]:
         """What the method's `Program.generate` takes, but the seed, for the examples `rows` with one α each."""
+        program, params = self.built(point.method)
+        prompt = jax.device_put(jax.tree.map(lambda x: x[rows], self.prompts))
+        controls, longest = jax.device_put(self.controls(point, alphas)), self.evaluation.max_new_tokens or 0
         return {
-            "params": self.built(point.method).params,
-            "prompt": jax.device_put(jax.tree.map(lambda x: x[rows], self.prompts)),
-            "controls": jax.device_put(self.controls(point, alphas)),
+            "params": costs.ready(self.pair, program, params, prompt, controls, max_new_tokens=longest),
+            "prompt": prompt,
+            "controls": controls,
             "max_new_tokens": self.evaluation.max_new_tokens,
             "example_ids": jax.device_put(self._ids[rows]),
         }
 
-    def prepare(self, point: Point, rows: np.ndarray, alphas: Sequence[float | None] = ()) -> Callable[..., Generation]:
+    def prepare(self, point: Point, rows: np.ndarray, alphas: Sequence[float | None] = ()) -> "Prepared":
         """`seed -> generation` of some examples, with everything but the generation itself done beforehand.
 
         Without `alphas` all rows have the point's own; what else `generate` takes may stand behind the seed.
         """
         program = self.built(point.method).program
         given = self.arguments(point, rows, alphas or [point.method.alpha] * len(rows))
-        return lambda seed, **more: program.generate(**given, seed=seed, **more)
+        return Prepared(program, given)
 
     def batches(self, evaluation: Evaluation) -> list[tuple[np.ndarray, int]]:
         """The evaluation's examples for quality in batches of one size: rows, and how many of them count.
@@ -163,6 +167,27 @@ class Session:
         The last batch is filled up with its own rows: another shape would be another compilation.
         """
         return in_batches(self.window(evaluation, evaluation.quality_examples), evaluation.quality_batch)
+
+
+class Prepared(NamedTuple):
+    """`seed -> generation`: a program, and all that it is given but the seed."""
+
+    program: Program
+    given: dict[str, Any]
+
+    def __call__(self, seed: int, **more: Any) -> Generation:
+        return self.program.generate(**self.given, seed=seed, **more)
+
+    def planned(self, chosen: np.ndarray) -> dict[str, Any]:
+        """Of blocks of planned length: rounds by the length aimed at, and what it was chosen by (`methods.costs`).
+
+        Args:
+            chosen: int `[B, N]`, the rounds of some rows, as a planned drafter counts them.
+        """
+        drafter: Any = self.program.engine.drafter  # type: ignore[attr-defined]
+        rounds = dict(zip(map(str, drafter.lengths), chosen.sum(0).tolist(), strict=True))
+        known = self.given["params"]["drafter"]["costs"]
+        return {"rounds": rounds, "rows": len(chosen), **costs.described(known, drafter.lengths)}
 
 
 def in_batches(rows: np.ndarray, batch: int) -> list[tuple[np.ndarray, int]]:

@@ -16,6 +16,7 @@ from speccascade_jax.core.protocols import Drafter, StopPolicy
 from speccascade_jax.core.types import BoundModel, Controls, Params
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
+from speccascade_jax.drafters.planned import PlannedDrafter
 from speccascade_jax.engine.loop import Engine, check_bonus
 from speccascade_jax.methods.settings import Level, Settings
 from speccascade_jax.pairs.head_files import Head
@@ -24,6 +25,7 @@ from speccascade_jax.rules import deferral
 from speccascade_jax.rules.acceptance import VERIFIERS
 from speccascade_jax.rules.rule import Rule, checked_alpha
 from speccascade_jax.rules.verification import Verifier
+from speccascade_jax.stopping.lengths import Cheapest
 from speccascade_jax.stopping.policies import STOPS, AcceptanceHead, Oracle
 
 
@@ -153,6 +155,12 @@ def drafter_of(
     return made
 
 
+def planned(pair: Pair, drafters: tuple[str | Level, ...], plan: Cheapest, whose: str) -> tuple[Drafter, Params]:
+    """One of the pair's models in blocks of planned length; its costs are still to be added (`costs.ready`)."""
+    bound = pair.model(str(the_one(drafters, whose)))
+    return PlannedDrafter(bound.model, plan), {"model": bound.params}
+
+
 def _model_drafter(pair: Pair, bound: BoundModel, policy: StopPolicy, head: Head | None) -> tuple[ModelDrafter, Params]:
     params: dict[str, Params] = {"model": bound.params}
     if isinstance(policy, AcceptanceHead):
@@ -222,7 +230,7 @@ def check_length(max_new_tokens: Any, settings: Settings) -> int:
     """
     longest = whole("max_new_tokens", max_new_tokens, 1, LONGEST)
     for name, size in [("block_size", settings.block_size), *_sizes(settings.drafters)]:
-        if size is not None and size > max(longest, 20):
+        if isinstance(size, int) and size > max(longest, 20):
             raise ValueError(f"{name}={size} is more than an output can hold: max_new_tokens is {longest}; lower it")
     return longest
 

@@ -9,11 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from speccascade_jax.core.checks import MOST
 from speccascade_jax.core.fetching import Layout, fetch, join
 from speccascade_jax.core.types import Array, Controls, Params, Prompt
+from speccascade_jax.drafters.planned import PlannedDrafter
 from speccascade_jax.engine.generate import Generation, Generator, argument
 from speccascade_jax.engine.loop import Engine
-from speccascade_jax.methods import table
+from speccascade_jax.methods import costs, table
 from speccascade_jax.methods.assemble import build, check_pair, engine_of
 from speccascade_jax.methods.recipe import Built, Recipe
 from speccascade_jax.methods.settings import Settings
@@ -49,9 +51,11 @@ class Plan:
     recipe: Recipe
     rule: Rule
     built: Built
+    pair: Pair = field(repr=False, compare=False)
     _controls: dict[int, Controls] = field(default_factory=dict)
     _ran: dict[str, set[Shape]] = field(default_factory=dict)
     _layouts: dict[Shape, Layout] = field(default_factory=dict)
+    _ready: dict[Shape, Params] = field(default_factory=dict)
 
     def controls(self, rows: int) -> Controls:
         """As `Recipe.controls`, on the device."""
@@ -70,21 +74,50 @@ class Plan:
 
     def generate(self, prompt: Prompt, seed: int, example_ids: np.ndarray, max_new_tokens: int) -> Generation:
         """A generation, on the host: `Program.generate` and the fetching of its result as one program."""
-        (program, params), shape = self.built, _shape(prompt, max_new_tokens)
-        controls = self.controls(shape[0])
-        given = {"controls": controls, "max_new_tokens": max_new_tokens, "example_ids": argument(example_ids, np.int32)}
+        (program, _), params = self.built, self.ready(prompt, max_new_tokens)
+        given = self._given(prompt, example_ids, max_new_tokens)
         if not isinstance(program, Generator):  # others, one's own among them, need not be traceable
             with self.running("decode", prompt, max_new_tokens):
                 generation = program.generate(params, prompt, seed, **given)
             return fetch(generation)
-        told = argument(seed, np.uint32)
+        if params is not self.built.params:
+            given["most_rounds"] = np.int32(MOST)  # of the program that was timed
+        return self._joined(program, params, prompt, seed, given)
+
+    def _given(self, prompt: Prompt, example_ids: np.ndarray, max_new_tokens: int) -> dict[str, Any]:
+        ids = argument(example_ids, np.int32)
+        return {"controls": self.controls(len(example_ids)), "max_new_tokens": max_new_tokens, "example_ids": ids}
+
+    def _joined(
+        self, program: Generator, params: Params, prompt: Prompt, seed: int, given: dict[str, Any]
+    ) -> Generation:
+        told, shape = argument(seed, np.uint32), _shape(prompt, given["max_new_tokens"])
         if shape in self._layouts:
             joined = _joined(program, params, prompt, told, **given)
         else:
-            with self.running("decode", prompt, max_new_tokens):
+            with self.running("decode", prompt, given["max_new_tokens"]):
                 joined = _joined(program, params, prompt, told, **given)
             self._layouts[shape] = Layout.of(jax.eval_shape(partial(program.generate, **given), params, prompt, told))
         return self._layouts[shape].split(np.asarray(joined))
+
+    def ready(self, prompt: Prompt, max_new_tokens: int) -> Params:
+        """The parameters, with what planned lengths are chosen by; measured where it is not known (`costs`)."""
+        (program, params), shape = self.built, _shape(prompt, max_new_tokens)
+        if shape not in self._ready:
+            ids = np.arange(shape[0])
+
+            def run(told: Params, most_rounds: int) -> Generation:
+                assert isinstance(program, Generator)
+                given = self._given(prompt, ids, max_new_tokens) | {"most_rounds": np.int32(most_rounds)}
+                return self._joined(program, told, prompt, costs.SEED, given)
+
+            if isinstance(program, Generator) and isinstance(program.engine.drafter, PlannedDrafter):
+                self.running("decode", prompt, max_new_tokens)  # what compiles is said there
+            controls = self.controls(shape[0])
+            self._ready[shape] = costs.ready(
+                self.pair, program, params, prompt, controls, max_new_tokens=max_new_tokens, run=run
+            )
+        return self._ready[shape]
 
     def check_programs(self) -> None:
         """As `build` does for every call: give programs back when there are too many; then all are new again."""
@@ -117,9 +150,11 @@ def _joined(
     controls: Controls,
     max_new_tokens: int,
     example_ids: Array,
+    most_rounds: Array | None = None,
 ) -> Array:
     """int32: all of a generation, joined."""
     given: dict[str, Any] = {"controls": controls, "max_new_tokens": max_new_tokens, "example_ids": example_ids}
+    given |= {} if most_rounds is None else {"most_rounds": most_rounds}
     return join(program.generate(params, prompt, seed, **given))
 
 
@@ -143,7 +178,7 @@ def plan(pair: Pair, caller: str, settings: Mapping[str, Any], stop_ids: Sequenc
         return found
     chosen = Settings.of(caller, dict(settings))
     recipe = table.get(chosen.method)
-    made = Plan(chosen, recipe, recipe.rule(chosen), build(pair, chosen, stop_ids=stop_ids))
+    made = Plan(chosen, recipe, recipe.rule(chosen), build(pair, chosen, stop_ids=stop_ids), pair)
     if key is not None:
         if len(pair.plans) >= _KEPT:
             del pair.plans[next(iter(pair.plans))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Final, Literal
 
 from speccascade_jax.core import names, typed
 from speccascade_jax.core.checks import integer
@@ -11,6 +11,9 @@ from speccascade_jax.rules.rule import Rule
 
 DRAFT_MODEL = "draft"
 """The model of a pair that drafts where nothing else is said."""
+
+AUTO: Final = "auto"
+"""A block size for each round, chosen by what rounds cost and by what was kept so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +46,10 @@ class Level:
     drafters: tuple[str | Level, ...] = (DRAFT_MODEL,)
 
     def __post_init__(self) -> None:
+        if self.block_size == AUTO:
+            raise ValueError(
+                f"level {self.model!r}: block_size={AUTO!r} is for what drafts for the target: give a level a number"
+            )
         for name in ("budget", "block_size", "top_k"):
             object.__setattr__(self, name, integer(f"level {self.model!r}: {name}", getattr(self, name)))
         typed.check(Level, vars(self))
@@ -65,7 +72,7 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def drafters_text(drafters: tuple[str | Level, ...], block_size: int | None) -> str:
+def drafters_text(drafters: tuple[str | Level, ...], block_size: int | str | None) -> str:
     """What drafts, for readers; of a model its block size too."""
     size = "" if block_size is None else f" {block_size}"
     return " | ".join(str(each) if isinstance(each, Level) else f"{each}{size}" for each in drafters)
@@ -82,7 +89,8 @@ class Settings:
         rule: a name of `rules.deferral.RULES`, `module.NAME`, or a `Rule`; `None` is the method's own, which for
             "speculative" is lossless.
         accept: "speculative", or "deferral" (keep with probability 1 − r, replace from the target).
-        block_size: γ, draft tokens per round at most.
+        block_size: γ, draft tokens per round at most; "auto": for each round the one, 0 included, that costs the least
+            time per token, see `methods.costs`.
         bonus: what follows a fully kept block: "rule", "target" or "none" (METHODS section 2).
         stop: when the draft ends before its block is full: a name of `stopping.policies.STOPS`, `module.NAME`, or a
             policy's class.
@@ -96,7 +104,7 @@ class Settings:
     method: Any = "speculative"
     rule: Any = None
     accept: str | None = None
-    block_size: int | None = None
+    block_size: int | Literal["auto"] | None = None
     bonus: str | None = None
     stop: Any = None
     drafters: tuple[str | Level, ...] = (DRAFT_MODEL,)

@@ -13,11 +13,12 @@ from speccascade_jax.engine.generate import Generator
 from speccascade_jax.engine.loop import Engine, check_bonus
 from speccascade_jax.methods import drafting
 from speccascade_jax.methods.recipe import Built, Recipe
-from speccascade_jax.methods.settings import DRAFT_MODEL, Level, Settings, drafters_text
+from speccascade_jax.methods.settings import AUTO, DRAFT_MODEL, Level, Settings, drafters_text
 from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules import deferral
 from speccascade_jax.rules.rule import Alpha, Rule, checked_alpha
+from speccascade_jax.stopping.lengths import LENGTHS, Cheapest, UpTo
 from speccascade_jax.stopping.policies import Fixed
 
 
@@ -79,19 +80,45 @@ class Speculation(Recipe):
             stop = settings.stop if isinstance(settings.stop, str) else getattr(settings.stop, "__name__", "own stop")
         drafters = settings.drafters
         drawn = "" if drafters == (DRAFT_MODEL,) else drafters_text(drafters, None)
-        return tuple(each for each in (self.detail, kind, accept, stop.rpartition(".")[2], drawn) if each)
+        planned = "γ auto" if settings.block_size == AUTO else ""
+        return tuple(each for each in (self.detail, kind, accept, stop.rpartition(".")[2], planned, drawn) if each)
 
     def policy(self, settings: Settings) -> StopPolicy:
         """When drafts end.
 
         Raises:
-            ValueError: a block size below 1, or another than the only one that the method has; no such policy.
+            ValueError: a block size below 1, or another than the only one that the method has; no such policy; as
+                `_check_planned`.
         """
+        if settings.block_size == AUTO:
+            self._check_planned(settings)
+            return UpTo(LENGTHS[-1])
         size = self.block_size if settings.block_size is None else whole("block_size", settings.block_size, 1)
         if self.fixed_block and size != self.block_size:
             raise ValueError(f"{self.called} has blocks of {self.block_size}: leave block_size={size} out")
         stop = self.stop if settings.stop is None else settings.stop
         return drafting.policy_of(stop, size, told=self.stop == "oracle")
+
+    def _check_planned(self, settings: Settings) -> None:
+        """Refuse `block_size="auto"` where something else settles how long blocks are, or where the law hangs on it.
+
+        Raises:
+            ValueError: names what, and the remedy.
+        """
+        whose, stop = f"block_size={AUTO!r} of {self.called}", self.stop if settings.stop is None else settings.stop
+        if self.fixed_block:
+            raise ValueError(f"{self.called} has blocks of {self.block_size}: leave block_size={AUTO!r} out")
+        if stop != "fixed":
+            raise ValueError(f"{whose} and stop={stop!r} both say how long blocks are: give a number, or no stop")
+        if not drafting.by_model(settings.drafters):
+            drawn = ", ".join(map(str, settings.drafters))
+            raise ValueError(f"{whose} plans the drafts of one of the pair's models, not of {drawn}: give a number")
+        rule, bonus = self.rule(settings), self.bonus if settings.bonus is None else settings.bonus
+        if bonus == "target" and not rule.lossless:
+            raise ValueError(
+                f"{whose} needs bonus='rule' or 'none': with 'target' the law of rule {rule.name!r} depends on the "
+                f"block size, so on how fast this machine is"
+            )
 
     def sweeps_block(self, settings: Settings) -> bool:
         """Whether a model drafts blocks that end at γ, whatever γ is."""
@@ -113,7 +140,9 @@ class Speculation(Recipe):
         """With the method's own block size and bonus; where a level drafts, blocks have no size of their own."""
         drafting.verifier_of(settings.accept or self.accept, self.rule(settings))
         drafting.check(settings.drafters, self.called)
-        size: int | None = self.policy(settings).block
+        size: Any = self.policy(settings).block
+        if settings.block_size == AUTO:
+            size = AUTO
         if not drafting.by_model(settings.drafters) and (stop := settings.stop or self.stop) != "fixed":
             raise ValueError(
                 f"{self.called} ends blocks by {stop!r}, which asks a model: name one of the pair's to draft"
@@ -166,12 +195,17 @@ class Speculation(Recipe):
     ) -> tuple[Engine, Params]:
         """The engine and its parameters; arguments and errors as of `build`."""
         settings = self.resolved(settings)
-        policy = self.policy(settings)
-        drafter, params = drafting.drafter_of(pair, settings.drafters, policy, self.called, head)
+        verifier = drafting.verifier_of(settings.accept or self.accept, self.rule(settings))
+        if settings.block_size == AUTO:
+            # a rule that reads q needs a pass of the draft for every token: a round without drafts saves it nothing
+            plan = Cheapest(LENGTHS[1:] if verifier.reads_q else LENGTHS, settings.bonus or self.bonus)
+            drafter, params = drafting.planned(pair, settings.drafters, plan, self.called)
+        else:
+            drafter, params = drafting.drafter_of(pair, settings.drafters, self.policy(settings), self.called, head)
         engine = Engine(
             target=pair.target.model,
             drafter=drafter,
-            verifier=drafting.verifier_of(settings.accept or self.accept, self.rule(settings)),
+            verifier=verifier,
             stop_ids=stop_ids,
             bonus=settings.bonus or self.bonus,
             verify_final=self.verify_final,

@@ -38,7 +38,7 @@ def switch_on() -> None:
     if set_so_far["jax_compilation_cache_dir"] is not None or not set_so_far["jax_enable_compilation_cache"]:
         return
     try:
-        path = _path()
+        path = folder()
         if path is None:
             return
         path.mkdir(mode=0o700, parents=True, exist_ok=True)  # private: whoever writes here decides what we execute
@@ -127,7 +127,7 @@ def _check_what_is_read(path: Path) -> None:
     jaxs_own.get_file_cache = get_file_cache
 
 
-def _path() -> Path | None:
+def folder() -> Path | None:
     """The folder meant, `None` for none; RuntimeError where the user has no home."""
     named = os.environ.get(VARIABLE)
     if named is not None:

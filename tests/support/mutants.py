@@ -18,12 +18,13 @@ from speccascade_jax.core.arrays import write_slots
 from speccascade_jax.core.protocols import Decision
 from speccascade_jax.core.types import LMOutput
 from speccascade_jax.drafters.model import ModelDrafter
+from speccascade_jax.drafters.planned import PlannedDrafter
 from speccascade_jax.engine.loop import Engine
 from speccascade_jax.methods.assemble import assemble
 from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.stopping.policies import Fixed
-from tests.support import conformance, reference
+from tests.support import conformance, planning, reference
 
 ROWS = 40_000
 
@@ -243,6 +244,24 @@ def takes_back(*, mutated):
     return trial(replace(engine, drafter=drafter), params, law)
 
 
+@dataclass(frozen=True)
+class Peeks(PlannedDrafter):
+    """Makes a block one token long where the second token that it has drafted is token 0."""
+
+    def propose(self, *args, **kwargs):
+        draft, state, cache = super().propose(*args, **kwargs)
+        shorter = jnp.minimum(draft.length, 1)
+        return replace(draft, length=jnp.where(draft.tokens[:, 1] == 0, shorter, draft.length)), state, cache
+
+
+def plans_by_what_it_drafts(*, mutated):
+    """The length of a block is chosen by its own tokens."""
+    engine, params, q, p = planning.planned(11, lengths=(0, 1, 3))
+    drafter = Peeks(engine.drafter.model, engine.drafter.plan) if mutated else engine.drafter
+    told = planning.told(params, planning.forcing((0, 1, 3), 3))
+    return trial(replace(engine, drafter=drafter), told, reference.transitions("spec_decode", q, p, 0.0, 1.0))
+
+
 MUTANTS = {
     "no rollback": no_rollback,
     "replacement from p": replacement_from_target,
@@ -251,4 +270,5 @@ MUTANTS = {
     "the same bits for accept and replacement": shared_bits,
     "keys by position": keys_by_position,
     "a seen token is taken back": takes_back,
+    "a block's length is chosen by its tokens": plans_by_what_it_drafts,
 }

@@ -1,0 +1,291 @@
+"""What `block_size="auto"` chooses by: seconds of a round for each number of drafts, and how often drafts are kept.
+
+Both are measured with the caller's own prompts and numbers, in the generation's own program, which has to be compiled
+anyway: what a round costs is then all of it, the widths' programs, sampling and verification included. Seconds belong
+to an engine, its shapes, the kind of sampling and the device; acceptance to the models, the rule and the numbers.
+Either is measured when it is first needed and kept: in this process, and for later ones in `auto` in the compilation
+cache's folder, whose files may be deleted at any time. Other costs give other lengths of blocks, never another law.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import speccascade_jax
+from speccascade_jax.core.files import point_key, write_atomically
+from speccascade_jax.core.types import Controls, Params, Prompt
+from speccascade_jax.drafters.planned import PlannedDrafter
+from speccascade_jax.engine.generate import Generation, generate
+from speccascade_jax.engine.loop import Engine
+from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.runtime import compilation_cache
+from speccascade_jax.runtime.notices import said_if_long
+from speccascade_jax.stopping.lengths import Costs
+
+SECONDS = 0.6
+"""How long rounds are timed, compilation aside: more turns where they are short, at least three."""
+LEAST_TURNS, MOST_TURNS = 3, 20
+STEADY, PATIENCE = 1.25, 4
+"""How much longer than the least of everything a usual turn may take, and how many times as long is waited for that."""
+
+SEED = 2**32 - 1
+"""Of the bits of these rounds. Nothing would be wrong if a generation used them too."""
+
+WALKED = 16
+"""Rounds in which acceptance is counted."""
+USUAL, USUAL_TOKENS = 0.75, 20
+"""The acceptance that few drafts are mixed with, and as how many: one prompt of one sentence must not say that drafting
+never pays, for where nothing is drafted nothing corrects it."""
+TELLING = 200
+"""Examined drafts from which on acceptance is kept for later processes."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Seconds of a round that aims at each length, and of the draft's prefill.
+
+    Attributes:
+        steady: whether turns took alike: of a busy machine nothing is kept for later processes.
+    """
+
+    rounds: tuple[float, ...]
+    prefill: float
+    steady: bool = True
+
+
+Run = Callable[[Params, int], Generation]
+"""So many rounds of a generation with these parameters, waited for."""
+
+_KNOWN: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class _Rounds:
+    """Rounds of one generation, that very program, with lengths that the costs force."""
+
+    engine: Engine
+    params: Params
+    program: Run
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        drafter: Any = self.engine.drafter
+        lengths: tuple[int, ...] = drafter.plan.lengths
+        return lengths
+
+    def run(self, place: int, most_rounds: int) -> Generation:
+        """So many rounds that aim at the length in that place; waited for."""
+        held = _costs(Timed(tuple(1.0 if n == place else 1e9 for n in range(len(self.lengths))), 0.0), 0.5)
+        return self.program({**self.params, "drafter": {**self.params["drafter"], "costs": held}}, most_rounds)
+
+    def acceptance(self) -> list[int]:
+        """How many drafts were kept and how many examined, in blocks of middling length."""
+        place = min(range(len(self.lengths)), key=lambda n: abs(self.lengths[n] - 4))
+        stats = self.run(place, WALKED).stats
+        return [int(np.sum(np.asarray(each))) for each in (stats.kept, stats.examined)]
+
+    def timed(self) -> Timed:
+        """Of `Timed`, the least of several turns each: what comes on top of it is others' work on this machine."""
+        places, drafting = range(len(self.lengths)), next(n for n, length in enumerate(self.lengths) if length)
+        self.run(drafting, 1)  # compiles
+        first, five = self._seconds(0, 1)[0], self._seconds(0, 5)[0]
+        most = 1 + int(np.clip(0.02 / max((five - first) / 4, 1e-6), 4, 24))
+        found, steady = self._least([(place, count) for place in places for count in (1, most)])
+        rounds = [_per_round(found[place, 1], found[place, most]) for place in places]
+        rising = _rising(rounds, self.lengths)
+        # the first round that drafts holds the draft's prefill; where every round drafts, that is never a choice
+        first = found[drafting, 1][0] - found[0, 1][0]
+        prefill = max(first - (rising[drafting] - rising[0]), 0.0)
+        return Timed(rising, prefill, steady)
+
+    def _seconds(self, place: int, most_rounds: int) -> tuple[float, int]:
+        """How long it took, and how many rounds there were."""
+        begin = time.perf_counter()
+        generation = self.run(place, most_rounds)
+        return time.perf_counter() - begin, int(generation.num_rounds)
+
+    def _least(self, calls: list[tuple[int, int]]) -> tuple[dict[tuple[int, int], tuple[float, int]], bool]:
+        """The least seconds of each call over turns and its rounds, and whether turns, to and fro, agree."""
+        turns, begin = list[dict[tuple[int, int], tuple[float, int]]](), time.monotonic()
+
+        def agree() -> bool:
+            every = np.asarray([[seconds for seconds, _ in turn.values()] for turn in turns])
+            return bool(np.median(every.sum(1)) < STEADY * every.min(0).sum())
+
+        while len(turns) < LEAST_TURNS or (
+            len(turns) < MOST_TURNS and time.monotonic() - begin < SECONDS * (1 if agree() else PATIENCE)
+        ):
+            order = calls if len(turns) % 2 == 0 else calls[::-1]
+            found = {call: self._seconds(*call) for call in order}
+            turns.append({call: found[call] for call in calls})
+        return {call: min(turn[call] for turn in turns) for call in calls}, agree()
+
+
+def ready(
+    pair: Pair,
+    program: Any,
+    params: Params,
+    prompt: Prompt,
+    controls: Controls,
+    *,
+    max_new_tokens: int,
+    run: Run | None = None,
+) -> Params:
+    """The parameters with what a planned drafter chooses by, measured where it is not known; others as they are.
+
+    Args:
+        program: of `methods.assemble.build`, or its engine; params: beside it; the rest as of its `generate`.
+        run: runs the program that is to be timed; by default `generate`.
+    """
+    engine = program if isinstance(program, Engine) else getattr(program, "engine", None)
+    if not isinstance(engine, Engine) or not isinstance(engine.drafter, PlannedDrafter) or "costs" in params["drafter"]:
+        return params
+    given: dict[str, Any] = {"controls": controls, "max_new_tokens": max_new_tokens}
+
+    def plain(told: Params, most_rounds: int) -> Generation:
+        return jax.block_until_ready(generate(engine, told, prompt, SEED, most_rounds=most_rounds, **given))
+
+    known = costs(pair, _Rounds(engine, params, run or plain), prompt, controls, max_new_tokens)
+    return {**params, "drafter": {**params["drafter"], "costs": known}}
+
+
+def costs(pair: Pair, rounds: _Rounds, prompt: Prompt, controls: Controls, max_new_tokens: int) -> Costs:
+    """Those of an engine with a planned drafter, on the device."""
+    numbers, engine = jax.device_get(controls), rounds.engine
+    timed_key = _key("rounds", pair, engine, _kind(numbers), prompt.tokens.shape, _encoded(prompt), max_new_tokens)
+    numbers_told = tuple(float(f"{np.mean(leaf):.2g}") for leaf in jax.tree.leaves(numbers))
+    kept_key = _key("acceptance", pair, engine, numbers_told)
+    if (both := timed_key + kept_key) not in _KNOWN:
+        is_timed = functools.partial(_is_timed, len(rounds.lengths))
+        told = (
+            f"compiling and timing blocks of up to {rounds.lengths[-1]} drafts in a batch of {prompt.tokens.shape[0]}"
+        )
+        with said_if_long(lambda: told):
+            timed = Timed(**_known(timed_key, lambda: asdict(rounds.timed()), is_timed))
+        kept, examined = _known(kept_key, rounds.acceptance, _is_telling)
+        chance = (kept + USUAL * USUAL_TOKENS) / (examined + USUAL_TOKENS)
+        _KNOWN[both] = _costs(timed, chance)
+    found: Costs = _KNOWN[both]
+    return found
+
+
+def _costs(timed: Timed, acceptance: float) -> Costs:
+    numbers: list[Any] = [np.asarray(each, np.float32) for each in (timed.rounds, timed.prefill, acceptance)]
+    return jax.device_put(Costs(*numbers))
+
+
+def described(costs: Costs, lengths: tuple[int, ...]) -> dict[str, Any]:
+    """For records: milliseconds by length, of the draft's prefill, and the acceptance that rows begin with."""
+    each = zip(lengths, np.asarray(costs.rounds).tolist(), strict=True)
+    return {
+        "round_ms": {str(length): seconds * 1e3 for length, seconds in each},
+        "prefill_ms": float(costs.prefill) * 1e3,
+        "acceptance": float(costs.acceptance),
+    }
+
+
+def _encoded(prompt: Prompt) -> tuple[int, ...]:
+    return () if prompt.encoder_tokens is None else prompt.encoder_tokens.shape
+
+
+def _kind(numbers: Controls) -> list[bool]:
+    """What of sampling takes time: temperatures, top-k and top-p, of draft and target."""
+    each = (numbers.draft, numbers.target)
+    return [bool(np.any(on)) for s in each for on in (s.temperature > 0, s.top_k > 0, s.top_p < 1)]
+
+
+def _key(what: str, pair: Pair, engine: Engine, *more: Any) -> str:
+    first, verifier = jax.devices()[0], engine.verifier
+    machine = (first.platform, first.device_kind, os.cpu_count(), os.environ.get("XLA_FLAGS", ""), jax.__version__)
+    drafter: Any = engine.drafter
+    models = (pair.fingerprint, repr(engine.target), repr(drafter.model), drafter.plan.lengths)
+    rule = (type(verifier).__name__, verifier.name, engine.bonus)
+    return f"{what}-{point_key(machine=machine, code=_code(), models=models, rule=rule, more=more)}"
+
+
+@functools.cache
+def _code() -> int:
+    """When this package was last changed: other code takes other times."""
+    folder = Path(speccascade_jax.__file__).parent
+    return max(path.stat().st_mtime_ns for path in folder.rglob("*.py"))
+
+
+def _known(key: str, measure: Callable[[], Any], sound: Callable[[Any], bool]) -> Any:
+    """A value of this process, a sound one of an earlier process, or the measured one, kept for later ones if sound."""
+    if key not in _KNOWN:
+        found = _read(key)
+        if not sound(found):
+            found = measure()
+            if sound(found):
+                _write(key, found)
+        _KNOWN[key] = found
+    return _KNOWN[key]
+
+
+def _is_timed(lengths: int, held: Any) -> bool:
+    """Whether this is a `Timed` of so many lengths, as a dictionary."""
+    if not isinstance(held, dict) or set(held) != {"rounds", "prefill", "steady"} or held["steady"] is not True:
+        return False
+    return _positive(held["rounds"]) and len(held["rounds"]) == lengths and _positive([held["prefill"]])
+
+
+def _is_telling(held: Any) -> bool:
+    """Whether these are counts of kept and examined drafts, and of enough of them to say something of other prompts."""
+    return _positive(held) and len(held) == 2 and held[0] <= held[1] and held[1] >= TELLING
+
+
+def _positive(held: Any) -> bool:
+    numbers = isinstance(held, list | tuple) and all(type(each) in (int, float) for each in held)
+    return numbers and bool(held) and all(0 <= each < np.inf for each in held)
+
+
+def _file(key: str) -> Any:
+    folder = compilation_cache.folder()
+    return None if folder is None else folder / "auto" / f"{key}.json"
+
+
+def _read(key: str) -> Any:
+    """What a file holds; `None` where there is none, or it is no JSON."""
+    with contextlib.suppress(OSError, RuntimeError, ValueError):
+        if (path := _file(key)) is not None:
+            return json.loads(path.read_text())
+    return None
+
+
+def _write(key: str, value: Any) -> None:
+    # a cache: who cannot write it measures again, and was warned when programs could not be kept
+    with contextlib.suppress(OSError, RuntimeError):
+        if (path := _file(key)) is not None:
+            write_atomically(path, json.dumps(value))
+
+
+def _per_round(one: tuple[float, int], several: tuple[float, int]) -> float:
+    """Seconds of a round behind the first; nan where there was none."""
+    (before, once), (spent, rounds) = one, several
+    return max(spent - before, 1e-7) / (rounds - once) if rounds > once else np.nan
+
+
+def _rising(rounds: Sequence[float], lengths: Sequence[int]) -> tuple[float, ...]:
+    """Seconds by length with gaps filled: outputs that were over after one long round say nothing of it.
+
+    More drafts cost no less: where they seem to, the shorter one was disturbed. Gaps go on as the line through the two
+    lengths before does; where not two are known, a draft is taken to cost as much as a round without any, so that
+    nothing is drafted for outputs as short as these.
+    """
+    known = [(length, each) for length, each in zip(lengths, rounds, strict=True) if np.isfinite(each)]
+    if len(known) < 2:
+        return tuple((known[0][1] if known else 1.0) * (1.0 + length) for length in lengths)
+    at, seconds = (np.asarray(each, float) for each in zip(*known, strict=True))
+    seconds = np.minimum.accumulate(seconds[::-1])[::-1]
+    slope = max((seconds[-1] - seconds[-2]) / (at[-1] - at[-2]), 0.0)
+    beyond = np.maximum(np.asarray(lengths) - at[-1], 0.0)
+    return tuple((np.interp(lengths, at, seconds) + slope * beyond).tolist())

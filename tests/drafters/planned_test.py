@@ -1,0 +1,183 @@
+"""Blocks of planned length: the law, whatever is planned; no call of the draft where none pays; one program for all."""
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from speccascade_jax.core.controls import make_controls
+from speccascade_jax.core.types import Prompt
+from speccascade_jax.drafters.model import ModelDrafter
+from speccascade_jax.drafters.planned import PlannedDrafter
+from speccascade_jax.engine.generate import compilations, generate
+from speccascade_jax.engine.loop import Engine
+from speccascade_jax.models.fake import Fake
+from speccascade_jax.rules.acceptance import Speculative
+from speccascade_jax.rules.deferral import RULES
+from speccascade_jax.stopping.lengths import LENGTHS, Cheapest
+from speccascade_jax.stopping.policies import Fixed
+from tests.support import conformance, planning, reference
+
+PROMPT = Prompt(np.array([[3, 4, 5, 0], [7, 0, 0, 0], [2, 2, 9, 1]], np.int32), np.array([3, 1, 4], np.int32))
+FEW = (0, 1, 3)
+
+
+def fakes(plan=None, rule="spec_decode", block=3):
+    """Models whose laws hang on the whole prefix: a draft whose cache is wrong would draft other tokens."""
+    small, large = Fake(16, noise=0.3, seed=1), Fake(16, seed=2)
+    drafter = ModelDrafter(small, Fixed(block)) if plan is None else PlannedDrafter(small, plan)
+    return Engine(target=large, drafter=drafter, verifier=Speculative(RULES[rule]))
+
+
+def run(engine, costs=None, temperature=1.0, length=24, prompt=PROMPT, **more):
+    controls = make_controls(len(prompt.length), alpha=0.3, temperature=temperature)
+    drafter = {"model": ()} if costs is None else {"model": (), "costs": costs}
+    params = {"target": (), "drafter": drafter}
+    return generate(engine, params, prompt, 5, controls=controls, max_new_tokens=length, **more)
+
+
+@pytest.mark.parametrize("rule", ["spec_decode", pytest.param("token_v3", marks=pytest.mark.laws)])
+def test_always_one_length_is_that_length_bit_by_bit(rule):
+    alone = run(fakes(rule=rule))
+    both = run(fakes(Cheapest(FEW[rule != "spec_decode" :]), rule), planning.forcing(FEW[rule != "spec_decode" :], 3))
+    np.testing.assert_array_equal(alone.tokens, both.tokens)
+    for name in ("rounds", "drafted", "kept", "rejected", "discarded", "draft_steps"):
+        np.testing.assert_array_equal(getattr(alone.stats, name), getattr(both.stats, name), name)
+    assert planning.aimed(both)[-1] == int(both.stats.rounds.sum()) and int(both.stats.kept.sum()) > 20
+
+
+def test_where_no_draft_pays_the_draft_is_never_called():
+    out = run(fakes(Cheapest(FEW)), planning.forcing(FEW, 0))
+    assert not any(int(getattr(out.stats, name).sum()) for name in ("draft_steps", "drafted", "examined"))
+    assert np.asarray(out.stats.target_calls).tolist() == [24] * 3 and planning.aimed(out).tolist() == [72, 0, 0]
+
+
+@dataclass(frozen=True)
+class InTurns(Cheapest):
+    """Rests for `rest` rounds, then drafts for two, whatever it costs."""
+
+    rest: int = 5
+
+    def init(self, batch_size):
+        return super().init(batch_size), jnp.zeros((), jnp.int32)
+
+    def choose(self, costs, evidence, active, room, ready):
+        return jnp.where(evidence[1] % (self.rest + 2) < self.rest, 0, 2)
+
+    def update(self, evidence, outcome):
+        return super().update(evidence[0], outcome), evidence[1] + 1
+
+
+@pytest.mark.parametrize("rest", [1, 5])
+def test_a_draft_that_rested_catches_up(rest):
+    """Tokens of every round are those that a draft with a whole cache would have drafted: at temperature 0 they and
+    their fate are known from a run that always drafts."""
+    engine = fakes(InTurns(FEW, rest=rest))
+    out = run(engine, planning.costs([1.0] * 3), temperature=0.0)
+    always = run(fakes(), temperature=0.0)
+    np.testing.assert_array_equal(out.tokens, always.tokens)
+    wrong = replace(engine, drafter=Forgetful(engine.drafter.model, engine.drafter.plan))
+    kept, lost = (int(each.stats.kept.sum()) for each in (out, run(wrong, planning.costs([1.0] * 3), temperature=0.0)))
+    assert kept > lost, "a cache with holes drafts worse, and so would show"
+    aimed = planning.aimed(out)
+    assert aimed[0] > 0 and aimed[2] > 0
+
+
+@dataclass(frozen=True)
+class Forgetful(PlannedDrafter):
+    """Says that its cache is up to date when it has rested."""
+
+    def propose(self, params, state, request):
+        late = jnp.maximum(self.model.consumed(state.inner.cache), request.length - 1)
+        cache = self.model.rollback(state.inner.cache, jnp.where(state.ready, late, 0))
+        return super().propose(params, replace(state, inner=replace(state.inner, cache=cache)), request)
+
+
+def test_steps_are_the_passes_that_were_made():
+    """A round of three drafts takes three; a rest of five rounds before it two more, of blocks of three tokens."""
+    engine, one = fakes(InTurns(FEW, rest=6)), Prompt(PROMPT.tokens[:1], PROMPT.length[:1])
+    out = run(engine, planning.costs([1.0] * 3), prompt=one, most_rounds=7, temperature=0.0)
+    assert int(out.stats.rounds[0]) == 7 and int(out.stats.drafted[0]) == 3
+    assert int(out.stats.draft_steps[0]) == 3 + 2
+
+
+def test_most_rounds_ends_a_generation():
+    out = run(fakes(), most_rounds=2)
+    assert np.asarray(out.stats.rounds).tolist() == [2] * 3 and int(out.num_rounds) == 2
+    whole = np.asarray(run(fakes()).tokens)
+    for row, length in enumerate(np.asarray(out.lengths)):
+        np.testing.assert_array_equal(np.asarray(out.tokens)[row, :length], whole[row, :length])
+
+
+def test_one_program_for_all_costs_and_acceptances():
+    engine = fakes(Cheapest(FEW))
+    run(engine, planning.forcing(FEW, 3))
+    compiled, aims = compilations(), []
+    for found in (planning.forcing(FEW, 0), planning.forcing(FEW, 1), planning.costs([1, 1.2, 1.5], 3.0, 0.2)):
+        for temperature in (0.0, 0.7):
+            aims.append(planning.aimed(run(engine, found, temperature=temperature)).argmax())
+    assert compilations() == compiled and set(aims) >= {0, 1}
+
+
+# --- laws
+
+
+def sequences(engine, params, law, costs, pairs=10_000, length=6, temperature=1.0, seed=0):
+    """p-value of whole sequences of rows that plan two by two, and rounds by the length aimed at."""
+
+    def two(ids):
+        prompt = Prompt(jnp.zeros((2, 1), jnp.int32), jnp.ones((2,), jnp.int32))
+        controls = jax.tree.map(lambda x: x[:2], given)
+        out = generate(engine, told, prompt, seed, controls=controls, max_new_tokens=length, example_ids=ids)
+        return out.tokens, out.lengths, out.inner["chosen"]
+
+    given = make_controls(2, alpha=0.4, temperature=temperature)
+    told = planning.told(params, costs)
+    tokens, lengths, chosen = jax.jit(jax.vmap(two))(jnp.arange(2 * pairs, dtype=jnp.int32).reshape(pairs, 2))
+    assert (np.asarray(lengths) == length).all()
+    aimed = np.asarray(chosen)[:, 0]  # of both rows of two the same
+    return conformance.sequence_p_value(np.asarray(tokens).reshape(2 * pairs, length), law), aimed
+
+
+def law_of(rule, q_table, p_table):
+    return reference.transitions(rule, q_table, p_table, 0.4, 1.0)
+
+
+@pytest.mark.usefixtures("optimised")
+@pytest.mark.parametrize(
+    ("rule", "more"),
+    [
+        ("spec_decode", {}),
+        pytest.param("spec_decode", {"bonus": "none"}, marks=pytest.mark.laws),
+        pytest.param("spec_decode", {"bonus": "target"}, marks=pytest.mark.laws),
+        pytest.param("token_v3", {}, marks=pytest.mark.laws),
+        pytest.param("lossy", {}, marks=pytest.mark.laws),
+        pytest.param("opt", {"accept": "deferral"}, marks=pytest.mark.laws),
+        pytest.param("token_v3", {"bonus": "none"}, marks=pytest.mark.laws),
+    ],
+)
+def test_no_plan_changes_a_rule_s_law(rule, more):
+    """Plans that turn with every token that was kept or rejected, of either row of two; sequences of six tokens."""
+    lengths = FEW if rule == "spec_decode" else FEW[1:]
+    engine, params, q_table, p_table = planning.planned(31, rule=rule, lengths=lengths, **more)
+    found, aimed = sequences(engine, params, law_of(rule, q_table, p_table), planning.on_edge(engine.drafter.plan))
+    assert found > 1e-3
+    assert ((aimed > 0).sum(1) > 1).mean() > 0.2, "most plans never turned"
+    assert (aimed.sum(0) > 0).all(), "a length was never aimed at"
+
+
+def test_greedy_tokens_are_the_target_s():
+    engine, params, _, p_table = planning.planned(33, vocab_size=12)
+    expected, last = [], 0
+    for _ in range(16):
+        last = int(np.argmax(p_table[last]))
+        expected.append(last)
+    compiled = None
+    for length in (None, *LENGTHS):
+        costs = planning.on_edge(engine.drafter.plan) if length is None else planning.forcing(LENGTHS, length)
+        tokens = conformance.run_rows(engine, planning.told(params, costs), 4, 0.0, [(0.0, 1.0)], length=16)
+        assert (tokens == expected).all(), length
+        compiled = compiled or compilations()
+    assert compilations() == compiled
