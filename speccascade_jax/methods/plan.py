@@ -81,7 +81,7 @@ class Plan:
                 generation = program.generate(params, prompt, seed, **given)
             return fetch(generation)
         if params is not self.built.params:
-            given["most_rounds"] = np.int32(MOST)  # of the program that was timed
+            given["most_rounds"] = np.int32(MOST)  # of the program that was timed, with fewer
         return self._joined(program, params, prompt, seed, given)
 
     def _given(self, prompt: Prompt, example_ids: np.ndarray, max_new_tokens: int) -> dict[str, Any]:
