@@ -12,7 +12,6 @@ from benchmarks import measure
 from benchmarks.rounds import one_by_one
 from benchmarks.setting import SPEC_DECODE, Bench, Rows
 from speccascade_jax.engine.generate import Generation
-from speccascade_jax.engine.measures import summarise
 from speccascade_jax.evaluation.points import TARGET, Method
 from speccascade_jax.methods.settings import AUTO
 
@@ -51,17 +50,10 @@ def _rows(bench: Bench, size: int, temperature: float) -> list[dict[str, Any]]:
             "block_size": name,
             "ms_per_token": measure.spread(times[name] * 1e3),
             "ratio": measure.spread(times[name] / times[best]),
-            "acceptance_rate": _acceptance(made[name]),
             "rounds": _chosen(bench, made[name]) if name == AUTO else "",
         }
         for name in methods
     ]
-
-
-def _acceptance(made: list[Generation]) -> float | None:
-    stats = jax.tree.map(lambda *parts: np.concatenate(parts), *(each.stats for each in made))
-    found: float | None = summarise(stats)["acceptance_rate"]
-    return found
 
 
 def _chosen(bench: Bench, made: list[Generation]) -> str:

@@ -291,7 +291,6 @@ LAYOUTS = {
             Column("γ", "block_size"),
             Column("ms / token", "ms_per_token", spread(3)),
             Column("/ best fixed", "ratio", spread(3)),
-            Column("acceptance", "acceptance_rate", percent),
             Column("rounds by γ", "rounds"),
         ),
         ("γ 0 is the target alone. Ratios are taken within each turn, to the fixed γ with the lowest median.",),
