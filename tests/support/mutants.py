@@ -215,7 +215,7 @@ def keys_by_position(*, mutated):
     )
     engine, params = assemble(conformance.tabular_pair(q, p), rule="spec_decode", block_size=3)
     policy_laws = jnp.asarray(np.stack([reference.softmax(row) for row in q]), jnp.float32)
-    params["drafter"]["stop"] = policy_laws
+    params = {**params, "drafter": {**params["drafter"], "stop": policy_laws}}
     engine = replace(engine, drafter=ModelDrafter(engine.drafter.model, Remembers()))
     law = reference.transitions("spec_decode", q, p, 0.0, 1.0)
     return trial(keyed(engine, PositionKeys if mutated else rngs.RoundKeys), params, law)
