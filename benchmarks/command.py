@@ -36,6 +36,7 @@ from benchmarks import (
     memory,
     report,
     rounds,
+    runs,
     scoring,
     sizes,
     speedup,
@@ -95,9 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         if args.markdown:
-            sys.stdout.write(report.markdown(read(Path(args.markdown))))
+            sys.stdout.write(report.markdown(runs.read(Path(args.markdown), FORMAT, "sections", "the benchmarks")))
             return 0
-        names = _chosen(args.sections)
+        names = runs.picked("section", args.sections, SECTIONS)
         settings = _settings(args)
         output = Path(args.output or default_output(names, args.quick))
         measure_all(names, settings, output)
@@ -164,18 +165,6 @@ class _Steps:
         self._console.print(f"{self._name} done, {clock_time(elapsed)} elapsed, about {clock_time(left)} left\n")
 
 
-def read(path: Path) -> Record:
-    """What a run stored.
-
-    Raises:
-        ValueError: the file holds something else.
-    """
-    record = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(record, dict) or record.get("format") != FORMAT or "sections" not in record:
-        raise ValueError(f"{path} holds no run of the benchmarks (format {FORMAT}): measure anew")
-    return record
-
-
 def describe(settings: Settings, pair: str) -> Record:
     """What a run was and where: everything but the numbers."""
     return {
@@ -203,14 +192,6 @@ def default_output(names: Sequence[str], fast: bool) -> str:
     """Where results go: a part of the sections, or a quick look, does not overwrite a whole run."""
     parts = [] if list(names) == list(SECTIONS) else list(names)
     return "results/" + "_".join(["bench", *(["quick"] if fast else []), *parts]) + ".json"
-
-
-def _chosen(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()] if text else list(SECTIONS)
-    for name in names:
-        if name not in SECTIONS:
-            raise ValueError(f"no section {name!r}; the sections are {', '.join(SECTIONS)}")
-    return [name for name in SECTIONS if name in names]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -116,7 +116,6 @@ def quick(settings: Settings) -> Settings:
         lossy_block_sizes=(2,),
         methods=(SPEC_DECODE, Method(name="token_v3", alpha=0.5)),
         sizes=tuple(SIZES)[:1],
-        size_widths=(1, 4, 6, 8),
         widths=(1, 3),
         vocab_sizes=(512,),
         batches=(1, 2),

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from benchmarks import runs
 from benchmarks.peers import measuring, report
 from benchmarks.peers.contenders import LIBRARIES
 from benchmarks.peers.pairs import PAIRS
@@ -42,12 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         if args.markdown:
-            sys.stdout.write(report.markdown(read(Path(args.markdown))))
+            sys.stdout.write(report.markdown(runs.read(Path(args.markdown), FORMAT, "pairs", "make bench-peers")))
             return 0
         settings = {
-            "libraries": _chosen("libraries", args.libraries, list(LIBRARIES)),
-            "pairs": _chosen("pairs", args.pairs, list(PAIRS)),
-            "batches": [int(size) for size in _chosen("batches", args.batches, [str(size) for size in BATCHES])],
+            "libraries": runs.picked("library", args.libraries, LIBRARIES),
+            "pairs": runs.picked("pair", args.pairs, PAIRS),
+            "batches": [int(size) for size in runs.picked("batch size", args.batches, list(map(str, BATCHES)))],
             "turns": 1 if args.quick else whole("turns", args.turns, 1),
             "batch_turns": 1 if args.quick else min(BATCH_TURNS, args.turns),
             "examples": 25 if args.quick else EXAMPLES,
@@ -117,28 +118,8 @@ def started(names: Sequence[str], record: Record, stack: ExitStack, logs: Path) 
     return workers
 
 
-def read(path: Path) -> Record:
-    """What a run stored.
-
-    Raises:
-        ValueError: the file holds something else.
-    """
-    record: Record = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(record, dict) or record.get("format") != FORMAT or "pairs" not in record:
-        raise ValueError(f"{path} holds no run beside others (format {FORMAT}): measure anew")
-    return record
-
-
 def _say(text: str, begin: float) -> None:
     print(f"{clock_time(time.monotonic() - begin)}  {text}", flush=True)
-
-
-def _chosen(what: str, text: str, known: Sequence[str]) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()] or list(known)
-    for name in names:
-        if name not in known:
-            raise ValueError(f"--{what} names {name!r}: choose of {', '.join(known)}")
-    return [name for name in known if name in names]
 
 
 def _parser() -> argparse.ArgumentParser:

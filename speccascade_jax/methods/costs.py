@@ -27,7 +27,7 @@ from speccascade_jax.drafters.planned import PlannedDrafter
 from speccascade_jax.engine.generate import Generation, generate
 from speccascade_jax.engine.loop import Engine
 from speccascade_jax.pairs.pair import Pair
-from speccascade_jax.runtime import compilation_cache
+from speccascade_jax.runtime import compilation_cache, products
 from speccascade_jax.runtime.notices import said_if_long
 from speccascade_jax.stopping.lengths import Costs
 
@@ -205,7 +205,8 @@ def _kind(numbers: Controls) -> list[bool]:
 
 def _key(what: str, pair: Pair, engine: Engine, *more: Any) -> str:
     first, verifier = jax.devices()[0], engine.verifier
-    machine = (first.platform, first.device_kind, os.cpu_count(), os.environ.get("XLA_FLAGS", ""), jax.__version__)
+    flags = os.environ.get("XLA_FLAGS", ""), products.available()
+    machine = (first.platform, first.device_kind, os.cpu_count(), flags, jax.__version__)
     drafter: Any = engine.drafter
     models = (pair.fingerprint, repr(engine.target), repr(drafter.model), drafter.plan.lengths)
     rule = (type(verifier).__name__, verifier.name, engine.bonus)

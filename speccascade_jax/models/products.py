@@ -19,12 +19,12 @@ _LARGEST = 127
 
 
 def multiply(x: Array, kernel: Array | Packed, dtype: str) -> Array:
-    """`x` `[..., K]` times a kernel `[K, N]`, `[..., N]`.
+    """`x` `[..., K]` times a kernel `[K, N]`, summed in float32: float32 `[..., N]`.
 
-    A packed kernel gives float32, whatever it is held in; a plain one is cast to `dtype`, as `x` is, and so is the sum.
+    A plain kernel is cast to `dtype`, as `x` is; a packed one is read as it is held.
     """
     if not isinstance(kernel, Packed):
-        return jnp.asarray(x, dtype) @ jnp.asarray(kernel, dtype)
+        return jnp.matmul(jnp.asarray(x, dtype), jnp.asarray(kernel, dtype), preferred_element_type=jnp.float32)
     rows = x.reshape(-1, x.shape[-1])
     if products.available():
         out = products.call(rows.astype(jnp.float32), kernel.panels, kernel.scales)
@@ -61,9 +61,6 @@ class Dense(nn.Module):
             kernel = self.get_variable("params", "kernel")
         else:
             kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features))
-        if self.wide and not isinstance(kernel, Packed):
-            x, kernel = jnp.asarray(x, self.dtype), jnp.asarray(kernel, self.dtype)
-            return jnp.matmul(x, kernel, preferred_element_type=jnp.float32)
         y = multiply(x, kernel, self.dtype).astype(jnp.float32 if self.wide else self.dtype)
         if not self.use_bias:
             return y

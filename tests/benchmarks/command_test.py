@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from benchmarks import command, compilation, report
+from benchmarks import command, compilation, report, runs
 from benchmarks.setting import Bench
 from speccascade_jax.pairs.pair import load_pair
 
@@ -88,7 +88,7 @@ def test_programs_in_a_new_process(folder):
 
 
 def test_sections_are_run_in_their_order_and_a_part_has_a_file_of_its_own():
-    assert command._chosen("steps, bandwidth") == ["bandwidth", "steps"]
+    assert runs.picked("section", "steps, bandwidth", command.SECTIONS) == ["bandwidth", "steps"]
     assert command.default_output(list(command.SECTIONS), False) == "results/bench.json"
     assert command.default_output(["steps"], False) == "results/bench_steps.json"
     assert command.default_output(list(command.SECTIONS), True) == "results/bench_quick.json"
@@ -97,7 +97,7 @@ def test_sections_are_run_in_their_order_and_a_part_has_a_file_of_its_own():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--sections=stepps"], "no section 'stepps'; the sections are bandwidth, steps"),
+        (["--sections=stepps"], "no section 'stepps'; there are bandwidth, steps"),
         (["--pair=no_such_pair"], "no pair 'no_such_pair'"),
         (["--task=no_such_task"], "unknown task 'no_such_task'"),
         (["--examples=0"], "examples=0 is not a whole number >= 1"),

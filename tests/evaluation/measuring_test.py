@@ -1,4 +1,4 @@
-"""What is timed was warm before the clock ran."""
+"""What is timed was warm before the clock ran, and what a record says of planned blocks."""
 
 import numpy as np
 import pytest
@@ -9,13 +9,18 @@ from tests.support import text_pair
 
 SOURCE = ModelPair(name="tabular")
 SMALL = Evaluation(
-    task="tiny_translation", max_new_tokens=6, quality_examples=3, quality_batch=3, latency_examples=3, latency_trials=2
+    task="tiny_translation", max_new_tokens=6, quality_examples=3, quality_batch=2, latency_examples=3, latency_trials=2
 )
 
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
     return session.Session(SOURCE, SMALL, text_pair.make(tmp_path_factory.mktemp("pair")))
+
+
+def _point(**method) -> Point:
+    method = Method(name="spec_decode", **method)
+    return Point(pair=SOURCE, evaluation=SMALL.resolved(), method=method, sampling=Sampling(temperature=1.0))
 
 
 def test_every_timed_example_of_every_method_has_run_before_the_clock_does(loaded, monkeypatch):
@@ -38,3 +43,18 @@ def test_every_timed_example_of_every_method_has_run_before_the_clock_does(loade
     # two trials, the target beside each example once, and once more where it is the neighbour of both methods
     assert [timed.count(("opt", a, n)) for a in (0.1, 0.4) for n in range(3)] == [2] * 6
     assert [np.shape(each["latency"]["per_example_ms"]) for each in found] == [(2, 3)] * 2
+
+
+def test_records_say_what_lengths_were_planned_and_by_what(loaded):
+    """`block_size="auto"`: rounds by length and costs, of quality's batches and of latency's; a file runs it again."""
+    point = _point(block_size="auto")
+    (record,) = measuring.evaluate(loaded, [point])
+    assert record["point"]["block_size"] == "auto" and not record["point"]["swept_block"]
+    assert "block_size = 'auto'" in record["configuration"] and "block=auto" in point.label()
+    two, one = record["planned"]
+    assert (two["rows"], one["rows"]) == (2, 1) and set(two["round_ms"]) == set(two["rounds"])
+    assert sum(two["rounds"].values()) + sum(one["rounds"].values()) == record["counts"]["rounds"]
+    timed = record["planned_latency"]
+    assert timed["rows"] == 6 and timed["prefill_ms"] >= 0 and 0 < timed["acceptance"] < 1
+    assert loaded.code(point.method) != loaded.code(_point(block_size=2).method)
+    assert point.method.recipe.details(point.method.settings()) == ("γ auto",)

@@ -384,18 +384,3 @@ def test_a_sweep_goes_on_and_a_point_that_fails_everywhere_is_refused(pair, load
 def test_a_session_warns_of_numbers_beyond_which_nothing_changes(loaded):
     with pytest.warns(UserWarning, match=r"alpha=7 of 'chow' lies outside 0 … 1: beyond it hardly anything changes"):
         loaded.check([(Method(name="chow", alpha=7), Sampling()), (Method(name="chow", alpha=0.5), Sampling())])
-
-
-def test_records_say_what_lengths_were_planned_and_by_what(loaded):
-    """`block_size="auto"`: rounds by length and costs, of quality's batches and of latency's; a file runs it again."""
-    point = _point(name="spec_decode", block="auto")
-    (record,) = measuring.evaluate(loaded, [point])
-    assert record["point"]["block_size"] == "auto" and not record["point"]["swept_block"]
-    assert "block_size = 'auto'" in record["configuration"] and "block=auto" in point.label()
-    five, two = record["planned"]
-    assert (five["rows"], two["rows"]) == (5, 2) and set(five["round_ms"]) == set(five["rounds"])
-    assert sum(five["rounds"].values()) + sum(two["rounds"].values()) == record["counts"]["rounds"]
-    timed = record["planned_latency"]
-    assert timed["rows"] == 4 and timed["prefill_ms"] >= 0 and 0 < timed["acceptance"] < 1
-    assert loaded.code(point.method) != loaded.code(_point(name="spec_decode").method)
-    assert point.method.recipe.details(point.method.settings()) == ("γ auto",)

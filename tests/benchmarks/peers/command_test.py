@@ -49,9 +49,9 @@ def test_a_run_is_stored_and_printed(small, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--libraries=vllm"], "--libraries names 'vllm': choose of ours, transformers 4"),
-        (["--pairs=t6"], "--pairs names 't6': choose of tatoeba_en_de, stories, planted_t5, planted_decoder"),
-        (["--batches=2"], "--batches names '2': choose of 1, 8, 32"),
+        (["--libraries=vllm"], "no library 'vllm'; there are ours, transformers 4"),
+        (["--pairs=t6"], "no pair 't6'; there are tatoeba_en_de, stories, planted_t5, planted_decoder"),
+        (["--batches=2"], "no batch size '2'; there are 1, 8, 32"),
         (["--turns=0"], "turns"),
     ],
 )
@@ -68,4 +68,4 @@ def test_no_library_at_all_is_an_error(small, tmp_path, capsys):
 def test_a_file_of_something_else_is_refused(tmp_path, capsys):
     (tmp_path / "a.json").write_text('{"format": 0}')
     assert command.main(["--markdown", str(tmp_path / "a.json")]) == 1
-    assert "holds no run beside others" in capsys.readouterr().err
+    assert "holds no run of make bench-peers (format 1)" in capsys.readouterr().err

@@ -126,22 +126,3 @@ def test_infinities_and_nan_reach_the_result():
     x[1, 5], x[2, 7] = np.nan, np.inf
     y = np.asarray(call(x, packed.panels, packed.scales))
     assert np.isfinite(y[0, :30]).all() and np.isnan(y[1, :30]).all() and not np.isfinite(y[2, :30]).any()
-
-
-def test_it_is_left_out_where_it_is_switched_off(monkeypatch):
-    monkeypatch.setenv(native.SWITCH, "0")
-    assert native.unavailable.__wrapped__() == "SPECCASCADE_PRODUCTS is 0"
-    monkeypatch.delenv(native.SWITCH)
-    assert native.unavailable.__wrapped__() is None
-    monkeypatch.setattr(native.platform, "machine", lambda: "riscv64")
-    assert "riscv64 was never tried" in native.unavailable.__wrapped__()
-
-
-def test_it_is_left_out_without_a_known_interface(monkeypatch, tmp_path):
-    from speccascade_jax.runtime.products import handler
-
-    monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
-    with pytest.raises(LookupError, match="c_api.h describes no foreign function interface of version 0"):
-        handler.interface.__wrapped__()
-    monkeypatch.setattr(handler, "interface", handler.interface.__wrapped__)
-    assert "describes no foreign function interface" in native.unavailable.__wrapped__()
