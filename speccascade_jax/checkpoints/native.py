@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import time
 import uuid
 import warnings
 from collections.abc import Iterator, Mapping
@@ -34,6 +35,7 @@ CONFIG = "config.json"
 PARAMS = "params"
 FORMAT = 1
 SAVED_DTYPES = ("float32", "bfloat16")
+_SWEEPS, _BETWEEN_SWEEPS = 40, 0.05  # two seconds
 _OLD = "-old"
 
 
@@ -108,6 +110,15 @@ def _remove(folder: Path) -> None:
     gone = folder.with_name(folder.name.removesuffix(_OLD) + "-gone")
     folder.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
+
+
+def _sweep(temporary: Path) -> None:
+    """Delete what was being written: where that failed, Orbax's threads may write a moment longer."""
+    for _ in range(_SWEEPS):
+        shutil.rmtree(temporary, ignore_errors=True)
+        if not temporary.exists():
+            return
+        time.sleep(_BETWEEN_SWEEPS)
 
 
 def write(target: Path, config: Config, arrays: Arrays, dtype: str) -> None:
@@ -186,7 +197,7 @@ def _replacing(target: Path) -> Iterator[Path]:
                 old.rename(target)
             raise
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _sweep(temporary)
         if target.exists() and old.exists():
             _remove(old)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import getpass
 import json
 import os
@@ -390,3 +391,22 @@ def test_a_full_disk_names_the_directory_and_leaves_the_old_one(saved, wide):
     assert caught.value.filename == str(saved)
     assert {file: file.read_bytes() for file in saved.rglob("*") if file.is_file()} == before
     assert [entry.name for entry in saved.parent.iterdir()] == ["mine"]
+
+
+def test_what_failed_is_deleted_though_it_is_still_written_to(saved, model, params, monkeypatch):
+    """A file that comes between the listing of a folder and its deletion lets that fail."""
+    rmtree, calls = shutil.rmtree, []
+
+    def late(folder, **more):
+        calls.append(folder)
+        if len(calls) > 2:
+            rmtree(folder, **more)
+
+    def fails(folder, arrays):
+        raise OSError(errno.EIO, "no more")
+
+    monkeypatch.setattr(native, "write_tree", fails)
+    monkeypatch.setattr(native.shutil, "rmtree", late)
+    with pytest.raises(OSError, match="no more"):
+        save(saved, model, params, overwrite=True)
+    assert [entry.name for entry in saved.parent.iterdir()] == ["mine"] and len(calls) == 3
