@@ -11,6 +11,7 @@ import pytest
 import tensorstore as ts
 from flax.traverse_util import unflatten_dict
 
+from speccascade_jax.checkpoints import save
 from speccascade_jax.checkpoints.infer import expected_shapes
 from speccascade_jax.data.directory import data_directory
 from speccascade_jax.models.t5 import T5, T5Config
@@ -131,3 +132,9 @@ def t5x(tmp_path):
 @pytest.fixture
 def edited():
     return edit_json
+
+
+@pytest.fixture
+def saved(tmp_path, model, params):
+    save(tmp_path / "mine", model, params)
+    return tmp_path / "mine"

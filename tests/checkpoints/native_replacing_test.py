@@ -1,0 +1,165 @@
+"""What `save` replaces and what it never does; the old one or the new, whatever goes wrong on the way."""
+
+import contextlib
+import errno
+import os
+import resource
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from speccascade_jax.checkpoints import CheckpointError, describe, load, native, save
+from speccascade_jax.core.locks import LockedError
+
+
+def test_existing_directory_is_kept_unless_overwritten(saved, model, params):
+    with pytest.raises(FileExistsError, match=r"mine exists: choose another path, or pass overwrite=True"):
+        save(saved, model, params)
+    before = describe(saved)
+    params["token_embedder"]["embedding"] += 1
+    save(saved, model, params, overwrite=True)
+    assert describe(saved) != before
+    assert [entry.name for entry in saved.parent.iterdir()] == ["mine"]
+
+
+def test_other_directories_are_never_replaced(tmp_path, model, params):
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "a.txt").write_text("dear")
+    with pytest.raises(FileExistsError, match=r"no checkpoint written by save"):
+        save(tmp_path / "letters", model, params, overwrite=True)
+    assert (tmp_path / "letters" / "a.txt").read_text() == "dear"
+
+
+def test_folders_that_hold_more_than_a_checkpoint_are_never_replaced(saved, model, params):
+    (saved / "thesis.txt").write_text("years")
+    with pytest.raises(FileExistsError, match=r"mine holds more than a checkpoint .*\(thesis.txt\): .* move it out"):
+        save(saved, model, params, overwrite=True)
+    assert (saved / "thesis.txt").read_text() == "years" and load(saved)[0] == model
+
+
+@pytest.mark.parametrize(
+    "text",
+    [None, "{", "7", '{"format": 1, "family": "t5"}', '{"format": "1", "family": "t5", "config": {}, "arrays": {}}']
+    + ['{"format": 1, "family": "bert", "config": {}, "arrays": {}}'],
+)
+def test_a_params_folder_alone_makes_no_checkpoint_that_may_be_replaced(tmp_path, model, params, text):
+    (tmp_path / "project" / "params").mkdir(parents=True)
+    (tmp_path / "project" / "params" / "a.txt").write_text("1")
+    if text is not None:
+        (tmp_path / "project" / "config.json").write_text(text)
+    with pytest.raises(FileExistsError, match=r"project exists and is no checkpoint written by save"):
+        save(tmp_path / "project", model, params, overwrite=True)
+    assert (tmp_path / "project" / "params" / "a.txt").read_text() == "1"
+    with pytest.raises(CheckpointError, match=r"is incomplete|is damaged|lacks|has format '1'|architecture 'bert'"):
+        load(tmp_path / "project")
+
+
+def test_an_incomplete_checkpoint_of_ours_may_be_replaced(saved, model, params):
+    shutil.rmtree(saved / "params")
+    save(saved, model, params, overwrite=True)
+    assert load(saved)[0] == model
+
+
+def test_a_file_is_never_replaced(tmp_path, model, params):
+    (tmp_path / "mine").write_text("{}")
+    with pytest.raises(FileExistsError, match=r"no checkpoint written by save"):
+        save(tmp_path / "mine", model, params, overwrite=True)
+    assert (tmp_path / "mine").read_text() == "{}"
+
+
+def test_failed_write_leaves_the_old_one(saved, model, params, monkeypatch):
+    before = describe(saved)
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("speccascade_jax.checkpoints.native.write_tree", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save(saved, model, params, overwrite=True)
+    assert describe(saved) == before
+    assert [entry.name for entry in saved.parent.iterdir()] == ["mine"]
+
+
+def test_other_tools_directories_are_never_replaced(tmp_path, model, params):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(FileExistsError, match=r"no checkpoint written by save"):
+        save(tmp_path / "theirs", model, params, overwrite=True)
+    assert [entry.name for entry in (tmp_path / "theirs").iterdir()] == ["config.json"]
+
+
+@pytest.mark.filterwarnings("ignore:os.fork")  # the child copies files and dies
+@pytest.mark.parametrize("moment", ["before", "between", "after"])
+def test_a_save_killed_between_its_renames_leaves_the_old_or_the_new(saved, model, params, moment, monkeypatch):
+    def flat(tree):
+        return {name: np.asarray(value) for name, value in flatten_dict(tree, sep="/").items()}
+
+    old, new = flat(params), flat(jax.tree.map(lambda x: x + 1, params))
+    save(saved.parent / "other" / "new", model, unflatten_dict(new, sep="/"))
+    written = saved.parent / "other" / "new" / "params"  # copied in the child, where tensorstore's threads are not
+    monkeypatch.setattr(native, "write_tree", lambda to, _: shutil.copytree(written, to, dirs_exist_ok=True))
+    real, renames = Path.rename, []
+
+    def rename(path, target):
+        if len(renames) == ("before", "between", "after").index(moment):
+            os._exit(9)
+        renames.append(target)
+        return real(path, target)
+
+    if (child := os.fork()) == 0:
+        monkeypatch.setattr(Path, "rename", rename)
+        with contextlib.suppress(BaseException):
+            native.write(saved, model.config, new, "float32")
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert saved.exists() == (moment != "between")
+    warned = pytest.warns(UserWarning, match="mine is the old one again")
+    with warned if moment == "between" else contextlib.nullcontext():
+        found = flat(load(saved)[1])
+    expected = new if moment == "after" else old
+    assert all(np.array_equal(found[name], value) for name, value in expected.items())
+    save(saved, model, params, overwrite=True)
+    assert sorted(entry.name for entry in saved.parent.iterdir()) == ["mine", "other"]  # what was left is gone
+
+
+def test_two_writers_of_one_directory(saved, model, params):
+    with native.claimed(saved, True), pytest.raises(LockedError, match=r"mine is being written by process \d+ .*name"):
+        save(saved, model, params, overwrite=True)
+    save(saved, model, params, overwrite=True)
+
+
+def test_a_full_disk_names_the_directory_and_leaves_the_old_one(saved, wide):
+    before = {file: file.read_bytes() for file in saved.rglob("*") if file.is_file()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # a write beyond fails, as on a full disk
+    try:
+        with pytest.raises(OSError, match=r"free some space, or write elsewhere.*mine") as caught:
+            save(saved, *wide, overwrite=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename == str(saved)
+    assert {file: file.read_bytes() for file in saved.rglob("*") if file.is_file()} == before
+    assert [entry.name for entry in saved.parent.iterdir()] == ["mine"]
+
+
+def test_what_failed_is_deleted_though_it_is_still_written_to(saved, model, params, monkeypatch):
+    """A file that comes between the listing of a folder and its deletion lets that fail."""
+    rmtree, calls = shutil.rmtree, []
+
+    def late(folder, **more):
+        calls.append(folder)
+        if len(calls) > 2:
+            rmtree(folder, **more)
+
+    def fails(folder, arrays):
+        raise OSError(errno.EIO, "no more")
+
+    monkeypatch.setattr(native, "write_tree", fails)
+    monkeypatch.setattr(native.shutil, "rmtree", late)
+    with pytest.raises(OSError, match="no more"):
+        save(saved, model, params, overwrite=True)
+    assert [entry.name for entry in saved.parent.iterdir()] == ["mine"] and len(calls) == 3
