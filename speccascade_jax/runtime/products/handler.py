@@ -5,6 +5,8 @@ float32 `[rows, n * P]`; `frame` is as XLA's foreign function interface says (`x
 The calling thread writes a job, asks XLA's own thread pool for help, and takes panels one by one until none is left; a
 helper that comes late finds none. So no thread ever waits for one that has not begun, and nothing can lock up. The
 caller takes the first panels and helpers the last ones, so that a core finds in its own cache what it read a step ago.
+
+One helper stays awake for some microseconds, and finds the next product in a letter box (`jobs`).
 """
 
 import re
@@ -15,18 +17,30 @@ from typing import NamedTuple
 import jax
 import llvmlite.ir as ir
 
-from speccascade_jax.runtime.products.tiles import ELEMENTS, FLOAT, I8, I32, I64, POINTER, ROWS, VOID, const, tile
+from speccascade_jax.runtime.products.jobs import FIELDS, look, place, post, release, take_back
+from speccascade_jax.runtime.products.tiles import (
+    ELEMENTS,
+    FLOAT,
+    I8,
+    I32,
+    I64,
+    POINTER,
+    ROWS,
+    VOID,
+    const,
+    declared,
+    tile,
+)
 
 GRAIN = 65_536
 """Bytes of weights for which it is worth to ask one more thread."""
 _NULL = ir.Constant(POINTER, None)
-# bytes from the start of XLA's structures, and of a job's fields, all of 8 bytes
+# bytes from the start of XLA's structures
 _FRAME = {"extension": 8, "api": 16, "context": 24, "arguments": 72, "results": 112}
 _BUFFER = {"data": 24, "dims": 40}
 _METADATA = {"in extension": 24, "major": 24, "minor": 28, "traits": 32}
 _API_FUNCTIONS = 48
-_JOB = ("x", "w", "scales", "y", "inputs", "stride", "rows", "panels", "taken", "helped", "done", "users")
-_ASKED = len(_JOB)  # behind them, what is passed to XLA to ask for a thread: size, extension, context, task, data
+_ASKED = len(FIELDS)  # behind them, what is passed to XLA to ask for a thread: size, extension, context, task, data
 _POOL = _ASKED + 5  # and to learn how many there are: size, extension, context, place; the number
 _WORDS = _POOL + 5
 
@@ -74,23 +88,19 @@ def handler(module: ir.Module, kind: str, width: int) -> str:
     with build.if_then(build.icmp_unsigned("!=", extension, _NULL)):
         _describe(build, extension)
         build.ret(_NULL)
-    job = _job(module, build, frame, kind, width)
-    _ask(build, frame, job, task, kind, width)
+    job = _job(module, build, frame, work, width)
+    posted = _ask(build, frame, job, task, kind, width)
     build.call(work, [job, const(0)])
+    with build.if_then(posted):
+        take_back(build, job)
     _wait(module, build, job)
-    build.call(_release(module), [job])
+    build.call(release(module), [job])
     build.ret(_NULL)
     return function.name
 
 
 def _load(build: ir.IRBuilder, base: ir.Value, offset: int, kind: ir.Type = POINTER) -> ir.Value:
     return build.load(build.gep(base, [const(offset)], source_etype=I8), typ=kind)
-
-
-def _place(build: ir.IRBuilder, job: ir.Value, word: str | int) -> ir.Value:
-    """Where a job's field, or its `word`-th 8 bytes, lie."""
-    number = _JOB.index(word) if isinstance(word, str) else word
-    return build.gep(job, [const(number)], source_etype=I64)
 
 
 def _describe(build: ir.IRBuilder, extension: ir.Value) -> None:
@@ -100,7 +110,7 @@ def _describe(build: ir.IRBuilder, extension: ir.Value) -> None:
         build.store(ir.Constant(I32, value), build.gep(metadata, [const(_METADATA[field])], source_etype=I8))
 
 
-def _job(module: ir.Module, build: ir.IRBuilder, frame: ir.Value, kind: str, width: int) -> ir.Value:
+def _job(module: ir.Module, build: ir.IRBuilder, frame: ir.Value, work: ir.Function, width: int) -> ir.Value:
     """A job on the heap, since helpers may outlive the call, made of the call's arguments."""
     arguments, results = _load(build, frame, _FRAME["arguments"]), _load(build, frame, _FRAME["results"])
     buffers = [_load(build, arguments, 8 * number) for number in range(3)] + [_load(build, results, 0)]
@@ -109,41 +119,48 @@ def _job(module: ir.Module, build: ir.IRBuilder, frame: ir.Value, kind: str, wid
         return _load(build, _load(build, buffer, _BUFFER["dims"]), 8 * axis, I64)
 
     rows, inputs, panels = size(buffers[0], 0), size(buffers[0], 1), size(buffers[1], 0)
-    job = build.call(_libc(module, "malloc", POINTER, [I64]), [const(8 * _WORDS)])
+    job = build.call(declared(module, "malloc", POINTER, [I64]), [const(8 * _WORDS)])
     data = [_load(build, buffer, _BUFFER["data"]) for buffer in buffers]
-    fields = [*data, inputs, build.mul(panels, const(width)), rows, panels, *[const(0)] * 3, const(1)]
-    for name, value in zip(_JOB, fields, strict=True):
-        build.store(value, _place(build, job, name))
+    fields = [*data, inputs, build.mul(panels, const(width)), rows, panels, *[const(0)] * 3, const(1), work]
+    for name, value in zip(FIELDS, fields, strict=True):
+        build.store(value, place(build, job, name))
     return job
 
 
-def _ask(build: ir.IRBuilder, frame: ir.Value, job: ir.Value, task: ir.Value, kind: str, width: int) -> None:
-    """Ask for a helper per `GRAIN` bytes beyond the first, as many as XLA has threads besides this one."""
+def _ask(build: ir.IRBuilder, frame: ir.Value, job: ir.Value, task: ir.Value, kind: str, width: int) -> ir.Value:
+    """Ask for a helper per `GRAIN` bytes beyond the first, as many as XLA has threads besides this one.
+
+    Returns:
+        Whether the first of them was asked by the letter box.
+    """
     api, context = _load(build, frame, _FRAME["api"]), _load(build, frame, _FRAME["context"])
     for word, value in enumerate((const(40), _NULL, context, task, job)):
-        build.store(value, _place(build, job, _ASKED + word))
-    for word, value in enumerate((const(32), _NULL, context, _place(build, job, _POOL + 4), const(1))):
-        build.store(value, _place(build, job, _POOL + word))
-    _call(build, _load(build, api, interface().threads), _place(build, job, _POOL))
-    threads = build.load(_place(build, job, _POOL + 4), typ=I64)
-    panels, inputs = (build.load(_place(build, job, name), typ=I64) for name in ("panels", "inputs"))
+        build.store(value, place(build, job, _ASKED + word))
+    for word, value in enumerate((const(32), _NULL, context, place(build, job, _POOL + 4), const(1))):
+        build.store(value, place(build, job, _POOL + word))
+    _call(build, _load(build, api, interface().threads), place(build, job, _POOL))
+    threads = build.load(place(build, job, _POOL + 4), typ=I64)
+    panels, inputs = (build.load(place(build, job, name), typ=I64) for name in ("panels", "inputs"))
     bytes_held = build.mul(build.mul(panels, inputs), const(width * ELEMENTS[kind][1]))
     wanted = build.sdiv(build.sub(bytes_held, const(1)), const(GRAIN))
     for limit in (build.sub(threads, const(1)), build.sub(panels, const(1))):
         wanted = build.select(build.icmp_signed("<", wanted, limit), wanted, limit)
+    posted = post(build, job, build.icmp_signed(">", wanted, const(0)))
+    wanted = build.sub(wanted, build.zext(posted, I64))
     start, again, end = build.block, build.append_basic_block(), build.append_basic_block()
     build.cbranch(build.icmp_signed(">", wanted, const(0)), again, end)
     build.position_at_end(again)
     asked = build.phi(I64)
-    build.atomic_rmw("add", _place(build, job, "users"), const(1), "monotonic")
-    refused = _call(build, _load(build, api, interface().schedule), _place(build, job, _ASKED))
+    build.atomic_rmw("add", place(build, job, "users"), const(1), "monotonic")
+    refused = _call(build, _load(build, api, interface().schedule), place(build, job, _ASKED))
     with build.if_then(build.icmp_unsigned("!=", refused, _NULL)):  # no pool: nobody else uses the job
-        build.atomic_rmw("sub", _place(build, job, "users"), const(1), "monotonic")
+        build.atomic_rmw("sub", place(build, job, "users"), const(1), "monotonic")
     following = build.add(asked, const(1))
     asked.add_incoming(const(0), start)
     asked.add_incoming(following, build.block)
     build.cbranch(build.icmp_signed("<", following, wanted), again, end)
     build.position_at_end(end)
+    return posted
 
 
 def _call(build: ir.IRBuilder, address: ir.Value, argument: ir.Value) -> ir.Value:
@@ -157,9 +174,9 @@ def _worker(module: ir.Module, kind: str, width: int) -> ir.Function:
     function = ir.Function(module, ir.FunctionType(VOID, [POINTER, I64]), f"work_{kind}")
     job, helps = function.args
     build = ir.IRBuilder(function.append_basic_block())
-    pointers = [build.load(_place(build, job, name), typ=POINTER) for name in ("x", "w", "scales", "y")]
+    pointers = [build.load(place(build, job, name), typ=POINTER) for name in ("x", "w", "scales", "y")]
     inputs, stride, rows, panels = (
-        build.load(_place(build, job, name), typ=I64) for name in ("inputs", "stride", "rows", "panels")
+        build.load(place(build, job, name), typ=I64) for name in ("inputs", "stride", "rows", "panels")
     )
     start = build.block
     claim, go, end = (function.append_basic_block(name) for name in ("claim", "go", "end"))
@@ -167,11 +184,11 @@ def _worker(module: ir.Module, kind: str, width: int) -> ir.Function:
     build.position_at_end(claim)
     first = build.phi(I64)  # the caller's next
     first.add_incoming(const(0), start)
-    taken = build.atomic_rmw("add", _place(build, job, "taken"), const(1), "monotonic")
+    taken = build.atomic_rmw("add", place(build, job, "taken"), const(1), "monotonic")
     build.cbranch(build.icmp_signed("<", taken, panels), go, end)
     build.position_at_end(go)
     # as many are taken as there are, from both ends: none twice
-    helped = build.atomic_rmw("add", _place(build, job, "helped"), helps, "monotonic")
+    helped = build.atomic_rmw("add", place(build, job, "helped"), helps, "monotonic")
     last = build.sub(build.sub(panels, const(1)), helped)
     panel = build.select(build.icmp_signed("==", helps, const(0)), first, last)
     x, w, scales, y = pointers
@@ -179,7 +196,7 @@ def _worker(module: ir.Module, kind: str, width: int) -> ir.Function:
     w = build.gep(w, [build.mul(column, inputs)], source_etype=ELEMENTS[kind][0])
     scales, y = (build.gep(base, [column], source_etype=FLOAT) for base in (scales, y))
     _all_rows(module, build, kind, width, (x, w, scales, y, inputs, stride), rows)
-    build.atomic_rmw("add", _place(build, job, "done"), const(1), "release")
+    build.atomic_rmw("add", place(build, job, "done"), const(1), "release")
     first.add_incoming(build.add(first, const(1)), build.block)
     build.branch(claim)
     build.position_at_end(end)
@@ -217,25 +234,12 @@ def _all_rows(
 
 
 def _task(module: ir.Module, kind: str, work: ir.Function) -> ir.Function:
-    """`void task(job)`: what a helper does."""
+    """`void task(job)`: what a helper does: this job, and those that come to the letter box while it looks."""
     function = ir.Function(module, ir.FunctionType(VOID, [POINTER]), f"task_{kind}")
     build = ir.IRBuilder(function.append_basic_block())
     build.call(work, [*function.args, const(1)])
-    build.call(_release(module), function.args)
-    build.ret_void()
-    return function
-
-
-def _release(module: ir.Module) -> ir.Function:
-    """`void release(job)`: the last of its users gives the job's memory back."""
-    if "release" in module.globals:
-        return module.globals["release"]
-    function = ir.Function(module, ir.FunctionType(VOID, [POINTER]), "release")
-    function.linkage = "internal"
-    build = ir.IRBuilder(function.append_basic_block())
-    users = build.atomic_rmw("sub", _place(build, function.args[0], "users"), const(1), "acq_rel")
-    with build.if_then(build.icmp_signed("==", users, const(1))):
-        build.call(_libc(module, "free", VOID, [POINTER]), function.args)
+    build.call(release(module), function.args)
+    look(module, build)
     build.ret_void()
     return function
 
@@ -245,11 +249,7 @@ def _wait(module: ir.Module, build: ir.IRBuilder, job: ir.Value) -> None:
     loop, end = build.append_basic_block(), build.append_basic_block()
     build.branch(loop)
     build.position_at_end(loop)
-    done = build.load_atomic(_place(build, job, "done"), "acquire", 8, typ=I64)
-    panels = build.load(_place(build, job, "panels"), typ=I64)
+    done = build.load_atomic(place(build, job, "done"), "acquire", 8, typ=I64)
+    panels = build.load(place(build, job, "panels"), typ=I64)
     build.cbranch(build.icmp_signed("<", done, panels), loop, end)
     build.position_at_end(end)
-
-
-def _libc(module: ir.Module, name: str, result: ir.Type, takes: list[ir.Type]) -> ir.Function:
-    return module.globals.get(name) or ir.Function(module, ir.FunctionType(result, takes), name)
