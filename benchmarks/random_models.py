@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax.core.types import BoundModel, Params
+from speccascade_jax.data.vocabularies.vocabulary import TextVocabulary
 from speccascade_jax.models.decoder import DecoderConfig, DecoderLM
 from speccascade_jax.models.layers import fuse
 from speccascade_jax.models.products import pack
 from speccascade_jax.models.t5 import T5, T5Config
+from speccascade_jax.pairs.pair import Pair
 
 T5_10M = T5Config(4096, 4096, 320, 5, 64, 512, 3, 4)
 T5_29M = T5Config(4096, 4096, 320, 5, 64, 2048, 4, 6)
@@ -45,6 +47,14 @@ def random(config: T5Config | DecoderConfig, seed: int = 0) -> BoundModel:
         return draws.standard_normal(leaf.shape, np.float32) / np.float32(np.sqrt(leaf.shape[0]))
 
     return BoundModel(params=fuse(jax.tree.map(drawn, shapes)), model=model)
+
+
+def random_pair(name: str, vocabulary: TextVocabulary | None) -> Pair:
+    """A target of `SIZES`, of T5s, and a draft as small as the shipped one, held in float32."""
+    config = SIZES[name]
+    small = T5Config(config.vocab_size, config.num_embeddings, 128, 2, 64, 384, 4, 1)
+    target, draft = (held_as(random(each), "float32") for each in (config, small))
+    return Pair(target, draft, vocabulary, name=name)
 
 
 def held_as(bound: BoundModel, kind: str) -> BoundModel:

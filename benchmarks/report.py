@@ -197,6 +197,7 @@ LAYOUTS = {
     "rounds": Layout(
         "The engine against the calls it makes, per example",
         (
+            Column("target", "target"),
             *_POINT,
             Column("draft steps", "draft_steps", number(1)),
             Column("target calls", "target_calls", number(1)),

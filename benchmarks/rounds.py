@@ -12,12 +12,13 @@ import numpy as np
 
 from benchmarks import measure
 from benchmarks.loops import extend_loop
+from benchmarks.random_models import random_pair
 from benchmarks.setting import Bench, Rows
 from speccascade_jax.evaluation.points import Method
 
 
 def run(bench: Bench) -> Rows:
-    """One row per rule (with the first of its α's), γ and temperature, see `_row`."""
+    """One row per rule (with the first of its α's), γ and temperature; and the lossless rule with larger models."""
     settings = bench.settings
     first = {method.name: method for method in reversed(settings.methods)}
     methods = [first[name] for name in dict.fromkeys(method.name for method in settings.methods)]
@@ -25,6 +26,9 @@ def run(bench: Bench) -> Rows:
     for method in bench.track([replace(m, block_size=block) for m in methods for block in settings.blocks(m)]):
         for temperature in settings.temperatures:
             rows.append(_row(bench, method, temperature))
+    for name in bench.track(settings.engine_sizes):
+        larger = bench.with_pair(random_pair(name, bench.pair.vocabulary), examples=2)  # each of the full length
+        rows += [_row(larger, replace(larger.lossless, block_size=block), 0.0) for block in settings.block_sizes[:2]]
     return {"rounds": rows}
 
 
@@ -49,10 +53,11 @@ def _row(bench: Bench, method: Method, temperature: float) -> dict[str, Any]:
         **loops,
     }
     calls["prefill"]()
-    seconds = measure.interleave(calls, bench.settings.repeats)
+    seconds = measure.interleave(calls, 2 * bench.settings.repeats)
     draft, target = (seconds[name] / loops[name].count for name in ("draft", "target"))
     inside, expected = seconds["engine"] - seconds["prefill"], draft_steps * draft + target_calls * target
     return {
+        "target": bench.pair.name,
         "rule": method.name,
         "alpha": method.alpha,
         "block_size": method.block_size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -55,6 +56,7 @@ class Settings:
         block_size: γ where it is not swept; block_sizes: where it is; lossy_block_sizes: γ's of rules that are lossy.
         capacity: of short blocks in `stopping`.
         temperatures: of draft and target; methods: rules with their α's.
+        engine_sizes: models of `random_models.SIZES` in `rounds`.
         sizes, size_widths: models of `random_models.SIZES` and tokens per call, the first 1, in `sizes`.
         widths: tokens per call in `scoring`; vocab_sizes, rules: in `verification`; batches: rows in `batches` and
             `auto`; beside_auto: the fixed γ's in the latter.
@@ -79,6 +81,7 @@ class Settings:
     lossy_block_sizes: tuple[int, ...] = (5,)
     temperatures: tuple[float, ...] = (0.0, 1.0)
     methods: tuple[Method, ...] = METHODS
+    engine_sizes: tuple[str, ...] = ("T5 29 M", "T5 77 M")
     sizes: tuple[str, ...] = tuple(SIZES)
     size_widths: tuple[int, ...] = (1, 4, 6, 8)
     widths: tuple[int, ...] = tuple(range(1, 13))
@@ -115,6 +118,7 @@ def quick(settings: Settings) -> Settings:
         block_sizes=(2,),
         lossy_block_sizes=(2,),
         methods=(SPEC_DECODE, Method(name="token_v3", alpha=0.5)),
+        engine_sizes=tuple(SIZES)[:1],
         sizes=tuple(SIZES)[:1],
         widths=(1, 3),
         vocab_sizes=(512,),
@@ -164,6 +168,13 @@ class Bench:
         self.texts = [task.build_prompt(example) for example in examples]
         self._prompts = make_prompt(self.pair, self.texts)
         self._streams: dict[int, Stream] = {}
+
+    def with_pair(self, pair: Pair, examples: int) -> Bench:
+        """The first of the texts with another pair of the same vocabulary, of whatever family."""
+        other = copy.copy(self)
+        other.pair, other.settings = pair, replace(self.settings, examples=min(examples, self.settings.examples))
+        other._prompts = make_prompt(pair, self.texts)
+        return other
 
     @property
     def lossless(self) -> Method:

@@ -2,6 +2,7 @@ r"""Beside others: the same weights, prompts and lengths in transformers 4 and 5
 
     make bench-peers                                                        environments, then everything
     python -m benchmarks.peers --libraries=ours,CTranslate2 --pairs=tatoeba_en_de --batches=1
+    python -m benchmarks.peers --resume                                     what a run that was cut off still lacks
     python -m benchmarks.peers --markdown results/peers.json                the tables of a run, for a page
 
 Every library works in a process of its own and waits while another is timed; the settings of all of them run in turns.
@@ -53,18 +54,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             "batch_turns": 1 if args.quick else min(BATCH_TURNS, args.turns),
             "examples": 25 if args.quick else EXAMPLES,
         }
-        measure_all(settings, Path(args.output))
+        measure_all(settings, Path(args.output), resume=args.resume)
     except (ValueError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def measure_all(settings: Record, output: Path) -> Record:
+def measure_all(settings: Record, output: Path, resume: bool = False) -> Record:
     """Run the chosen pairs; writes `output` after each, and tables beside it (`.md`).
+
+    Args:
+        resume: keep the pairs that `output` holds already, where it is there.
 
     Raises:
         RuntimeError: no library could be started.
+        ValueError: what is to be kept is of another run, see `continued`.
     """
     begin = time.monotonic()
     record: Record = {
@@ -79,7 +84,9 @@ def measure_all(settings: Record, output: Path) -> Record:
     }
     with ExitStack() as stack:
         workers = started(settings["libraries"], record, stack, output.parent / "peers_logs")
-        for name in settings["pairs"]:
+        if resume and output.exists():
+            record = continued(record, runs.read(output, FORMAT, "pairs", "make bench-peers"), str(output))
+        for name in [name for name in settings["pairs"] if name not in record["pairs"]]:
             with tempfile.TemporaryDirectory(prefix="peers_") as folder:
                 try:
                     prepared = PAIRS[name](Path(folder))
@@ -88,12 +95,31 @@ def measure_all(settings: Record, output: Path) -> Record:
                     _say(f"{name} left out: {error}", begin)
                 else:
                     found = measuring.measure(workers, prepared, settings, lambda text: _say(text, begin))
-                    record["pairs"][name] = {"parameters": prepared.parameters, **found}
+                    pairs = record["pairs"] | {name: {"parameters": prepared.parameters, **found}}
+                    record["pairs"] = {known: pairs[known] for known in PAIRS if known in pairs}
             write_atomically(output, json.dumps(plain(record), indent=1, allow_nan=False) + "\n")
             write_atomically(output.with_suffix(".md"), report.markdown(record))
     print(report.markdown(record))
     _say(f"results: {output}, tables: {output.with_suffix('.md')}", begin)
     return record
+
+
+def continued(record: Record, stored: Record, where: str) -> Record:
+    """A stored run to which the pairs that it lacks are added: times of one table are of one machine and one code.
+
+    Raises:
+        ValueError: it was measured with other settings or versions, or on another machine; says which.
+    """
+    settings = {name: value for name, value in record["settings"].items() if name != "pairs"}
+    wanted = plain(settings | {part: record[part] for part in ("device", "versions")})
+    held = stored["settings"] | {part: stored[part] for part in ("device", "versions")}
+    for name, value in wanted.items():
+        if held.get(name) != value:
+            raise ValueError(
+                f"{where} was measured with {name} {held.get(name)}, this run has {value}: measure anew without "
+                f"--resume, or into another --output"
+            )
+    return stored | {"settings": record["settings"], "left_out": record["left_out"]}
 
 
 def started(names: Sequence[str], record: Record, stack: ExitStack, logs: Path) -> dict[str, Worker]:
@@ -130,6 +156,7 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", default="", help=f"of {', '.join(map(str, known))}, by commas; default: all")
     parser.add_argument("--turns", type=int, default=TURNS, help="how often everything is timed (default %(default)s)")
     parser.add_argument("--quick", action="store_true", help="everything once: only to see that it works")
+    parser.add_argument("--resume", action="store_true", help="keep the pairs that the output holds, add the others")
     parser.add_argument("--output", default="results/peers.json", help="JSON file (default %(default)s)")
     parser.add_argument("--markdown", metavar="JSON", help="print the tables of a stored run, measure nothing")
     return parser

@@ -14,8 +14,10 @@ from speccascade_jax.runtime.paths import repository_root
 PLAIN, LOSSLESS, LOSSY, LOOKUP = "plain", "lossless", "lossy", "prompt lookup"
 BLOCKS = (2, 3, 5, 7)
 """γ of our lossless settings; 3 and 5 are the others' too."""
+HELD = {"float16": (2, 3, 5), "int8": (2, 3, 5)}
+"""What our weights are held in beside float32, and γ of the lossless settings: a cheaper step wants shorter blocks."""
 LOSSY_BLOCKS = (3, 5, 7)
-LARGE_BLOCK = 5
+LARGE_BLOCK = 3
 """Beyond it one row alone is timed: in batches, which are bound by arithmetic, blocks want to be short."""
 ALPHAS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 LOSSY_POINTS = tuple((rule, alpha) for rule in ("token_v3", "opt") for alpha in ALPHAS)
@@ -107,7 +109,7 @@ def lossy(rule: str, alpha: float) -> list[Contender]:
             weights="float32",
             kind=LOSSY,
             label=f"{rule}, α {alpha:g}, γ {block}",
-            options={"rule": rule, "alpha": alpha, "block_size": block},
+            options={"dtype": "float32", "rule": rule, "alpha": alpha, "block_size": block},
             largest_batch=32 if block <= LARGE_BLOCK else 1,
         )
         for block in LOSSY_BLOCKS
@@ -115,20 +117,24 @@ def lossy(rule: str, alpha: float) -> list[Contender]:
 
 
 def _ours() -> list[Contender]:
-    base = Contender(library="ours", weights="float32", kind=PLAIN, label=PLAIN, options={"method": "autoregressive"})
-    return [
-        base,
-        *(
+    made = []
+    for weights, blocks in ({"float32": BLOCKS} | HELD).items():
+        options = {"dtype": weights, "method": "autoregressive"}
+        base = Contender(library="ours", weights=weights, kind=PLAIN, label=PLAIN, options=options)
+        # products are in float32 whatever weights are held in: where arithmetic counts, nothing else is to be seen
+        largest = LARGE_BLOCK if weights == "float32" else 0
+        lossless = [
             dataclasses.replace(
                 base,
                 kind=LOSSLESS,
                 label=f"spec_decode, γ {block}",
-                options={"rule": "spec_decode", "block_size": block},
-                largest_batch=32 if block <= LARGE_BLOCK else 1,
+                options={"dtype": weights, "rule": "spec_decode", "block_size": block},
+                largest_batch=32 if block <= largest else 1,
             )
-            for block in BLOCKS
-        ),
-    ]
+            for block in blocks
+        ]
+        made += [base, *lossless]
+    return made
 
 
 def _threads(name: str, weights: Sequence[str]) -> list[Contender]:

@@ -38,13 +38,15 @@ def measure(workers: Mapping[str, Worker], prepared: Prepared, settings: Row, sa
         out["quality"] = qualities(workers["ours"], prepared.task, settings["examples"])
         for best in best_lossy(out["quality"]):
             chosen += table.lossy(best["rule"], best["alpha"])
-    for size in settings["batches"]:
-        say(f"{prepared.name}, batch {size}")
+    for size in [size for size in settings["batches"] if size <= prepared.largest_batch]:
         fitting = [contender for contender in chosen if contender.largest_batch >= size]
+        say(f"{prepared.name}, batch {size}: {len(fitting)} settings once")
         tokens, left_out = warm(workers, fitting, prepared, size)
         out["left_out"] += left_out
         fitting = [contender for contender in fitting if contender in tokens]
-        turns = min(prepared.turns, settings["turns" if size == 1 else "batch_turns"])
+        limit = "turns" if size == 1 else "batch_turns"
+        turns = min(getattr(prepared, limit), settings[limit])
+        say(f"{prepared.name}, batch {size}: {len(fitting)} settings, {turns} turns")
         seconds = interleave(workers, fitting, prepared.batches(size), turns)
         out["rows"] += rows(workers.get("ours"), prepared, size, seconds, tokens)
     return out

@@ -39,7 +39,8 @@ class Prepared:
     Attributes:
         name, folder, family: which, where, "t5" or "llama"; ours: what `load_pair` calls it, `None`: by its folder.
         prompts: 32 prompts of ids; new_tokens: the most that are written; stop: ids that end an output.
-        alone: how many prompts are decoded one at a time; turns: how often at most.
+        alone: how many prompts are decoded one at a time; turns, batch_turns: how often at most, and larger batches;
+            largest_batch: rows, beyond which nothing is timed.
         task: what quality is measured on, if anything.
         parameters: of target and draft; uneven: of both, whether encoder and decoder differ in their numbers of layers.
     """
@@ -53,6 +54,8 @@ class Prepared:
     stop: list[int]
     alone: int
     turns: int
+    batch_turns: int
+    largest_batch: int
     task: str | None
     parameters: tuple[int, int]
     uneven: tuple[bool, bool]
@@ -131,6 +134,8 @@ def planted(folder: Path, name: str, target: Any, draft: Any, new_tokens: int) -
         stop=[1],  # never written
         alone=2,
         turns=3,  # they take ten times as long as the others, and vary less
+        batch_turns=2,
+        largest_batch=8,  # all libraries together took a minute a turn for 32
         task=None,
         parameters=_sizes([flat for _, flat in models.values()]),
         uneven=_uneven([target, draft]),
@@ -161,6 +166,8 @@ def _trained(
         stop=stop,
         alone=alone,
         turns=5,
+        batch_turns=3,
+        largest_batch=LARGEST,
         task=task,
         parameters=_sizes([flat for _, flat in models]),
         uneven=_uneven([config for config, _ in models]),

@@ -57,9 +57,14 @@ def test_the_tables_can_be_printed_again(record, tmp_path, capsys):
 @pytest.mark.laws
 def test_the_engines_calls_are_counted_steps_times_measured_ones(record):
     for row in rows(record, "rounds"):
-        counted = row["draft_steps"] * row["draft_step_ms"]["value"]
-        counted += row["target_calls"] * row["target_call_ms"]["value"]
-        assert row["calls_ms"]["value"] == pytest.approx(counted)  # the median of two is linear
+        counted = {
+            each: row["draft_steps"] * row["draft_step_ms"][each] + row["target_calls"] * row["target_call_ms"][each]
+            for each in ("low", "value", "high")
+        }
+        assert (
+            0 < counted["low"] <= row["calls_ms"]["value"] <= counted["high"]
+        )  # no median of sums is a sum of medians
+        assert row["calls_ms"]["value"] == pytest.approx(counted["value"], rel=0.5)
         assert row["tokens"] <= row["target_calls"] * (row["block_size"] + 1)
 
 

@@ -17,12 +17,13 @@ from speccascade_jax.pairs.pair import Pair, load_pair
 from speccascade_jax.runtime import compilation_cache
 
 BATCH = 25
+EXACT = "float32"
+"""What weights are held in where nothing else is asked for."""
 
 
 class Ours:
-    """The pair as users load it."""
+    """The pair as users load it, in each dtype that was asked for."""
 
-    pair: Pair
     told: dict[str, Any]
 
     def versions(self) -> dict[str, str]:
@@ -31,16 +32,22 @@ class Ours:
         return versions() | ({"revision": revision} if revision else {})
 
     def load(self, pair: dict[str, Any]) -> None:
-        """By name where it has one, otherwise from the folders that the others read."""
-        folder = pair["folder"]
+        """Nothing is read before it is needed."""
         self.told = pair
-        self.pair = load_pair(pair["ours"]) if pair["ours"] else Pair.load(f"{folder}/target", f"{folder}/draft")
+        self._pairs: dict[str, Pair] = {}
+
+    def held(self, dtype: str = EXACT) -> Pair:
+        """By name where it has one, otherwise from the folders that the others read."""
+        if dtype not in self._pairs:
+            folder, name = self.told["folder"], self.told["ours"]
+            paths = f"{folder}/target", f"{folder}/draft"
+            self._pairs[dtype] = load_pair(name, dtype=dtype) if name else Pair.load(*paths, dtype=dtype)
+        return self._pairs[dtype]
 
     def write(self, options: Options, prompts: Ids, pair: dict[str, Any]) -> Ids:
-        """As in the protocol; options are `sc.decode`'s settings."""
-        out = sc.decode(
-            self.pair, prompts, max_new_tokens=pair["new_tokens"], stop_ids=pair["stop"], temperature=0.0, **options
-        )
+        """As in the protocol; options: `dtype`, and `sc.decode`'s settings."""
+        settings = {"max_new_tokens": pair["new_tokens"], "stop_ids": pair["stop"], "temperature": 0.0} | options
+        out = sc.decode(self.held(settings.pop("dtype")), prompts, **settings)
         rows = zip(out.tokens, out.lengths, strict=True)
         return [row[:length].tolist() for row, length in rows]
 
@@ -52,7 +59,7 @@ class Ours:
         committed = calls = 0
         for start in range(0, len(examples), BATCH):
             prompts = [chosen.build_prompt(example) for example in examples[start : start + BATCH]]
-            out = sc.decode(self.pair, prompts, max_new_tokens=64, temperature=0.0, **options)
+            out = sc.decode(self.held(), prompts, max_new_tokens=64, temperature=0.0, **options)
             assert out.texts is not None
             texts += [chosen.postprocess(text) for text in out.texts]
             committed += out.stats["committed"]
@@ -71,9 +78,10 @@ class Ours:
 
     def _gap(self, prompt: list[int], row: list[int], other: int) -> float:
         """As `gaps`, of one row; padded as all are, so that one program does."""
-        model: Any = self.pair.target.model
-        params, width, longest = self.pair.target.params, self.told["width"], self.told["new_tokens"]
-        if self.pair.encoder_decoder:
+        pair = self.held()
+        model: Any = pair.target.model
+        params, width, longest = pair.target.params, self.told["width"], self.told["new_tokens"]
+        if pair.encoder_decoder:
             fed, at = right_pad([[0, *row[:-1]]], longest + 1), len(row) - 1
             logits = self._t5(model, params, right_pad([prompt], width), fed)
         else:

@@ -1,6 +1,7 @@
 """The command, with our own worker on a small planted pair, and what it says where something is missing."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,6 +25,7 @@ def _absent(folder):
 def small(monkeypatch):
     monkeypatch.setattr(command, "PAIRS", {"small": _small, "absent": _absent})
     monkeypatch.setattr(contenders, "BLOCKS", (3,))
+    monkeypatch.setattr(contenders, "HELD", {"float16": (3,)})
     away = contenders.Library(module="huggingface", folder=".venv-that-is-not-there")
     monkeypatch.setitem(command.LIBRARIES, "transformers 4", away)
 
@@ -37,13 +39,76 @@ def test_a_run_is_stored_and_printed(small, tmp_path, capsys):
     assert "absent left out: no data directory" in printed
     record = json.loads(output.read_text())
     rows = record["pairs"]["small"]["rows"]
-    assert [(row["label"], row["batch"]) for row in rows] == [("plain", 8), ("spec_decode, γ 3", 8)]
+    named = [(row["weights"], row["label"], row["batch"]) for row in rows]
+    assert named == [("float32", "plain", 8), ("float32", "spec_decode, γ 3", 8), ("float16", "plain", 8)]
     assert all(row["equal_outputs"] == 1.0 and row["ms_per_token"]["value"] > 0 for row in rows)
     assert record["versions"]["ours"]["jax"]
     page = output.with_suffix(".md").read_text()
     assert page in printed
     assert command.main(["--markdown", str(output)]) == 0
     assert capsys.readouterr().out == page
+
+
+@pytest.fixture
+def stored(monkeypatch, tmp_path):
+    """Starts the command with pairs that take no time; returns what it measured and what its file holds."""
+    measured = []
+
+    def _measure(workers, prepared, settings, say):
+        measured.append(prepared.name)
+        if prepared.name == "dies":
+            raise RuntimeError("killed")
+        return {"rows": [], "left_out": [], "quality": []}
+
+    def _started(names, record, stack, logs):
+        record["versions"]["ours"] = {"jax": version}
+        return {}
+
+    monkeypatch.setattr(command, "PAIRS", {name: _named(name) for name in ("first", "dies", "last")})
+    monkeypatch.setattr(command, "started", _started)
+    monkeypatch.setattr(command.measuring, "measure", _measure)
+    version = "1.0"
+
+    def run(*arguments, jax="1.0"):
+        nonlocal version
+        version = jax
+        measured.clear()
+        status = command.main([*arguments, f"--output={tmp_path}/peers.json"])
+        return status, list(measured), json.loads((tmp_path / "peers.json").read_text())
+
+    return run
+
+
+def _named(name):
+    return lambda folder: SimpleNamespace(name=name, parameters=(1, 1))
+
+
+def test_a_run_that_was_cut_off_goes_on_where_it_ended(stored):
+    status, measured, record = stored()
+    assert (status, measured, list(record["pairs"])) == (1, ["first", "dies"], ["first"])
+    status, measured, record = stored("--resume", "--pairs=last")
+    assert (status, measured, list(record["pairs"])) == (0, ["last"], ["first", "last"])
+    status, measured, record = stored("--resume", "--pairs=first,last")
+    assert (status, measured, list(record["pairs"])) == (0, [], ["first", "last"])
+    status, measured, record = stored("--pairs=last")
+    assert (status, measured, list(record["pairs"])) == (0, ["last"], ["last"])
+    status, measured, record = stored("--resume", "--pairs=first")
+    assert (status, measured, list(record["pairs"])) == (0, ["first"], ["first", "last"])  # in the tables' order
+
+
+@pytest.mark.parametrize(
+    ("arguments", "jax", "said"),
+    [
+        (["--quick"], "1.0", "was measured with turns 5, this run has 1: measure anew without --resume"),
+        (["--batches=8"], "1.0", r"was measured with batches [1, 8, 32], this run has [8]"),
+        ([], "1.1", "was measured with versions {'ours': {'jax': '1.0'}}, this run has {'ours': {'jax': '1.1'}}"),
+    ],
+)
+def test_a_run_of_something_else_is_not_continued(stored, arguments, jax, said, capsys):
+    _, _, before = stored("--pairs=first")
+    status, measured, after = stored("--resume", "--pairs=last", *arguments, jax=jax)
+    assert (status, measured, after) == (1, [], before)
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from benchmarks.peers.protocol import WorkerError
 
 PREPARED = Prepared(
     name="made", folder=Path("nowhere"), family="t5", ours=None, prompts=[[n] for n in range(2, 34)], new_tokens=3,
-    stop=[1], alone=2, turns=9, task=None, parameters=(7, 5), uneven=(False, True),
+    stop=[1], alone=2, turns=9, batch_turns=2, largest_batch=8,
+    task=None, parameters=(7, 5), uneven=(False, True),
 )  # fmt: skip
 
 
@@ -38,12 +39,16 @@ class Fake:
 
 def test_a_pair_is_measured_in_turns_against_ours_plain(monkeypatch):
     monkeypatch.setattr(contenders, "BLOCKS", (3,))
+    monkeypatch.setattr(contenders, "HELD", {})
     monkeypatch.setattr(measuring, "SETTLE", 0.0)
     workers = {"ours": Fake(0.6), "transformers 5": Fake(1.2, wrong=True, fails=("lookup",))}
-    settings = {"batches": [1, 8], "turns": 3, "batch_turns": 2, "examples": 5}
+    settings = {"batches": [1, 8, 32], "turns": 3, "batch_turns": 3, "examples": 5}
     told = []
     found = measuring.measure(workers, PREPARED, settings, told.append)
-    assert told == ["made, batch 1", "made, batch 8"]
+    assert told == [
+        "made, batch 1: 18 settings once", "made, batch 1: 16 settings, 3 turns",
+        "made, batch 8: 4 settings once", "made, batch 8: 4 settings, 2 turns",
+    ]  # fmt: skip
     plain, lossless = [row for row in found["rows"] if row["library"] == "ours" and row["batch"] == 1]
     assert plain["kind"] == PLAIN and lossless["kind"] == LOSSLESS
     assert plain["ms_per_token"]["value"] == pytest.approx(200.0)  # two calls of 0.6 s for six tokens
@@ -103,6 +108,21 @@ def test_of_each_rule_the_point_with_fewest_calls_that_keeps_the_quality():
     target = point(None, None, 40.0, 1.0)
     points = [point("a", 0.1, 40.2, 2.0), point("a", 0.5, 39.6, 3.0), point("a", 0.9, 39.4, 4.0)]
     assert measuring.best_lossy([target, *points, point("b", 0.5, 30.0, 5.0)]) == [points[1]]
+
+
+def test_our_weights_in_other_types_are_compared_with_float32():
+    ours = contenders.contenders(["ours"], "t5", (False, False))
+    assert {(c.weights, c.label) for c in ours if c.options["dtype"] == "int8"} == {
+        ("int8", "plain"), ("int8", "spec_decode, γ 2"), ("int8", "spec_decode, γ 3"), ("int8", "spec_decode, γ 5"),
+    }  # fmt: skip
+    batched = [(c.weights, c.label) for c in ours if c.largest_batch == 32]
+    exact = [("float32", label) for label in ("plain", "spec_decode, γ 2", "spec_decode, γ 3")]
+    assert batched == [*exact, ("float16", "plain"), ("int8", "plain")]
+    seconds = {c: np.full(2, 0.5 if c.weights == "float32" else 0.25) for c in ours if c.kind == PLAIN}
+    tokens = {c: [[5, 6], [7, 8]] if c.weights == "float32" else [[5, 6], [7, 9]] for c in seconds}
+    found = measuring.rows(Fake(0.0), PREPARED, 1, seconds, tokens)
+    kept = [(r["weights"], r["ratio"]["value"], r["equal_tokens"]) for r in found]
+    assert kept == [("float32", 1.0, 1.0), ("float16", 0.5, 0.75), ("int8", 0.5, 0.75)]
 
 
 def test_settings_of_each_library():
