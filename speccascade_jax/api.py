@@ -118,13 +118,12 @@ def _output(pair: Pair, generation: Generation, prompt: Prompt | None, draft_alo
     texts = None
     if pair.vocabulary is not None:
         begins: list[Ids] = [()] * len(tokens) if prompt is None else decoder_context(prompt)
-        rows = zip(tokens, lengths, begins, strict=True)
-        texts = [pair.vocabulary.decode(row[:n].tolist(), after=begin) for row, n, begin in rows]
-    fields = type(generation.stats).__dataclass_fields__
-    per_row_stats = {name: getattr(generation.stats, name) for name in fields}
+        rows = zip(tokens.tolist(), lengths.tolist(), begins, strict=True)
+        texts = [pair.vocabulary.decode(row[:n], after=begin) for row, n, begin in rows]
     well = np.delete(np.arange(len(tokens)), [failure.row for failure in failed]) if failed else None
     measured = summarise(generation.stats, lengths, rows=well, draft_alone=draft_alone)
-    return DecodeOutput(texts, tokens, lengths, {**measured, "rows": per_row_stats}, generation, failed)
+    measured["rows"] = dict(vars(generation.stats))
+    return DecodeOutput(texts, tokens, lengths, measured, generation, failed)
 
 
 def target_law(

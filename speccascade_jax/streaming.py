@@ -1,6 +1,6 @@
 """`stream`: the tokens of one output as they are committed, each with where it came from.
 
-The rounds are `Engine.step`, the same that `generate` loops over on the device. Here Python loops: one dispatch and one
+The rounds are those that `generate` loops over on the device (`engine.rounds`). Here Python loops: one dispatch and one
 transfer of a few integers per round, while everything else stays on the device.
 """
 
@@ -20,6 +20,7 @@ from speccascade_jax.core.types import SOURCES, Array, Controls, Params, Prompt
 from speccascade_jax.data.vocabularies.vocabulary import Ids, TextVocabulary
 from speccascade_jax.engine.generate import argument, failures, model_names, raise_if_failed
 from speccascade_jax.engine.loop import DecodeState, Engine
+from speccascade_jax.engine.rounds import one_round
 from speccascade_jax.methods.drafting import check_length
 from speccascade_jax.methods.plan import plan
 from speccascade_jax.pairs.pair import Pair
@@ -139,7 +140,7 @@ def _init(
 @partial(jax.jit, static_argnames="engine", donate_argnames="state")
 def _step(engine: Engine, params: Params, state: DecodeState, controls: Controls) -> tuple[DecodeState, Array]:
     """One round, and int32 `[4 + 2 (G + 1)]` of it: `_unpack` says what. XLA drops the laws that nothing reads."""
-    state, turn = engine.step(params, state, controls)
+    state, turn = one_round(engine, params, state, controls)
     head = jnp.stack([turn.num_new[0], state.done[0].astype(jnp.int32), *state.failed_at[0]])
     return state, jnp.concatenate([head, turn.tokens[0], turn.source[0]])
 

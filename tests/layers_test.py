@@ -102,7 +102,7 @@ def test_there_is_one_loop_over_rounds():
     """The others are over a block's tokens, what a cache lacks, a width, and a root of an equation."""
     loops = [path for path in PACKAGE.rglob("*.py") if "while_loop(" in path.read_text()]
     assert {path.relative_to(PACKAGE).as_posix() for path in loops} == {
-        "engine/loop.py", "drafters/model.py", "models/along.py", "engine/widths.py", "rules/laws.py",
+        "engine/rounds.py", "drafters/model.py", "models/along.py", "engine/widths.py", "rules/laws.py",
     }  # fmt: skip
 
 

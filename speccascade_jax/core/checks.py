@@ -100,7 +100,7 @@ def check_example_ids(example_ids: Any, rows: int) -> np.ndarray:
         ValueError: another number of ids than rows, or no whole numbers below 2³¹.
     """
     if example_ids is None:
-        return np.arange(rows)
+        return np.arange(rows, dtype=np.int32)
     ids = np.asarray(example_ids)
     if ids.shape != (rows,):
         raise ValueError(f"example_ids have shape {ids.shape}, but the batch has {rows} rows; give one id per row")

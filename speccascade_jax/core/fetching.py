@@ -21,24 +21,30 @@ def join(tree: PyTree) -> Array:
 
 
 class Layout(NamedTuple):
-    """Where the arrays of a tree lie in what `join` makes of it."""
+    """Where the arrays of a tree lie in what `join` makes of it: shape, dtype, first byte; and how long that is."""
 
     structure: Any
-    places: tuple[tuple[slice, Any, tuple[int, ...]], ...]
+    places: tuple[tuple[tuple[int, ...], Any, int], ...]
+    size: int
 
     @classmethod
     def of(cls, tree: PyTree) -> Layout:
         """Of arrays, or of their shapes."""
         leaves, structure = jax.tree.flatten(tree)
-        places, end = [], 0
+        places, begin = [], 0
         for leaf in leaves:
-            begin, end = end, end + math.prod(leaf.shape)
-            places.append((slice(begin, end), leaf.dtype, leaf.shape))
-        return cls(structure, tuple(places))
+            places.append((leaf.shape, leaf.dtype, begin))
+            begin += 4 * math.prod(leaf.shape)
+        return cls(structure, tuple(places), begin // 4)
 
-    def split(self, joined: np.ndarray) -> PyTree:
-        """The tree, of views of `joined`."""
-        return jax.tree.unflatten(self.structure, [joined[at].view(of).reshape(shape) for at, of, shape in self.places])
+    def fetch(self, joined: Array) -> PyTree:
+        """The tree on the host, read-only: its arrays are made while the device works, and filled when it is done."""
+        held = np.empty(self.size, np.int32)
+        shown = held.view()
+        shown.flags.writeable = False
+        tree = jax.tree.unflatten(self.structure, [np.ndarray(shape, of, shown, at) for shape, of, at in self.places])
+        held[:] = np.asarray(joined)
+        return tree
 
 
 def fetch(tree: PyTree) -> PyTree:
@@ -51,7 +57,7 @@ def fetch(tree: PyTree) -> PyTree:
     if not leaves or not all(isinstance(leaf, jax.Array) and leaf.dtype.name in _JOINED for leaf in leaves):
         return jax.device_get(tree)
     joined = _join(tree)
-    return Layout.of(tree).split(np.asarray(joined))
+    return Layout.of(tree).fetch(joined)
 
 
 _join = jax.jit(join)

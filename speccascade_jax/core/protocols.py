@@ -121,9 +121,6 @@ class Outcome:
 class Drafter(Protocol):
     """Anything that writes a block and says what each token was drawn from. Frozen and hashable.
 
-    An adaptive one may have a further attribute `lengths`: those that it aims at, rising up to `block`; each is then
-    scored by a program of just its width.
-
     Attributes:
         block: the longest block it may hand over (static); adaptive: whether blocks are often shorter than that, so
             that they are worth scoring no wider than they are; reads_features: whether it wants the target's.
@@ -150,6 +147,64 @@ class Drafter(Protocol):
 
     def stats(self, state: PyTree) -> Any:
         """Statistics of engines inside this drafter, or `None`."""
+
+
+class Counted(NamedTuple):
+    """What became of the rounds of a phase, int32 `[B]` each: rounds the row took part in; its drafts of these rounds
+    that were kept, and those that were examined."""
+
+    rounds: Array
+    kept: Array
+    examined: Array
+
+
+@runtime_checkable
+class Planner(Protocol):
+    """Stands in a drafter's place, and settles before each phase of some rounds which of its `drafters` drafts in them.
+
+    Each phase is rounds of an engine that has just that drafter (`engine.rounds`). Frozen and hashable. Its state has
+    two attributes, int32 scalars: `place`, that of the phase's drafter, and `turns`, how many rounds are left of the
+    phase, 0 before the first one.
+
+    Attributes:
+        block: the longest block of any; adaptive, reads_features: False.
+    """
+
+    @property
+    def drafters(self) -> tuple[Drafter, ...]: ...
+    @property
+    def block(self) -> int: ...
+    @property
+    def adaptive(self) -> bool: ...
+    @property
+    def reads_features(self) -> bool: ...
+
+    def init(self, params: Params, start: Start) -> PyTree:
+        """The state before the first phase."""
+
+    def places(self, params: Params) -> tuple[int, ...]:
+        """Those that may be settled with these parameters; by their structure alone, for others are not compiled."""
+
+    def settle(
+        self, params: Params, state: PyTree, tokens: Array, length: Array, room: Array, active: Array
+    ) -> tuple[PyTree, Array]:
+        """A place, at least one turn, and all that its drafter needs; reads finished rounds alone.
+
+        Args:
+            tokens, length, room, active: as of `Request`.
+
+        Returns:
+            The state, and int32 `[B]`, passes of the draft that this took.
+        """
+
+    def entered(self, state: PyTree, place: int) -> PyTree:
+        """The state that the drafter in `place` begins a phase with."""
+
+    def left(self, state: PyTree, place: int, own: PyTree, counted: Counted) -> PyTree:
+        """With what that drafter's state is after some rounds of the phase, or all of them."""
+
+    def stats(self, state: PyTree) -> Any:
+        """As of `Drafter`."""
 
 
 class DraftStep(NamedTuple):

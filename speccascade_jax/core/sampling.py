@@ -24,10 +24,10 @@ def argmax(values: Array) -> Array:
     return jnp.minimum(jnp.where(hit, indices, values.shape[-1]).min(-1), values.shape[-1] - 1)
 
 
-def one_hot_argmax(values: Array) -> Array:
-    """float32 one-hot of `argmax` over the last axis."""
-    indices = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
-    return (indices == argmax(values)[..., None]).astype(jnp.float32)
+def one_hot(tokens: Array, size: int) -> Array:
+    """float32 `[..., size]`: 1 at `tokens` `[...]`, 0 elsewhere."""
+    indices = jax.lax.broadcasted_iota(jnp.int32, (*tokens.shape, size), tokens.ndim)
+    return (indices == tokens[..., None]).astype(jnp.float32)
 
 
 def softmax(logits: Array) -> Array:
@@ -62,19 +62,43 @@ def raw_and_scaled(logits: Array, sampling: Sampling) -> Laws:
     Where every row is greedy no exponential is taken; where `S` is the identity in every row, the two are one. What
     nothing reads is left out by the compiler.
     """
+    return _laws(logits, sampling)[0]
+
+
+def laws_and_token(logits: Array, sampling: Sampling, uniform: Array) -> tuple[Laws, Array]:
+    """As `raw_and_scaled`, and what `sample` draws from the scaled law with `uniform` `[...]`, int32 `[...]`.
+
+    Where every row is greedy that is the law's one token, and no sums over the vocabulary are taken to find it.
+    """
+    laws, largest = _laws(logits, sampling)
+    greedy = jnp.all(sampling.temperature <= 0.0)
+    token = jax.lax.cond(
+        greedy, lambda law, u, only: only, lambda law, u, _: sample(law, u), laws.scaled, uniform, largest
+    )
+    return laws, token
+
+
+def _laws(logits: Array, sampling: Sampling) -> tuple[Laws, Array]:
+    """And the most likely tokens, int32 `[...]`, where every row is greedy."""
     logits = logits.astype(jnp.float32)
     identity, greedy = jnp.all(_is_identity(sampling)), jnp.all(sampling.temperature <= 0.0)
+    without, none = jnp.zeros(logits.shape[:-1], jnp.float32), jnp.zeros(logits.shape[:-1], jnp.int32)
+
+    def cold(x: Array) -> tuple[Array, Array, Array]:
+        token = argmax(x)
+        return one_hot(token, x.shape[-1]), without, token
+
+    branches = (
+        lambda x: (*_softmax_and_max(x), none),
+        cold,
+        lambda x: (_scale(x, sampling), without, none),
+    )
     case = jnp.where(greedy, 1, jnp.where(identity, 0, 2))
-    without = jnp.zeros(logits.shape[:-1], jnp.float32)
-    scaled, top = jax.lax.switch(
-        case,
-        (_softmax_and_max, lambda x: (one_hot_argmax(x), without), lambda x: (_scale(x, sampling), without)),
-        logits,
-    )
+    scaled, max_scaled, largest = jax.lax.switch(case, branches, logits)
     raw, max_raw = jax.lax.cond(
-        identity, lambda x, *found: found, lambda x, *_: _softmax_and_max(x), logits, scaled, top
+        identity, lambda x, *found: found, lambda x, *_: _softmax_and_max(x), logits, scaled, max_scaled
     )
-    return Laws(raw, scaled, max_raw)
+    return Laws(raw, scaled, max_raw), largest
 
 
 def _softmax_and_max(logits: Array) -> tuple[Array, Array]:
@@ -97,7 +121,7 @@ def _scale(logits: Array, sampling: Sampling) -> Array:
     laws = jax.nn.softmax(scaled, axis=-1)
     truncates = jnp.any(~greedy & ((top_k > 0) | (top_p < 1.0)))
     laws = jax.lax.cond(truncates, _truncate, lambda laws, *_: laws, laws, top_k, top_p)
-    return jnp.where(greedy, one_hot_argmax(logits), laws)
+    return jnp.where(greedy, one_hot(argmax(logits), logits.shape[-1]), laws)
 
 
 def expand(values: Array, ndim: int) -> Array:

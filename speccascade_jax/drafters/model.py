@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from speccascade_jax.core import rngs
 from speccascade_jax.core.arrays import is_stop
 from speccascade_jax.core.protocols import DraftStep, LanguageModel, Outcome, Request, Start, StopPolicy
-from speccascade_jax.core.sampling import expand, log_laws, raw_and_scaled, sample
+from speccascade_jax.core.sampling import expand, laws_and_token, log_laws
 from speccascade_jax.core.types import Array, Cache, Draft, Laws, Params, PyTree
 from speccascade_jax.models.along import catch_up
 
@@ -126,16 +126,15 @@ class ModelDrafter:
         """One forward pass and, where the policy says so, one drawn token."""
         logits, hidden, cache = self._forward(params, carry)
         with jax.named_scope("sampling"):
-            q, q_tilde, max_q = raw_and_scaled(logits, request.controls.draft)
+            at = jnp.minimum(carry.slot, self.block - 1)
+            uniform = jax.lax.dynamic_index_in_dim(uniforms, at, axis=1, keepdims=False)
+            (q, q_tilde, max_q), token = laws_and_token(logits, request.controls.draft, uniform)
         seen = DraftStep(q, max_q, hidden, carry.slot, position=request.length + carry.slot, drawn=carry.drawn)
         decision, policy = self.stop(params.get("stop"), carry.state.policy, seen, request.controls)
         policy = jax.tree.map(
             lambda new, old: jnp.where(expand(carry.drawing, new.ndim), new, old), policy, carry.state.policy
         )
         draws = carry.drawing & decision.draw & (carry.slot < self.block)
-        with jax.named_scope("sampling"):
-            at = jnp.minimum(carry.slot, self.block - 1)
-            token = sample(q_tilde, jax.lax.dynamic_index_in_dim(uniforms, at, axis=1, keepdims=False))
         ends = is_stop(token, request.stop_ids) | (carry.slot + 1 >= request.room)
         laws = Laws(q, q_tilde)
         if request.block.logs is not None:

@@ -10,7 +10,8 @@ from speccascade_jax.core import rngs
 from speccascade_jax.core.checks import whole
 from speccascade_jax.core.protocols import Outcome, Request, Start
 from speccascade_jax.core.types import Array, Cache, Controls, Draft, LawPair, Laws, Params, Round
-from speccascade_jax.engine.loop import DecodeState, Engine, run_rounds
+from speccascade_jax.engine.loop import DecodeState, Engine
+from speccascade_jax.engine.rounds import run_rounds
 from speccascade_jax.models.along import catch_up
 
 
@@ -35,6 +36,8 @@ class NestedDrafter:
         whole("budget", self.budget, 1)
         if not self.engine.verify_final:
             raise ValueError("an engine that leaves final blocks unverified cannot draft: set its verify_final=True")
+        if self.engine.planner is not None:
+            raise ValueError("an engine that plans its blocks cannot draft: give its drafter a block size")
 
     @property
     def block(self) -> int:
@@ -146,7 +149,7 @@ class NestedDrafter:
             length=outcome.length,
             target_cache=target.rollback(state.target_cache, consumed),
             # the features are those of the model above
-            drafter=self.engine.drafter.commit(params["drafter"], state.drafter, replace(outcome, features=None)),
+            drafter=self.engine.round_drafter.commit(params["drafter"], state.drafter, replace(outcome, features=None)),
         )
 
     def stats(self, state: DecodeState) -> Any:

@@ -7,44 +7,49 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from speccascade_jax.core.protocols import LanguageModel, Outcome, Request, Start
-from speccascade_jax.core.types import Array, Cache, Draft, Params, Prompt
+from speccascade_jax.core.checks import MOST
+from speccascade_jax.core.protocols import Counted, Drafter, LanguageModel, Start
+from speccascade_jax.core.types import Array, Cache, Params, PyTree
 from speccascade_jax.drafters.model import ModelDrafter, ModelDrafterState
-from speccascade_jax.engine.widths import once
+from speccascade_jax.drafters.none import NoDrafter
 from speccascade_jax.models.along import catch_up
-from speccascade_jax.stopping.lengths import Cheapest, Evidence, UpTo
+from speccascade_jax.stopping.lengths import Cheapest, Evidence
+from speccascade_jax.stopping.policies import Fixed
 
 
 @flax.struct.dataclass
 class PlannedState:
-    """The drafting model's state, and what its lengths are chosen by.
+    """The drafting model's cache, and what its lengths are chosen by.
 
     Attributes:
-        inner: its cache is empty until `ready`: a model that never drafts does not read the prompt either.
-        evidence: of the rounds so far; chosen: int32 `[B, N]`, rounds of each row by the length aimed at.
-        prompt, slots, max_rollback: as of `Start`.
+        cache: `()` where nothing is ever drafted.
+        place, turns: int32 scalars, the phase's length and how many of its rounds are left.
+        evidence: of earlier phases; counted: of this one's rounds so far.
+        chosen: int32 `[B, N]`, rounds of each row by length.
     """
 
-    inner: ModelDrafterState
-    ready: Array
+    cache: Cache
+    place: Array
+    turns: Array
     evidence: Evidence
+    counted: Counted
     chosen: Array
-    prompt: Prompt
-    slots: int = flax.struct.field(pytree_node=False)
-    max_rollback: int = flax.struct.field(pytree_node=False)
 
 
 @dataclass(frozen=True)
 class PlannedDrafter:
-    """Drafts with `model` blocks of the length that `plan` chooses before each round.
+    """Drafts with `model` blocks of the length that `plan` chooses before each phase: a `Planner`.
 
-    Parameters are `{"model": …, "costs": Costs}`. The plan reads finished rounds alone, never what it is about to
-    draft, so that any of its choices leaves the law as it is. A round of length 0 makes no call of the model.
+    Parameters are `{"model": …, "costs": Costs}`. The plan reads finished rounds alone, never what is about to be
+    drafted, so that any of its choices leaves the law as it is. A round of length 0 makes no call of the model.
+
+    Without the model's parameters nothing is ever drafted, and the program is the target's alone, with nothing of a
+    draft in it: `methods.costs.ready` leaves them out where no draft pays.
     """
 
     model: LanguageModel
     plan: Cheapest
-    adaptive: ClassVar[bool] = True
+    adaptive: ClassVar[bool] = False
     reads_features: ClassVar[bool] = False
 
     @property
@@ -52,92 +57,74 @@ class PlannedDrafter:
         return self.plan.lengths
 
     @property
+    def drafters(self) -> tuple[Drafter, ...]:
+        return tuple(ModelDrafter(self.model, Fixed(length)) if length else NoDrafter() for length in self.lengths)
+
+    @property
     def block(self) -> int:
         return self.lengths[-1]
 
-    @property
-    def _inner(self) -> ModelDrafter:
-        return ModelDrafter(self.model, UpTo(self.block))
-
     def init(self, params: Params, start: Start) -> PlannedState:
-        """Nothing is read of the prompt yet.
+        """The prompt is read, if there is a model to read it.
 
         Raises:
             ValueError: parameters without costs.
         """
         if "costs" not in params:
             raise ValueError("costs are not known: add them to the parameters with methods.costs.ready, or by hand")
-        rows = start.prompt.tokens.shape[0]
-        shapes = jax.eval_shape(
-            lambda own: self.model.prefill(own, start.prompt, start.slots, start.max_rollback), params["model"]
-        )
-        cache = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        rows, cache = start.prompt.tokens.shape[0], ()
+        if "model" in params:
+            cache = self.model.prefill(params["model"], start.prompt, start.slots, start.max_rollback)
+        none, zero = jnp.zeros((rows,), jnp.int32), jnp.zeros((), jnp.int32)
         return PlannedState(
-            inner=ModelDrafterState(cache, self._inner.stop.init(rows)),
-            ready=jnp.zeros((), bool),
+            cache=cache,
+            place=zero,
+            turns=zero,
             evidence=self.plan.init(rows),
+            counted=Counted(none, none, none),
             chosen=jnp.zeros((rows, len(self.lengths)), jnp.int32),
-            prompt=start.prompt,
-            slots=start.slots,
-            max_rollback=start.max_rollback,
         )
 
-    def propose(self, params: Params, state: PlannedState, request: Request) -> tuple[Draft, PlannedState, Cache]:
-        """Settle the length, bring the cache up to date if there is one, draft."""
-        place = self.plan.choose(params["costs"], state.evidence, request.active, request.room, state.ready)
-        length = jnp.asarray(self.lengths, jnp.int32)[place]
-        drafts = request.active & (length > 0)
-        none = self._inner._empty(request, jnp.zeros_like(request.length))
+    def places(self, params: Params) -> tuple[int, ...]:
+        """All lengths, or none but 0."""
+        return tuple(range(len(self.lengths))) if "model" in params else (self.lengths.index(0),)
 
-        def write(carry: tuple[Draft, Cache, Array]) -> tuple[Draft, Cache, Array]:
-            return self._written(params["model"], state, carry, request, drafts, length)
-
-        # all of it in one loop of a turn or none: every loop that is passed by costs something
-        draft, cache, ready = once(jnp.any(drafts), write, (none, state.inner.cache, state.ready))
-        aimed = (jnp.arange(len(self.lengths)) == place) & request.active[:, None]
-        state = replace(
-            state,
-            inner=replace(state.inner, cache=cache),
-            ready=ready,
-            chosen=state.chosen + aimed.astype(jnp.int32),
-        )
-        return draft, state, request.target.cache
-
-    def _written(
-        self,
-        params: Params,
-        state: PlannedState,
-        carry: tuple[Draft, Cache, Array],
-        request: Request,
-        drafts: Array,
-        length: Array,
-    ) -> tuple[Draft, Cache, Array]:
-        """A block of `length` tokens in the rows that draft, the cache behind it, and that the prompt has been read."""
-        none, cache, ready = carry
-        # tied to the loop: XLA would move what no turn changes out of it, the whole prefill among it, and always run it
-        held = (request.tokens, request.keys.round, state.prompt, self.model.consumed(cache))
-        tokens, rounds, prompt, _ = jax.lax.optimization_barrier(held)
-        request = replace(
-            request, tokens=tokens, keys=replace(request.keys, round=rounds), active=drafts, block=none.laws
-        )
+    def settle(
+        self, params: Params, state: PlannedState, tokens: Array, length: Array, room: Array, active: Array
+    ) -> tuple[PlannedState, Array]:
+        """Choose, and bring the cache up to date if there are to be drafts."""
+        if "model" not in params:
+            return replace(state, turns=jnp.full_like(state.turns, MOST)), jnp.zeros_like(length)
+        evidence = self.plan.update(state.evidence, state.counted)
+        place, turns = self.plan.choose(params["costs"], evidence, active, room)
+        drafts = active & (jnp.asarray(self.lengths, jnp.int32)[place] > 0)
         with jax.named_scope("catch_up"):
-            cache = once(~ready, lambda _: self.model.prefill(params, prompt, state.slots, state.max_rollback), cache)
-            behind = request.length - 1 - self.model.consumed(cache)
+            behind = length - 1 - self.model.consumed(state.cache)
             late = drafts & (behind > 1)  # rounds without drafts lie between
-            cache = catch_up(self.model, params, cache, tokens, request.length, late, block=self.block)
-        inner = ModelDrafterState(cache, jnp.broadcast_to(length, drafts.shape))
-        draft, inner, _ = self._inner.propose({"model": params}, inner, request)
-        passes = jnp.where(late, -(-behind // self.block), 0)
-        return replace(draft, steps=draft.steps + passes), inner.cache, jnp.ones_like(ready)
+            cache = catch_up(self.model, params["model"], state.cache, tokens, length, late, block=self.block)
+        settled = replace(
+            state,
+            cache=cache,
+            place=place,
+            turns=turns,
+            evidence=evidence,
+            counted=jax.tree.map(jnp.zeros_like, state.counted),
+        )
+        return settled, jnp.where(late, -(-behind // self.block), 0)
 
-    def commit(self, params: Params, state: PlannedState, outcome: Outcome) -> PlannedState:
-        """Roll back, and learn."""
+    def entered(self, state: PlannedState, place: int) -> PyTree:
+        return ModelDrafterState(state.cache, ()) if self.lengths[place] else ()
+
+    def left(self, state: PlannedState, place: int, own: PyTree, counted: Counted) -> PlannedState:
+        """With what the rounds showed, which counts when the next phase is settled."""
         return replace(
             state,
-            inner=self._inner.commit(params, state.inner, outcome),
-            evidence=self.plan.update(state.evidence, outcome),
+            cache=own.cache if self.lengths[place] else state.cache,
+            turns=state.turns - counted.rounds.max(),
+            counted=jax.tree.map(jnp.add, state.counted, counted),
+            chosen=state.chosen.at[:, place].add(counted.rounds),
         )
 
     def stats(self, state: PlannedState) -> Any:
-        """`chosen`: rounds of each row by the length that was aimed at."""
+        """`chosen`: rounds of each row by length."""
         return {"chosen": state.chosen}

@@ -14,7 +14,8 @@ from speccascade_jax.core import rngs
 from speccascade_jax.core.checks import MOST
 from speccascade_jax.core.types import Array, Controls, Params, Prompt, PyTree, Round
 from speccascade_jax.engine.counters import Counters
-from speccascade_jax.engine.loop import DecodeState, Engine, run_rounds
+from speccascade_jax.engine.loop import DecodeState, Engine
+from speccascade_jax.engine.rounds import one_round, run_rounds
 
 
 @flax.struct.dataclass
@@ -68,7 +69,7 @@ def generate(
     """
     ids, seed = row_ids(example_ids, prompt), argument(seed, np.uint32)
     static = {"max_new_tokens": max_new_tokens, "record": record, "level": level}
-    if most_rounds is None and hasattr(engine.drafter, "lengths"):
+    if most_rounds is None and engine.planner is not None:
         most_rounds = MOST  # so that what is timed, with fewer, is the program that runs
     limit = {} if most_rounds is None else {"most_rounds": argument(most_rounds, np.int32)}
     return _generate(engine, params, prompt, seed, controls, ids, **limit, **static)
@@ -126,7 +127,7 @@ def _generate(
     state = engine.init(params, prompt, rngs.root(seed), example_ids, max_new_tokens, level)
     buffers = None
     if record is not None:
-        shapes = jax.eval_shape(lambda: record(engine.step(params, state, controls)[1]))
+        shapes = jax.eval_shape(lambda: record(one_round(engine, params, state, controls)[1]))
         buffers = jax.tree.map(lambda x: jnp.zeros((max_new_tokens, *x.shape), x.dtype), shapes)
 
     def on_round(carry: tuple[Array, PyTree], turn: Round) -> tuple[Array, PyTree]:
@@ -197,12 +198,9 @@ def failures(failed_at: Any, names: Sequence[str] = ("target", "draft")) -> tupl
     Args:
         failed_at: int `[B, 2]`, as in `DecodeState`; names: what the two models are called.
     """
-    found = np.asarray(failed_at)
-    if found.max(initial=-1) < 0:
-        return ()
-    models = np.argmax(found >= 0, axis=-1)
-    rows = np.flatnonzero((found >= 0).any(-1)).tolist()
-    return tuple(Failure(row, names[models[row]], int(found[row, models[row]])) for row in rows)
+    rows = enumerate(np.asarray(failed_at).tolist())
+    found = ([(row, name, at) for name, at in zip(names, places, strict=True) if at >= 0] for row, places in rows)
+    return tuple(Failure(*first) for first, *_ in filter(None, found))
 
 
 def raise_on_failure(generation: Generation, names: Sequence[str] = ("target", "draft")) -> None:

@@ -1,10 +1,10 @@
-"""The engine: the only loop over rounds. A round is draft → score → accept/replace → commit/rollback.
+"""The engine and its round: draft → score → accept/replace → commit/rollback. `engine.rounds` loops over rounds.
 
 What tells the methods apart is which drafter, stop policy and acceptance are plugged in, never the loop.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import flax.struct
@@ -13,10 +13,10 @@ import jax.numpy as jnp
 
 from speccascade_jax.core import rngs
 from speccascade_jax.core.arrays import is_stop, write_slots
-from speccascade_jax.core.protocols import Drafter, LanguageModel, Outcome, Request, Start, Target
+from speccascade_jax.core.protocols import Drafter, LanguageModel, Outcome, Planner, Request, Start, Target
 from speccascade_jax.core.sampling import make_law_pair
 from speccascade_jax.core.types import Array, Cache, Controls, Draft, LawPair, Laws, Params, Prompt, PyTree, Round
-from speccascade_jax.engine.counters import Counters, count_round
+from speccascade_jax.engine.counters import Counters, Tally, count_round
 from speccascade_jax.engine.widths import Judged, by_width, cut, widths
 from speccascade_jax.rules.verification import Verdict, Verifier
 
@@ -41,8 +41,8 @@ class DecodeState:
         keys: one key per row.
         target_cache, drafter: the caches. Invariant: the target's has consumed exactly `length − 1` tokens; the last
             committed one is pending and is fed with the next block.
-        laws: the buffers of the block's laws, which the drafter writes.
-        counters: statistics per row.
+        laws: the buffers of the block's laws, which the drafter writes; a planner's engines have their own.
+        tally: statistics per row, read as `counters`.
         failed_at: int32 `[B, 2]`, position of the first non-finite logits of (target, draft), or -1.
     """
 
@@ -56,8 +56,12 @@ class DecodeState:
     target_cache: Cache
     drafter: PyTree
     laws: Laws
-    counters: Counters
+    tally: Tally
     failed_at: Array
+
+    @property
+    def counters(self) -> Counters:
+        return self.tally.counters
 
 
 class Drafted(NamedTuple):
@@ -81,7 +85,7 @@ class Engine:
 
     Attributes:
         target: the model whose calls are to be saved.
-        drafter: writes the blocks.
+        drafter: writes the blocks; or settles which of several does, phase after phase (`engine.rounds`).
         verifier: decides what is kept, and draws one token after it.
         stop_ids: token ids that end a row; they are committed.
         bonus: what follows a fully kept block: "rule" (from `π`, the default), "target" (from `p̃`) or
@@ -91,7 +95,7 @@ class Engine:
     """
 
     target: LanguageModel
-    drafter: Drafter
+    drafter: Drafter | Planner
     verifier: Verifier
     stop_ids: tuple[int, ...] = ()
     bonus: str = "rule"
@@ -107,6 +111,17 @@ class Engine:
     def block(self) -> int:
         """`G`, the longest block of a round."""
         return self.drafter.block
+
+    @cached_property
+    def planner(self) -> Planner | None:
+        """What stands in the drafter's place and settles who drafts; known once, since every call asks."""
+        return self.drafter if isinstance(self.drafter, Planner) else None
+
+    @property
+    def round_drafter(self) -> Drafter:
+        """What drafts in this engine's rounds; a planner's rounds are those of other engines."""
+        assert not isinstance(self.drafter, Planner), "a planner drafts in phases: see engine.rounds"
+        return self.drafter
 
     @property
     def complete(self) -> bool:
@@ -136,12 +151,11 @@ class Engine:
             level: this engine's depth when it drafts for another one; taken_back: how far that one may roll this one's
                 caches back, beyond this engine's own blocks.
         """
-        rows, width = prompt.tokens.shape
-        room = max_new_tokens + self.block + 1  # a block is scored, and written, before it is cut to what fits
-        back = taken_back + self.block + 1  # a cache that forgets must keep what a rejection may bring back
+        (rows, width), block = prompt.tokens.shape, self._longest(params)
+        room = max_new_tokens + block + 1  # a block is scored, and written, before it is cut to what fits
+        back = taken_back + block + 1  # a cache that forgets must keep what a rejection may bring back
         cache = self.target.prefill(params["target"], prompt, width + room, back)
         features = prompt_features(self.target, cache) if self.drafter.reads_features else None
-        shape = (rows, self.block + 1, self.target.vocab_size if self.block else 1)
         return DecodeState(
             tokens=jnp.pad(prompt.tokens, [(0, 0), (0, room)]),
             length=prompt.length,
@@ -154,12 +168,21 @@ class Engine:
             drafter=self.drafter.init(
                 params["drafter"], Start(prompt, rng, example_ids, features, width + room, back, level)
             ),
-            laws=self._buffers(shape),
-            counters=Counters.zeros(rows, self.block),
+            laws=self.blank_laws(rows),
+            tally=Tally.zeros(rows, self.block),
             failed_at=jnp.full((rows, 2), -1, jnp.int32),
         )
 
-    def _buffers(self, shape: tuple[int, ...]) -> Laws:
+    def _longest(self, params: Params) -> int:
+        """The longest block with these parameters: a planner without some of them may settle less."""
+        if self.planner is None:
+            return self.block
+        return max(self.planner.drafters[place].block for place in self.planner.places(params["drafter"]))
+
+    def blank_laws(self, rows: int) -> Laws:
+        """Buffers for the laws of this engine's blocks."""
+        drafts = self.block > 0 and self.planner is None
+        shape = (rows, self.block + 1, self.target.vocab_size) if drafts else (rows, 1, 1)
         blank = Laws(q=jnp.zeros(shape, jnp.float32), q_tilde=jnp.zeros(shape, jnp.float32))
         return replace(blank, logs=blank) if self.verifier.reads_logs else blank
 
@@ -179,7 +202,7 @@ class Engine:
             stop_ids=self.stop_ids,
         )
         with jax.named_scope("draft"):
-            draft, drafter, cache = self.drafter.propose(params["drafter"], state.drafter, request)
+            draft, drafter, cache = self.round_drafter.propose(params["drafter"], state.drafter, request)
             if self.verifier.reads_logs and draft.logs is None:
                 draft = replace(draft, logs=Laws(jnp.log(draft.q), jnp.log(draft.q_tilde)))
         return Drafted(draft, drafter, cache, keys, self._unverified(state, draft))
@@ -235,8 +258,7 @@ class Engine:
                 eta, deferred = self.verifier.deferred(pair, controls.alpha, draft.tokens)
             return Judged(cache, pair, verdict, bad, eta, deferred, features)
 
-        lengths = getattr(self.drafter, "lengths", ())
-        choices = widths(self.block, lengths) if self.drafter.adaptive else (self.block + 1,)
+        choices = widths(self.block) if self.drafter.adaptive else (self.block + 1,)
         needed = None if self.verify_final else jnp.any(~drafted.unverified & ~state.done)
         judged = by_width(choices, drafted.draft.length.max(), judge, drafted.target_cache, needed)
         return judged._replace(verdict=_kept_whole(judged.verdict, drafted.draft, drafted.unverified))
@@ -320,9 +342,9 @@ class Engine:
             done=state.done | stopped | (length >= state.limit) | (failed_at >= 0).any(-1),
             rounds=state.rounds + turn.active,
             target_cache=self.target.rollback(judged.target_cache, length - 1),
-            drafter=self.drafter.commit(params["drafter"], drafted.drafter, outcome),
+            drafter=self.round_drafter.commit(params["drafter"], drafted.drafter, outcome),
             laws=draft.laws,
-            counters=count_round(state.counters, turn, self.verifier.defers, self.bonus),
+            tally=count_round(state.tally, turn, self.verifier.defers, self.bonus),
             failed_at=failed_at,
         )
 
@@ -358,26 +380,3 @@ def _without(turn: Round, failed: Array) -> Round:
         rejected=turn.rejected & ~failed,
         num_new=jnp.where(failed, 0, turn.num_new),
     )
-
-
-def run_rounds(
-    engine: Engine,
-    params: Params,
-    state: DecodeState,
-    controls: Controls,
-    unfinished: Callable[[DecodeState], Array],
-    carry: PyTree,
-    on_round: Callable[[PyTree, Round], PyTree],
-) -> tuple[DecodeState, PyTree]:
-    """Rounds while any row is `unfinished(state)` `[B]`: the one `while_loop` over rounds.
-
-    `on_round(carry, round)` reduces what the rounds did. Rows that are not unfinished sit the round out.
-    """
-
-    def body(both: tuple[DecodeState, PyTree]) -> tuple[DecodeState, PyTree]:
-        state, carry = both
-        waits = ~unfinished(state) & ~state.done
-        after, turn = engine.step(params, replace(state, done=state.done | waits), controls)
-        return replace(after, done=after.done & ~waits), on_round(carry, turn)
-
-    return jax.lax.while_loop(lambda both: jnp.any(unfinished(both[0])), body, (state, carry))

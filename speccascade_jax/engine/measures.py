@@ -26,13 +26,20 @@ def summarise(stats: Counters, lengths: Any = None, *, rows: Any = None, draft_a
         counts, ratios (`None` where the denominator is 0), `by_position` lists, and `inconclusive`: nothing was
         drafted, so the run says nothing about acceptance.
     """
-    chosen = slice(None) if rows is None else np.asarray(rows)
-    totals = {name: np.add.reduce(np.asarray(getattr(stats, name))[chosen]) for name in Counters.__dataclass_fields__}
-    if lengths is not None and int(np.asarray(lengths)[chosen].sum()) != int(totals["committed"]):
+    chosen = None if rows is None else np.asarray(rows)
+    totals = {name: _total(getattr(stats, name), chosen) for name in Counters.__dataclass_fields__}
+    if lengths is not None and _total(lengths, chosen) != totals["committed"]:
         raise ValueError("the counters belong to another generation: committed tokens and lengths disagree")
     if draft_alone:
-        totals |= {"draft_steps": totals["target_calls"], "target_calls": np.int64(0)}
-    return measures(totals) | ({"draft_share": 1.0} if draft_alone else {})
+        totals |= {"draft_steps": totals["target_calls"], "target_calls": 0}
+    return _measures(totals) | ({"draft_share": 1.0} if draft_alone else {})
+
+
+def _total(counts: Any, chosen: np.ndarray | None) -> Any:
+    """The sum over all rows or the chosen ones: a number, or a list of one for each position."""
+    found = np.asarray(counts) if chosen is None else np.asarray(counts)[chosen]
+    total = found[0] if len(found) == 1 else np.add.reduce(found)  # one row is its own sum: most of what this takes
+    return total.tolist()
 
 
 def per_example(stats: Counters, *, draft_alone: bool = False) -> dict[str, list[int]]:
@@ -43,30 +50,30 @@ def per_example(stats: Counters, *, draft_alone: bool = False) -> dict[str, list
     return counts
 
 
-def measures(totals: dict[str, Any]) -> dict[str, Any]:
+def _measures(totals: dict[str, Any]) -> dict[str, Any]:
     """The measures of METHODS section 9, and section 6's verification and discard rates, from summed counters."""
-    counts = {name: int(totals[name]) for name in COUNTS}
+    counts = {name: totals[name] for name in COUNTS}
     return {
         **counts,
         "acceptance_rate": _ratio(counts["kept"], counts["examined"]),
         "rejection_rate": _ratio(counts["rejected"], counts["examined"]),
         "draft_utilisation": _ratio(counts["kept"], counts["drafted"]),
         "rejections_per_token": _ratio(counts["rejected"], counts["committed"]),
-        "deferral_rate": _ratio(float(totals["deferred"]), int(totals["decided"])),
+        "deferral_rate": _ratio(totals["deferred"], totals["decided"]),
         "block_efficiency": _ratio(counts["committed"], counts["target_calls"]),
         "average_accepted_length": _ratio(counts["kept"], counts["target_calls"]),
         "verification_rate": _ratio(counts["target_calls"], counts["committed"]),
         "discard_rate": _ratio(counts["discarded"], counts["committed"]),
         "draft_share": _ratio(counts["kept"] + counts["unverified_tokens"], counts["committed"]),
         "by_position": {
-            "examined": [int(x) for x in totals["examined_at"]],
-            "kept": [int(x) for x in totals["kept_at"]],
-            "deferred": [float(x) for x in totals["deferred_at"]],
-            "kept_although_deferred": [float(x) for x in totals["kept_although_deferred_at"]],
+            "examined": totals["examined_at"],
+            "kept": totals["kept_at"],
+            "deferred": totals["deferred_at"],
+            "kept_although_deferred": totals["kept_although_deferred_at"],
         },
         "inconclusive": counts["drafted"] == 0,
     }
 
 
 def _ratio(part: float, whole: float) -> float | None:
-    return float(part) / float(whole) if whole else None
+    return part / whole if whole else None

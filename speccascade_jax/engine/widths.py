@@ -35,13 +35,9 @@ class Judged(NamedTuple):
     features: Array | None
 
 
-def widths(block: int, lengths: Sequence[int] = ()) -> tuple[int, ...]:
-    """Numbers of positions, rising, of blocks of at most `block` tokens; the last is `block + 1`.
-
-    Args:
-        lengths: rising, the last is `block`: what a drafter aims at, where it says so (`Drafter`).
-    """
-    return tuple(n + 1 for n in lengths) or (*(width for width in WIDTHS if width <= block), block + 1)
+def widths(block: int) -> tuple[int, ...]:
+    """Numbers of positions, rising, of blocks of at most `block` tokens; the last is `block + 1`."""
+    return (*(width for width in WIDTHS if width <= block), block + 1)
 
 
 def by_width(
@@ -66,15 +62,6 @@ def by_width(
     for place, width in enumerate(choices):
         carry = _if_chosen(carry, place, partial(_judge_padded, judge, width, full))
     return carry[1]
-
-
-def once(needed: Array, change: Callable[[PyTree], PyTree], value: PyTree) -> PyTree:
-    """`change(value)` where it is `needed` (bool scalar), else `value`; caches pass in place, as above."""
-
-    def body(carry: tuple[Array, PyTree]) -> tuple[Array, PyTree]:
-        return jnp.zeros_like(carry[0]), change(carry[1])
-
-    return jax.lax.while_loop(lambda carry: carry[0], body, (needed, value))[1]
 
 
 def _if_chosen(carry: tuple[Array, Judged], place: int, judge: Callable[[Cache], Judged]) -> tuple[Array, Judged]:

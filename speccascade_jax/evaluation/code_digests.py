@@ -134,10 +134,11 @@ def _policy(drafter: ModelDrafter, params: Params) -> str:
 
 
 def _plan(drafter: PlannedDrafter) -> str:
-    """One choice, whatever the costs are: they are the machine's, and change no law."""
+    """Its choices, whatever the costs are: they are the machine's, and change no law."""
     plan, row = drafter.plan, _shape(1)
     costs = Costs(_shape(len(plan.lengths)), _shape(), _shape())
-    return lowered(plan.choose, costs, plan.init(1), _shape(1, dtype=bool), row, _shape(dtype=bool))
+    first = lowered(plan.drafts, costs, _shape(dtype=jnp.int32))
+    return first + lowered(plan.choose, costs, plan.init(1), _shape(1, dtype=bool), row)
 
 
 def lowered(function: Callable[..., Any], *arguments: Any) -> str:

@@ -22,6 +22,7 @@ import numpy as np
 
 import speccascade_jax
 from speccascade_jax.core.files import point_key, write_atomically
+from speccascade_jax.core.flat import Flat
 from speccascade_jax.core.types import Controls, Params, Prompt
 from speccascade_jax.drafters.planned import PlannedDrafter
 from speccascade_jax.engine.generate import Generation, generate
@@ -29,11 +30,11 @@ from speccascade_jax.engine.loop import Engine
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.runtime import compilation_cache, products
 from speccascade_jax.runtime.notices import said_if_long
-from speccascade_jax.stopping.lengths import Costs
+from speccascade_jax.stopping.lengths import Cheapest, Costs
 
 SECONDS = 0.6
-"""How long rounds are timed, compilation aside: more turns where they are short, at least three."""
-LEAST_TURNS, MOST_TURNS = 3, 20
+"""How long rounds are timed, compilation aside: more turns where they are short, at least five."""
+LEAST_TURNS, MOST_TURNS = 5, 20
 STEADY, PATIENCE = 1.25, 4
 """How much longer than the least of everything a usual turn may take, and how many times as long is waited for that."""
 
@@ -42,7 +43,7 @@ SEED = 2**32 - 1
 
 WALKED = 16
 """Rounds in which acceptance is counted."""
-USUAL, USUAL_TOKENS = 0.75, 20
+USUAL, USUAL_TOKENS = 0.7, 10
 """The acceptance that few drafts are mixed with, and as how many: one prompt of one sentence must not say that drafting
 never pays, for where nothing is drafted nothing corrects it."""
 TELLING = 200
@@ -66,6 +67,8 @@ Run = Callable[[Params, int], Generation]
 """So many rounds of a generation with these parameters, waited for."""
 
 _KNOWN: dict[str, Any] = {}
+ALONE = -1
+"""In place of a length's place: the program without a draft."""
 
 
 @dataclass(frozen=True)
@@ -83,28 +86,35 @@ class _Rounds:
         return lengths
 
     def run(self, place: int, most_rounds: int) -> Generation:
-        """So many rounds that aim at the length in that place; waited for."""
+        """So many rounds that aim at the length in that place, or that never could (`ALONE`); waited for."""
         held = _costs(Timed(tuple(1.0 if n == place else 1e9 for n in range(len(self.lengths))), 0.0), 0.5)
-        return self.program({**self.params, "drafter": {**self.params["drafter"], "costs": held}}, most_rounds)
+        drafter = {"costs": held} if place == ALONE else {**self.params["drafter"], "costs": held}
+        return self.program({**self.params, "drafter": drafter}, most_rounds)
 
     def acceptance(self) -> list[int]:
-        """How many drafts were kept and how many examined, in blocks of middling length."""
-        place = min(range(len(self.lengths)), key=lambda n: abs(self.lengths[n] - 4))
+        """How many drafts were kept and how many examined, in blocks of middling length.
+
+        An output's end counts as a draft that was not kept: what is drafted beyond it is in vain too.
+        """
+        place = min(range(len(self.lengths)), key=lambda n: abs(self.lengths[n] - 3))
         stats = self.run(place, WALKED).stats
-        return [int(np.sum(np.asarray(each))) for each in (stats.kept, stats.examined)]
+        kept, examined, rounds = (np.asarray(each) for each in (stats.kept, stats.examined, stats.rounds))
+        return [int(kept.sum()), int(examined.sum() + (rounds < WALKED).sum())]
 
     def timed(self) -> Timed:
-        """Of `Timed`, the least of several turns each: what comes on top of it is others' work on this machine."""
+        """Of `Timed`, by several turns of whole generations with the length forced."""
         places, drafting = range(len(self.lengths)), next(n for n, length in enumerate(self.lengths) if length)
         self.run(drafting, 1)  # compiles
+        if self.lengths[0] == 0:
+            self.run(ALONE, 1)  # this too
         first, five = self._seconds(0, 1)[0], self._seconds(0, 5)[0]
         most = 1 + int(np.clip(0.02 / max((five - first) / 4, 1e-6), 4, 24))
-        found, steady = self._least([(place, count) for place in places for count in (1, most)])
+        alone = [(ALONE, 1)] if self.lengths[0] == 0 else []
+        found, steady = self._usual(alone + [(place, count) for place in places for count in (1, most)])
         rounds = [_per_round(found[place, 1], found[place, most]) for place in places]
         rising = _rising(rounds, self.lengths)
-        # the first round that drafts holds the draft's prefill; where every round drafts, that is never a choice
-        first = found[drafting, 1][0] - found[0, 1][0]
-        prefill = max(first - (rising[drafting] - rising[0]), 0.0)
+        # what one round without drafts takes longer beside a draft; where every round drafts that is never a choice
+        prefill = max(found[0, 1][0] - found[ALONE, 1][0], 0.0) if alone else 0.0
         return Timed(rising, prefill, steady)
 
     def _seconds(self, place: int, most_rounds: int) -> tuple[float, int]:
@@ -113,8 +123,12 @@ class _Rounds:
         generation = self.run(place, most_rounds)
         return time.perf_counter() - begin, int(generation.num_rounds)
 
-    def _least(self, calls: list[tuple[int, int]]) -> tuple[dict[tuple[int, int], tuple[float, int]], bool]:
-        """The least seconds of each call over turns and its rounds, and whether turns, to and fro, agree."""
+    def _usual(self, calls: list[tuple[int, int]]) -> tuple[dict[tuple[int, int], tuple[float, int]], bool]:
+        """The usual seconds of each call and its rounds, and whether turns, to and fro, agree.
+
+        Of each call the median of its share in a turn: a machine that is slower for a while, as shared ones are, is so
+        for all lengths, and it is their ratios that a choice hangs on.
+        """
         turns, begin = list[dict[tuple[int, int], tuple[float, int]]](), time.monotonic()
 
         def agree() -> bool:
@@ -127,7 +141,10 @@ class _Rounds:
             order = calls if len(turns) % 2 == 0 else calls[::-1]
             found = {call: self._seconds(*call) for call in order}
             turns.append({call: found[call] for call in calls})
-        return {call: min(turn[call] for turn in turns) for call in calls}, agree()
+        every = np.asarray([[seconds for seconds, _ in turn.values()] for turn in turns])
+        whole = every.sum(1)
+        usual = np.median(every / whole[:, None], axis=0) * np.median(whole)
+        return {call: (float(each), turns[0][call][1]) for call, each in zip(calls, usual, strict=True)}, agree()
 
 
 def ready(
@@ -142,6 +159,8 @@ def ready(
 ) -> Params:
     """The parameters with what a planned drafter chooses by, measured where it is not known; others as they are.
 
+    Where no draft pays before the first round, without those of the draft: `drafters.planned`.
+
     Args:
         program: of `methods.assemble.build`, or its engine; params: beside it; the rest as of its `generate`.
         run: runs the program that is to be timed; by default `generate`.
@@ -155,7 +174,13 @@ def ready(
         return jax.block_until_ready(generate(engine, told, prompt, SEED, most_rounds=most_rounds, **given))
 
     known = costs(pair, _Rounds(engine, params, run or plain), prompt, controls, max_new_tokens)
-    return {**params, "drafter": {**params["drafter"], "costs": known}}
+    drafter = {**params["drafter"], "costs": known}
+    if not _drafts(engine.drafter.plan, known, max_new_tokens):
+        del drafter["model"]
+    return Flat({**params, "drafter": drafter})
+
+
+_drafts = jax.jit(Cheapest.drafts, static_argnums=0)
 
 
 def costs(pair: Pair, rounds: _Rounds, prompt: Prompt, controls: Controls, max_new_tokens: int) -> Costs:

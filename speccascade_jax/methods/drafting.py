@@ -12,7 +12,7 @@ import numpy as np
 from speccascade_jax.core import names
 from speccascade_jax.core.checks import LONGEST, per_row, whole
 from speccascade_jax.core.controls import make_controls
-from speccascade_jax.core.protocols import Drafter, StopPolicy
+from speccascade_jax.core.protocols import Drafter, Planner, StopPolicy
 from speccascade_jax.core.types import BoundModel, Controls, Params
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
@@ -155,7 +155,7 @@ def drafter_of(
     return made
 
 
-def planned(pair: Pair, drafters: tuple[str | Level, ...], plan: Cheapest, whose: str) -> tuple[Drafter, Params]:
+def planned(pair: Pair, drafters: tuple[str | Level, ...], plan: Cheapest, whose: str) -> tuple[Planner, Params]:
     """One of the pair's models in blocks of planned length; its costs are still to be added (`costs.ready`)."""
     bound = pair.model(str(the_one(drafters, whose)))
     return PlannedDrafter(bound.model, plan), {"model": bound.params}

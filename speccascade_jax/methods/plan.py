@@ -74,8 +74,8 @@ class Plan:
 
     def generate(self, prompt: Prompt, seed: int, example_ids: np.ndarray, max_new_tokens: int) -> Generation:
         """A generation, on the host: `Program.generate` and the fetching of its result as one program."""
-        (program, _), params = self.built, self.ready(prompt, max_new_tokens)
-        given = self._given(prompt, example_ids, max_new_tokens)
+        program, params = self.built.program, self.ready(prompt, max_new_tokens)
+        given = self._given(example_ids, max_new_tokens)
         if not isinstance(program, Generator):  # others, one's own among them, need not be traceable
             with self.running("decode", prompt, max_new_tokens):
                 generation = program.generate(params, prompt, seed, **given)
@@ -84,7 +84,7 @@ class Plan:
             given["most_rounds"] = np.int32(MOST)  # of the program that was timed, with fewer
         return self._joined(program, params, prompt, seed, given)
 
-    def _given(self, prompt: Prompt, example_ids: np.ndarray, max_new_tokens: int) -> dict[str, Any]:
+    def _given(self, example_ids: np.ndarray, max_new_tokens: int) -> dict[str, Any]:
         ids = argument(example_ids, np.int32)
         return {"controls": self.controls(len(example_ids)), "max_new_tokens": max_new_tokens, "example_ids": ids}
 
@@ -98,7 +98,7 @@ class Plan:
             with self.running("decode", prompt, given["max_new_tokens"]):
                 joined = _joined(program, params, prompt, told, **given)
             self._layouts[shape] = Layout.of(jax.eval_shape(partial(program.generate, **given), params, prompt, told))
-        return self._layouts[shape].split(np.asarray(joined))
+        return self._layouts[shape].fetch(joined)
 
     def ready(self, prompt: Prompt, max_new_tokens: int) -> Params:
         """The parameters, with what planned lengths are chosen by; measured where it is not known (`costs`)."""
@@ -108,7 +108,7 @@ class Plan:
 
             def run(told: Params, most_rounds: int) -> Generation:
                 assert isinstance(program, Generator)
-                given = self._given(prompt, ids, max_new_tokens) | {"most_rounds": np.int32(most_rounds)}
+                given = self._given(ids, max_new_tokens) | {"most_rounds": np.int32(most_rounds)}
                 return self._joined(program, told, prompt, costs.SEED, given)
 
             if isinstance(program, Generator) and isinstance(program.engine.drafter, PlannedDrafter):

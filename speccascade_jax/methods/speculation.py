@@ -7,7 +7,7 @@ import numpy as np
 
 from speccascade_jax.core.checks import whole
 from speccascade_jax.core.controls import make_controls
-from speccascade_jax.core.protocols import StopPolicy
+from speccascade_jax.core.protocols import Drafter, Planner, StopPolicy
 from speccascade_jax.core.types import Controls, Params
 from speccascade_jax.engine.generate import Generator
 from speccascade_jax.engine.loop import Engine, check_bonus
@@ -18,7 +18,7 @@ from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules import deferral
 from speccascade_jax.rules.rule import Alpha, Rule, checked_alpha
-from speccascade_jax.stopping.lengths import LENGTHS, Cheapest, UpTo
+from speccascade_jax.stopping.lengths import LENGTHS, Cheapest
 from speccascade_jax.stopping.policies import Fixed
 
 
@@ -92,7 +92,7 @@ class Speculation(Recipe):
         """
         if settings.block_size == AUTO:
             self._check_planned(settings)
-            return UpTo(LENGTHS[-1])
+            return Fixed(LENGTHS[-1])
         size = self.block_size if settings.block_size is None else whole("block_size", settings.block_size, 1)
         if self.fixed_block and size != self.block_size:
             raise ValueError(f"{self.called} has blocks of {self.block_size}: leave block_size={size} out")
@@ -122,8 +122,9 @@ class Speculation(Recipe):
 
     def sweeps_block(self, settings: Settings) -> bool:
         """Whether a model drafts blocks that end at γ, whatever γ is."""
-        levels = any(isinstance(each, Level) for each in settings.drafters)
-        return isinstance(self.policy(settings), Fixed) and not self.fixed_block and not levels
+        if self.fixed_block or settings.block_size == AUTO or any(isinstance(d, Level) for d in settings.drafters):
+            return False
+        return isinstance(self.policy(settings), Fixed)
 
     def threshold(self, settings: Settings) -> str:
         """What the stop policy does with a threshold that is not α."""
@@ -196,6 +197,7 @@ class Speculation(Recipe):
         """The engine and its parameters; arguments and errors as of `build`."""
         settings = self.resolved(settings)
         verifier = drafting.verifier_of(settings.accept or self.accept, self.rule(settings))
+        drafter: Drafter | Planner
         if settings.block_size == AUTO:
             # a rule that reads q needs a pass of the draft for every token: a round without drafts saves it nothing
             plan = Cheapest(LENGTHS[1:] if verifier.reads_q else LENGTHS, settings.bonus or self.bonus)

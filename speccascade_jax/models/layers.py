@@ -67,8 +67,8 @@ def fuse(params: Params) -> Params:
     """The parameters with kernels of one input side by side: one product reads them at full bandwidth.
 
     `query`, `key`, `value` of self-attentions become `qkv` (their biases too), `wi_0` and `wi_1` become `wi_01`;
-    cross-attention keeps its own, since its queries and its keys have different inputs. On CPU a block of 6 through the
-    fused kernels takes half the time (docs/performance.md).
+    cross-attention keeps its own, since its queries and its keys have different inputs. A step on a CPU takes less time
+    by it (docs/performance.md).
     """
 
     def walk(tree: Params, name: str) -> Params:

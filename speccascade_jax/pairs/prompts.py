@@ -31,26 +31,34 @@ def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1, max_new_tokens
         ValueError: no prompts, texts and ids mixed, texts without a vocabulary, an id outside it, an empty or too long
             prompt, or one that with its output is longer than the models were made for.
     """
-    ids, lengths = _ids(pair, prompts)
-    if (lengths < 1).any():
-        raise ValueError(f"prompt {int(np.argmax(lengths < 1))} is empty; give at least one token")
-    longest = int(np.argmax(lengths))
-    if too_long := excess(pair, int(lengths[longest]), max_new_tokens):
+    rows = _ids(pair, prompts)
+    lengths = [len(row) for row in rows]
+    longest = max(lengths)
+    _check_lengths(pair, lengths, longest, max_new_tokens)
+    _check_ids(rows, pair.target.model.vocab_size)
+    padded: Any = right_pad(rows, bucket(max(min_length, longest)))
+    if pair.encoder_decoder:
+        start: Any = np.zeros((len(rows), 1), np.int32)
+        return Prompt(start, start[:, 0] + 1, padded)
+    read: Any = np.array(lengths, np.int32)
+    return Prompt(padded, read)
+
+
+def _check_lengths(pair: Pair, lengths: list[int], longest: int, max_new_tokens: int) -> None:
+    if 0 in lengths:
+        raise ValueError(f"prompt {lengths.index(0)} is empty; give at least one token")
+    if too_long := excess(pair, longest, max_new_tokens):
         raise ValueError(
-            f"prompt {longest} has {too_long}; shorten it, lower max_new_tokens, or raise that limit: "
+            f"prompt {lengths.index(longest)} has {too_long}; shorten it, lower max_new_tokens, or raise that limit: "
             f"Pair.max_prompt_length, or max_length in a model's config where the model goes further"
         )
-    size = pair.target.model.vocab_size
-    if ids.min() < 0 or ids.max() >= size:
-        row, at = (int(i) for i in np.argwhere((ids < 0) | (ids >= size))[0])
-        raise ValueError(f"prompt {row} holds id {ids[row, at]}, outside the vocabulary of {size} (0 … {size - 1})")
-    width = bucket(max(min_length, int(lengths.max())))
-    padded: Any = right_pad(ids, width)
-    if pair.encoder_decoder:
-        start: Any = np.zeros((len(ids), 1), np.int32)
-        return Prompt(start, start[:, 0] + 1, padded)
-    read: Any = lengths
-    return Prompt(padded, read)
+
+
+def _check_ids(rows: Sequence[Sequence[int]], size: int) -> None:
+    for number, row in enumerate(rows):
+        if min(row) < 0 or max(row) >= size:
+            token = next(int(token) for token in row if not 0 <= token < size)
+            raise ValueError(f"prompt {number} holds id {token}, outside the vocabulary of {size} (0 … {size - 1})")
 
 
 def excess(pair: Pair, tokens: int, max_new_tokens: int) -> str | None:
@@ -68,10 +76,10 @@ def excess(pair: Pair, tokens: int, max_new_tokens: int) -> str | None:
     return None
 
 
-def _ids(pair: Pair, prompts: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Integer ids `[B, P]` and lengths int32 `[B]`."""
+def _ids(pair: Pair, prompts: Any) -> Sequence[Sequence[int]]:
+    """Per row its ids: whole numbers."""
     if isinstance(prompts, str):
-        prompts = [prompts]
+        return [text_ids(pair, prompts)]
     array = bool(getattr(prompts, "ndim", 0))
     if array and (given := np.asarray(prompts)).dtype.kind in "OU":
         array, prompts = False, given.tolist()
@@ -85,24 +93,20 @@ def _ids(pair: Pair, prompts: Any) -> tuple[np.ndarray, np.ndarray]:
             f"prompts hold {prompts[0]!r:.60} and {prompts[other]!r:.60}: give texts only, or lists of ids only"
         )
     if "text" in kinds:
-        return _padded([text_ids(pair, text) for text in prompts])
+        return [text_ids(pair, text) for text in prompts]
     if array or "one id" in kinds:
         table = np.atleast_2d(np.asarray(prompts))
         if table.ndim != 2 or not np.issubdtype(table.dtype, np.integer):
             raise ValueError(
                 f"prompts of shape {table.shape} and dtype {table.dtype}: give texts, or integer ids [B, P]"
             )
-        return table, np.full((len(table),), table.shape[1], np.int32)
+        rows: list[list[int]] = table.tolist()
+        return rows
     for number, row in enumerate(prompts):
         for token in row:
             if not _is_whole(token):
                 raise ValueError(f"prompt {number} holds {token!r:.60}, which is no token id")
-    return _padded(prompts)
-
-
-def _padded(prompts: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-    lengths = np.array([len(row) for row in prompts], np.int32)
-    return right_pad(prompts, max(1, int(lengths.max()))), lengths
+    return prompts
 
 
 def _kind(prompt: Any) -> str:
@@ -164,7 +168,8 @@ def stop_ids(vocabulary: TextVocabulary, strings: Iterable[str]) -> list[int]:
 
 def decoder_context(prompt: Prompt) -> list[Ids]:
     """Per row the ids before its output, without padding: what its text continues."""
-    return [row[:length] for row, length in zip(np.asarray(prompt.tokens), np.asarray(prompt.length), strict=True)]
+    rows, lengths = (np.asarray(each).tolist() for each in (prompt.tokens, prompt.length))
+    return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
 
 def checked_stop_ids(pair: Pair, given: Sequence[int] | None) -> tuple[int, ...]:

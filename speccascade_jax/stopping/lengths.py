@@ -1,22 +1,20 @@
-"""How long the block of a round is, settled before anything of it is drafted: the law holds by construction.
+"""How long the blocks of some rounds are, settled before anything of them is drafted: the law holds by construction.
 
 A round that aims at `γ` drafts takes `t(γ)` seconds and commits `E(γ, a)` tokens where each draft is kept with chance
 `a`; what is least is the time per token. `t` is measured, `a` is estimated from the rounds before this one.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import flax.struct
 import jax.numpy as jnp
 
-from speccascade_jax.core.protocols import Decision, DraftStep, Outcome
-from speccascade_jax.core.types import Array, Controls
-from speccascade_jax.stopping.policies import Capped
+from speccascade_jax.core.protocols import Counted
+from speccascade_jax.core.types import Array
 
-LENGTHS = (0, 1, 2, 4, 7, 10)
-"""γ's worth choosing from. Each is a program of the target's own width, which costs compilation: between them hardly
-anything is lost, and beyond them hardly anything is gained but for drafts that are nearly always right."""
+LENGTHS = (0, 1, 2, 3, 5, 8)
+"""γ's worth choosing from. Each is a round of its own in the program, which costs compilation, and the longest is room
+that every cache must have. Between and beyond them little is gained but for drafts that are hardly ever wrong."""
 
 PRIOR_TOKENS = 12.0
 """How many examined drafts the acceptance measured beforehand counts for: as many as make its standard error that of
@@ -25,6 +23,11 @@ acceptance between outputs of one task (a standard deviation of about 0.12)."""
 REMEMBERED = 0.95
 """What a count weighs one round later: twenty rounds are remembered. What is forgotten goes back to the prior, so that
 a row in which nothing is drafted any more is tried again where the prior says that drafting pays."""
+
+
+DRAFTING, RESTING = 16, 32
+"""Rounds of a phase that drafts, and of one that does not: choosing takes as long as a few operations on short arrays,
+which beside a round of a very small model alone would show."""
 
 
 @flax.struct.dataclass
@@ -44,7 +47,7 @@ class Costs:
 
 @flax.struct.dataclass
 class Evidence:
-    """Drafts of the rounds so far, older ones weighing less: float32 `[B]`, kept and examined."""
+    """Drafts of earlier phases, older ones weighing less: float32 `[B]`, kept and examined."""
 
     kept: Array
     examined: Array
@@ -56,32 +59,44 @@ class Cheapest:
 
     Attributes:
         lengths: rising, what it chooses from; bonus: what follows a fully kept block, as of `Engine`.
+        drafting, resting: rounds of a phase that drafts, and of one that does not.
     """
 
     lengths: tuple[int, ...] = LENGTHS
     bonus: str = "rule"
+    drafting: int = DRAFTING
+    resting: int = RESTING
 
     def init(self, batch_size: int) -> Evidence:
         """Nothing seen yet."""
         none = jnp.zeros((batch_size,), jnp.float32)
         return Evidence(none, none)
 
-    def choose(self, costs: Costs, evidence: Evidence, active: Array, room: Array, ready: Array) -> Array:
-        """The place in `lengths` of this round's, int32 scalar.
+    def drafts(self, costs: Costs, room: int | Array) -> Array:
+        """Whether there is to be any draft of outputs of at most `room` tokens, bool scalar.
+
+        Where none pays before the first round none ever will, for without drafts nothing is learnt. The time in which
+        the draft reads the prompts is laid on half of the tokens: where before the limit an output ends is not known.
+        """
+        one = jnp.ones((1,), bool)
+        seconds = self._seconds(costs, self.init(1), one, room * one.astype(jnp.int32))
+        reading = jnp.where(jnp.asarray(self.lengths) > 0, 2.0 * costs.prefill / room, 0.0)
+        return jnp.asarray(self.lengths)[jnp.argmin(seconds + reading)] > 0
+
+    def choose(self, costs: Costs, evidence: Evidence, active: Array, room: Array) -> tuple[Array, Array]:
+        """The place in `lengths` of the next rounds', and for how many rounds: int32 scalars.
 
         Args:
-            evidence: of earlier rounds alone; active: bool `[B]`; room: int32 `[B]`, tokens that still fit.
-            ready: bool scalar, whether the draft has read the prompts. Where it has not, that time is laid on half of
-                the tokens that still fit: where between now and the limit an output ends is not known.
+            evidence: of earlier phases alone; active: bool `[B]`; room: int32 `[B]`, tokens that still fit.
         """
+        place = jnp.argmin(self._seconds(costs, evidence, active, room)).astype(jnp.int32)
+        return place, jnp.where(jnp.asarray(self.lengths)[place] > 0, self.drafting, self.resting).astype(jnp.int32)
+
+    def _seconds(self, costs: Costs, evidence: Evidence, active: Array, room: Array) -> Array:
+        """Of a token, by length, float32 `[N]`."""
         acceptance = (PRIOR_TOKENS * costs.acceptance + evidence.kept) / (PRIOR_TOKENS + evidence.examined)
         tokens = jnp.stack([self.tokens(length, acceptance, room) for length in self.lengths])
-        rows = jnp.maximum(active.sum(), 1)
-        per_row = jnp.where(active, tokens, 0.0).sum(-1) / rows
-        left = jnp.maximum(jnp.where(active, room, 0).sum() / rows, 1.0)
-        drafts = jnp.asarray(self.lengths) > 0
-        first = jnp.where(drafts & ~ready, 2.0 * costs.prefill / left, 0.0)
-        return jnp.argmin(costs.rounds / per_row + first).astype(jnp.int32)
+        return costs.rounds * jnp.maximum(active.sum(), 1) / jnp.where(active, tokens, 0.0).sum(-1)
 
     def tokens(self, length: int, acceptance: Array, room: Array) -> Array:
         """What a round commits on average, float32 `[B]`: `Σ_{j ≤ γ} a^j`, no more than fits."""
@@ -90,22 +105,7 @@ class Cheapest:
         last = acceptance**length if self.bonus == "none" and length else 0.0
         return jnp.maximum(1.0 + powers.sum(0) - last, 1e-3)
 
-    def update(self, evidence: Evidence, outcome: Outcome) -> Evidence:
-        """With what became of a round's block."""
-        seen = outcome.active & (outcome.draft.length > 0)
-        kept = jnp.where(seen, outcome.num_kept, 0)
-        return Evidence(
-            REMEMBERED * evidence.kept + kept,
-            REMEMBERED * evidence.examined + kept + (seen & outcome.rejected),
-        )
-
-
-@dataclass(frozen=True)
-class UpTo(Capped):
-    """Drafts as many tokens as its state says, int32 `[B]`, at most `block`."""
-
-    def init(self, batch_size: int) -> Array:
-        return jnp.full((batch_size,), self.block, jnp.int32)
-
-    def __call__(self, params: Any, state: Array, step: DraftStep, controls: Controls) -> tuple[Decision, Array]:
-        return Decision(draw=step.slot < state, proceed=step.slot + 1 < state), state
+    def update(self, evidence: Evidence, counted: Counted) -> Evidence:
+        """With what became of a phase's blocks."""
+        remembered = REMEMBERED**counted.rounds
+        return Evidence(remembered * evidence.kept + counted.kept, remembered * evidence.examined + counted.examined)

@@ -34,7 +34,7 @@ def test_numbers_are_the_devices_bit_for_bit():
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert isinstance(ours, np.ndarray) and ours.dtype == theirs.dtype and ours.shape == theirs.shape
-        assert ours.tobytes() == theirs.tobytes()
+        assert ours.tobytes() == theirs.tobytes() and not ours.flags.writeable
 
 
 def test_there_is_one_array_to_wait_for():

@@ -100,6 +100,17 @@ def test_the_raw_law_and_its_maximum(temperature):
     np.testing.assert_array_equal(found.max_raw, np.asarray(found.raw).max(-1))
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, [0.0, 1.0, 0.0, 0.7]])
+def test_the_token_is_what_would_be_drawn_from_the_law(temperature):
+    """Bit for bit, and where all are greedy too, whose token is found without a draw; ties as in the law."""
+    logits = random_logits(3, rows=4, vocab_size=5000)
+    logits[2, [7, 4000]] = 99.0
+    uniform = np.float32([0.1, LAST_UNIFORM, 0.0, 0.6])
+    laws, token = jax.jit(sampling.laws_and_token)(logits, make_sampling(4, temperature, 1.0, 0), uniform)
+    np.testing.assert_array_equal(token, draw(laws.scaled, uniform))
+    assert len(set(token.tolist())) == 4 and (np.asarray(laws.scaled)[np.arange(4), token] > 0).all()
+
+
 def test_top_p_of_one_keeps_every_tail_token():
     """A float32 cumulative sum over a large vocabulary falls short of 1 and would cut the tail."""
     logits = np.zeros((1, 32_128), np.float32)
@@ -184,7 +195,7 @@ def test_argmax_takes_the_lowest_index_and_stays_inside():
     found = np.asarray(jax.jit(sampling.argmax)(values))
     np.testing.assert_array_equal(found[:3], [1, 0, 2])
     assert 0 <= found[3] < 4
-    np.testing.assert_array_equal(sampling.one_hot_argmax(values[:3]).sum(-1), 1.0)
+    np.testing.assert_array_equal(sampling.one_hot(sampling.argmax(values[:3]), values.shape[-1]).sum(-1), 1.0)
 
 
 # --- drawing

@@ -18,7 +18,7 @@ from speccascade_jax.models.fake import Fake
 from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.stopping.policies import CumulativeConfidence, Fixed
-from tests.support import conformance, reference
+from tests.support import conformance, planning, reference
 
 ROWS = 30_000
 
@@ -146,3 +146,9 @@ def test_a_look_at_the_law_behind_a_block_is_a_step_of_the_draft():
     assert engine.complete and (out.stats.kept == out.stats.drafted).all()
     looks = out.stats.draft_steps - out.inner["counters"].target_calls
     np.testing.assert_array_equal(looks, out.stats.target_calls - 1)
+
+
+def test_an_engine_that_plans_its_blocks_drafts_for_none():
+    engine = planning.planned(21)[0]
+    with pytest.raises(ValueError, match="plans its blocks cannot draft: give its drafter a block size"):
+        NestedDrafter(engine, 3)

@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from speccascade_jax.core import rngs
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.planned import PlannedDrafter
 from speccascade_jax.engine.generate import compilations, generate
 from speccascade_jax.engine.loop import Engine
+from speccascade_jax.engine.rounds import one_round
 from speccascade_jax.models.fake import Fake
 from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.deferral import RULES
@@ -31,9 +33,11 @@ def fakes(plan=None, rule="spec_decode", block=3):
     return Engine(target=large, drafter=drafter, verifier=Speculative(RULES[rule]))
 
 
-def run(engine, costs=None, temperature=1.0, length=24, prompt=PROMPT, **more):
+def run(engine, costs=None, temperature=1.0, length=24, prompt=PROMPT, reads=True, **more):
+    """`reads`: whether the draft's parameters are given."""
     controls = make_controls(len(prompt.length), alpha=0.3, temperature=temperature)
-    drafter = {"model": ()} if costs is None else {"model": (), "costs": costs}
+    drafter = {"model": ()} if reads else {}
+    drafter |= {} if costs is None else {"costs": costs}
     params = {"target": (), "drafter": drafter}
     return generate(engine, params, prompt, 5, controls=controls, max_new_tokens=length, **more)
 
@@ -43,13 +47,16 @@ def test_always_one_length_is_that_length_bit_by_bit(rule):
     alone = run(fakes(rule=rule))
     both = run(fakes(Cheapest(FEW[rule != "spec_decode" :]), rule), planning.forcing(FEW[rule != "spec_decode" :], 3))
     np.testing.assert_array_equal(alone.tokens, both.tokens)
-    for name in ("rounds", "drafted", "kept", "rejected", "discarded", "draft_steps"):
-        np.testing.assert_array_equal(getattr(alone.stats, name), getattr(both.stats, name), name)
+    for name, counted in vars(alone.stats).items():
+        # sums of real numbers, phase by phase, are rounded otherwise
+        np.testing.assert_allclose(counted, getattr(both.stats, name), rtol=1e-6, err_msg=name)
     assert planning.aimed(both)[-1] == int(both.stats.rounds.sum()) and int(both.stats.kept.sum()) > 20
 
 
-def test_where_no_draft_pays_the_draft_is_never_called():
-    out = run(fakes(Cheapest(FEW)), planning.forcing(FEW, 0))
+@pytest.mark.parametrize("reads", [True, False])
+def test_where_no_draft_pays_the_draft_is_never_called(reads):
+    """Nor is it where it pays, if it was left out."""
+    out = run(fakes(Cheapest(FEW)), planning.forcing(FEW, 0 if reads else 3), reads=reads)
     assert not any(int(getattr(out.stats, name).sum()) for name in ("draft_steps", "drafted", "examined"))
     assert np.asarray(out.stats.target_calls).tolist() == [24] * 3 and planning.aimed(out).tolist() == [72, 0, 0]
 
@@ -61,13 +68,15 @@ class InTurns(Cheapest):
     rest: int = 5
 
     def init(self, batch_size):
-        return super().init(batch_size), jnp.zeros((), jnp.int32)
+        """How many phases there were."""
+        return jnp.zeros((), jnp.int32)
 
-    def choose(self, costs, evidence, active, room, ready):
-        return jnp.where(evidence[1] % (self.rest + 2) < self.rest, 0, 2)
+    def choose(self, costs, evidence, active, room):
+        rests = evidence % 2 == 1
+        return jnp.where(rests, 0, 2), jnp.where(rests, self.rest, 2)
 
-    def update(self, evidence, outcome):
-        return super().update(evidence[0], outcome), evidence[1] + 1
+    def update(self, evidence, counted):
+        return evidence + 1
 
 
 @pytest.mark.parametrize("rest", [1, 5])
@@ -89,18 +98,45 @@ def test_a_draft_that_rested_catches_up(rest):
 class Forgetful(PlannedDrafter):
     """Says that its cache is up to date when it has rested."""
 
-    def propose(self, params, state, request):
-        late = jnp.maximum(self.model.consumed(state.inner.cache), request.length - 1)
-        cache = self.model.rollback(state.inner.cache, jnp.where(state.ready, late, 0))
-        return super().propose(params, replace(state, inner=replace(state.inner, cache=cache)), request)
+    def settle(self, params, state, tokens, length, room, active):
+        late = jnp.maximum(self.model.consumed(state.cache), length - 1)
+        cache = self.model.rollback(state.cache, late)
+        return super().settle(params, replace(state, cache=cache), tokens, length, room, active)
 
 
-def test_steps_are_the_passes_that_were_made():
-    """A round of three drafts takes three; a rest of five rounds before it two more, of blocks of three tokens."""
+def everything(turn):
+    return turn
+
+
+def test_rounds_of_all_lengths_have_one_shape_and_steps_are_the_passes_that_were_made():
+    """A round of three drafts takes three; a rest of five rounds before it two more, of blocks of three tokens. What a
+    record sees is what each round had, and zero beyond its block."""
     engine, one = fakes(InTurns(FEW, rest=6)), Prompt(PROMPT.tokens[:1], PROMPT.length[:1])
-    out = run(engine, planning.costs([1.0] * 3), prompt=one, most_rounds=7, temperature=0.0)
+    given = {"prompt": one, "most_rounds": 7, "temperature": 0.0, "record": everything}
+    out = run(engine, planning.costs([1.0] * 3), **given)
     assert int(out.stats.rounds[0]) == 7 and int(out.stats.drafted[0]) == 3
     assert int(out.stats.draft_steps[0]) == 3 + 2
+    long = jax.eval_shape(lambda: run(fakes(), **given).record)
+    assert jax.tree.map(jnp.shape, out.record) == jax.tree.map(jnp.shape, long)
+    law, tokens = np.asarray(out.record.law)[:7, 0], np.asarray(out.record.tokens)[:7, 0]
+    np.testing.assert_allclose(law[:, 0].sum(-1), 1.0, rtol=1e-5)
+    assert not law[:6, 1:].any() and not tokens[:6, 1:].any() and (law[6].sum(-1) > 0.99).all()
+
+
+def test_rounds_one_by_one_are_those_of_the_loop():
+    """A phase goes on where it was left: a plan that is asked sooner would turn sooner, and draft other tokens."""
+    engine = fakes(Cheapest(FEW, drafting=3, resting=3))
+    costs, step = planning.on_edge(engine.drafter.plan), jax.jit(one_round, static_argnums=0)
+    whole = run(engine, costs)
+    params = {"target": (), "drafter": {"model": (), "costs": costs}}
+    controls = make_controls(3, alpha=0.3, temperature=1.0)
+    state = engine.init(params, PROMPT, rngs.root(5), jnp.arange(3), 24)
+    while not state.done.all():
+        state, _ = step(engine, params, state, controls)
+    np.testing.assert_array_equal(state.drafter.chosen, whole.inner["chosen"])
+    for row, start in enumerate(PROMPT.length):
+        np.testing.assert_array_equal(state.tokens[row, start : start + 24], whole.tokens[row])
+    assert (planning.aimed(whole) > 0).sum() > 1
 
 
 def test_most_rounds_ends_a_generation():
@@ -150,6 +186,7 @@ def law_of(rule, q_table, p_table):
     ("rule", "more"),
     [
         ("spec_decode", {}),
+        pytest.param("spec_decode", {"rounds": 2}, marks=pytest.mark.laws),
         pytest.param("spec_decode", {"bonus": "none"}, marks=pytest.mark.laws),
         pytest.param("spec_decode", {"bonus": "target"}, marks=pytest.mark.laws),
         pytest.param("token_v3", {}, marks=pytest.mark.laws),
@@ -161,11 +198,12 @@ def law_of(rule, q_table, p_table):
 def test_no_plan_changes_a_rule_s_law(rule, more):
     """Plans that turn with every token that was kept or rejected, of either row of two; sequences of six tokens."""
     lengths = FEW if rule == "spec_decode" else FEW[1:]
-    engine, params, q_table, p_table = planning.planned(31, rule=rule, lengths=lengths, **more)
+    engine, params, q_table, p_table = planning.planned(31, rule=rule, lengths=lengths, **{"rounds": 1} | more)
     found, aimed = sequences(engine, params, law_of(rule, q_table, p_table), planning.on_edge(engine.drafter.plan))
     assert found > 1e-3
-    assert ((aimed > 0).sum(1) > 1).mean() > 0.2, "most plans never turned"
-    assert (aimed.sum(0) > 0).all(), "a length was never aimed at"
+    assert ((aimed > 0).sum(1) > 1).mean() > 0.1, "most plans never turned"
+    # behind a phase of two rounds no three drafts fit any more
+    assert (aimed.sum(0) > 0).sum() >= len(lengths) - ("rounds" in more), "a length was never aimed at"
 
 
 def test_greedy_tokens_are_the_target_s():

@@ -77,6 +77,7 @@ def test_rows_choose():
     by_mask = summarise(counters(), rows=[True, False, False])
     assert by_mask["acceptance_rate"] == pytest.approx(5 / 6) and by_mask["rounds"] == 4
     assert summarise(counters(), rows=[1, 0])["committed"] == 14
+    assert summarise(counters(), rows=[1])["by_position"]["kept_although_deferred"] == [0.0, 1.0]
 
 
 def test_counts_of_single_examples_sum_to_the_whole_and_a_draft_alone_takes_draft_steps():

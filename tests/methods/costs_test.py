@@ -2,6 +2,7 @@
 at for its size."""
 
 import json
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -120,6 +121,14 @@ def test_other_numbers_ask_for_their_own_acceptance_and_no_other_times(pair, kep
     np.testing.assert_allclose([each.acceptance for each in known], chance, rtol=1e-6)
 
 
+def test_an_output_s_end_is_a_draft_that_was_not_kept(pair):
+    """Of two rows, one of which was over before all the rounds of the trial."""
+    engine, params = assemble(pair, **AUTO)
+    counts = {"kept": [5, 3], "examined": [6, 4], "rounds": [costs.WALKED, costs.WALKED - 1]}
+    found = SimpleNamespace(stats=SimpleNamespace(**{name: np.array(each) for name, each in counts.items()}))
+    assert costs._Rounds(engine, params, lambda *_: found).acceptance() == [8, 11]
+
+
 def test_streams_are_what_decode_writes(pair, kept):
     settings = AUTO | {"max_new_tokens": 16, "temperature": 1.0, "seed": 4}
     streamed = sc.stream(pair, [3, 4], **settings)
@@ -139,6 +148,16 @@ def test_an_engine_without_costs_says_where_they_come_from(pair):
     assert costs.ready(pair, engine, told, prompt, conformance.controls(1), max_new_tokens=4) is told
     plain, own = assemble(pair)
     assert costs.ready(pair, plain, own, prompt, conformance.controls(1), max_new_tokens=4) is own
+
+
+def test_where_no_draft_pays_the_draft_is_left_out(pair, monkeypatch):
+    engine, params = assemble(pair, **AUTO)
+    prompt = Prompt(jnp.ones((1, 2), jnp.int32), jnp.full(1, 2))
+    for length, parts in ((0, {"costs"}), (3, {"costs", "model"})):
+        known = planning.forcing(LENGTHS, length)
+        monkeypatch.setattr(costs, "costs", lambda *_, known=known: known)
+        found = costs.ready(pair, engine, params, prompt, conformance.controls(1), max_new_tokens=4)
+        assert set(found["drafter"]) == parts and found["drafter"]["costs"] is known
 
 
 @pytest.mark.parametrize(

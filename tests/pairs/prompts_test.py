@@ -113,6 +113,9 @@ def test_a_pair_without_a_vocabulary_takes_no_text():
         ([[1], ["5"]], "prompt 1 holds '5', which is no token id"),
         ([[1, 1.5]], "prompt 0 holds 1.5, which is no token id"),
         ([[float("nan")]], "prompt 0 holds nan, which is no token id"),
+        ([[1], [2**40]], "prompt 1 holds id 1099511627776, outside the vocabulary"),
+        (np.array([[1, 2**32 + 1]]), "prompt 0 holds id 4294967297, outside the vocabulary"),
+        (np.array([[1], [-1]]), "prompt 1 holds id -1, outside the vocabulary"),
     ],
 )
 def test_what_is_no_prompt_is_named(pair, prompts, message):

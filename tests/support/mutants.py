@@ -245,7 +245,7 @@ def takes_back(*, mutated):
 
 
 @dataclass(frozen=True)
-class Peeks(PlannedDrafter):
+class Peeks(ModelDrafter):
     """Makes a block one token long where the second token that it has drafted is token 0."""
 
     def propose(self, *args, **kwargs):
@@ -254,10 +254,19 @@ class Peeks(PlannedDrafter):
         return replace(draft, length=jnp.where(draft.tokens[:, 1] == 0, shorter, draft.length)), state, cache
 
 
+@dataclass(frozen=True)
+class PlansByPeeking(PlannedDrafter):
+    """What it drafts says how long the block is."""
+
+    @property
+    def drafters(self):
+        return *super().drafters[:-1], Peeks(self.model, Fixed(self.block))
+
+
 def plans_by_what_it_drafts(*, mutated):
     """The length of a block is chosen by its own tokens."""
     engine, params, q, p = planning.planned(11, lengths=(0, 1, 3))
-    drafter = Peeks(engine.drafter.model, engine.drafter.plan) if mutated else engine.drafter
+    drafter = PlansByPeeking(engine.drafter.model, engine.drafter.plan) if mutated else engine.drafter
     told = planning.told(params, planning.forcing((0, 1, 3), 3))
     return trial(replace(engine, drafter=drafter), told, reference.transitions("spec_decode", q, p, 0.0, 1.0))
 

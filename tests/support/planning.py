@@ -36,12 +36,13 @@ def told(params, found):
     return {**params, "drafter": {**params["drafter"], "costs": found}}
 
 
-def planned(seed, vocab_size=3, rule="spec_decode", lengths=None, **more):
-    """Engine, parameters without costs, and the tables of a tabular pair."""
+def planned(seed, vocab_size=3, rule="spec_decode", lengths=None, rounds=None, **more):
+    """Engine, parameters without costs, and the tables of a tabular pair; `rounds`: of each phase."""
     q_table, p_table = conformance.tables(vocab_size, seed=seed)
     engine, params = assemble(conformance.tabular_pair(q_table, p_table), rule=rule, block_size="auto", **more)
     if lengths is not None:
         plan = replace(engine.drafter.plan, lengths=lengths)
+        plan = plan if rounds is None else replace(plan, drafting=rounds, resting=rounds)
         engine = replace(engine, drafter=PlannedDrafter(engine.drafter.model, plan))
     return engine, params, q_table, p_table
 
