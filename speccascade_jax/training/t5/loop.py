@@ -18,7 +18,7 @@ from speccascade_jax.data.sentence_pairs import TokenPair
 from speccascade_jax.data.vocabularies.load import Vocabulary
 from speccascade_jax.models.t5 import T5, T5Config
 from speccascade_jax.training import runs
-from speccascade_jax.training.t5 import decoding, steps
+from speccascade_jax.training.t5 import decoding, growth, steps
 from speccascade_jax.training.t5.corpus import Batch, JoinedCorpus
 from speccascade_jax.training.t5.schedule import Schedule
 
@@ -48,7 +48,7 @@ class Trainer:
         config: the model; vocabulary: path of the sentencepiece file.
         corpus, validation: what is trained on, and what the validation loss is computed on.
         schedule, optimizer, objective: how it is trained.
-        init_from: a checkpoint whose parameters a new run starts from, or empty.
+        init_from: a checkpoint that a new run starts from, grown where `config` is larger (`growth`), or empty.
         seed: of parameters, dropout and data order.
         log_every, evaluate_every: in steps; save_every_minutes: of the resumable state.
         loss_batches: batches of `validation` that the validation loss is a mean over.
@@ -117,11 +117,9 @@ class Run:
             logging.info("resuming %s at step %d", self.directory, int(saved[0].step))
             return jax.tree.map(jax.numpy.asarray, saved[0]), Position(**saved[1])
         if trainer.init_from:
-            bound, config = load_float32(trainer.init_from), trainer.config
-            found = cast(T5, bound.model).config
-            if dataclasses.replace(found, dropout_rate=config.dropout_rate, dtype=config.dtype) != config:
-                raise ValueError(f"{trainer.init_from} holds {found}, which is not the model to be trained, {config}")
-            state = steps.fresh_state(bound.params, trainer.optimizer)
+            bound = load_float32(trainer.init_from)
+            params = growth.grow(bound.params, cast(T5, bound.model).config, trainer.config, state.params)
+            state = steps.fresh_state(params, trainer.optimizer)
         return state, Position()
 
     def batches(self) -> Iterator[Batch]:

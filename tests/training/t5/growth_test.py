@@ -1,0 +1,109 @@
+"""Growing a model: the same function at first, and every part of what was added learns."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from speccascade_jax.models.t5 import T5, T5Config, teacher_forced_logits
+from speccascade_jax.training.t5 import growth, loop, steps
+from speccascade_jax.training.t5.schedule import Schedule
+
+SMALL = T5Config(290, 292, 16, 2, 8, 16, 1, 2)
+LARGE = dataclasses.replace(SMALL, d_ff=40, num_encoder_layers=3, num_decoder_layers=5)
+SOURCE = np.array([[7, 30, 200, 5, 1, 0], [12, 9, 1, 0, 0, 0]], np.int32)
+TARGET = np.array([[44, 8, 91, 3, 270, 1], [5, 77, 102, 1, 0, 0]], np.int32)
+
+
+def _params(config, seed):
+    return steps.init_state(config, steps.Optimizer(), jax.random.key(seed)).params
+
+
+@pytest.fixture(scope="module")
+def small():
+    return _params(SMALL, 0)
+
+
+@pytest.fixture(scope="module")
+def grown(small):
+    return growth.grow(small, SMALL, LARGE, _params(LARGE, 1))
+
+
+def test_logits_are_the_smaller_models(small, grown):
+    inputs = steps.shift_right(TARGET)
+    wanted = teacher_forced_logits(T5(SMALL), small, SOURCE, inputs)
+    found = teacher_forced_logits(T5(LARGE), grown, SOURCE, inputs)
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def test_the_tree_is_the_larger_models(grown):
+    shapes = jax.eval_shape(lambda: _params(LARGE, 0))
+    assert jax.tree.map(jnp.shape, grown) == jax.tree.map(lambda leaf: leaf.shape, shapes)
+
+
+def test_layers_stand_behind_the_one_that_they_read_as(small, grown):
+    """Five layers of two: 0, 0, 0, 1, 1, of which the first of each writes."""
+    for i, origin in enumerate((0, 0, 0, 1, 1)):
+        layer, of = grown["decoder"][f"layers_{i}"], small["decoder"][f"layers_{origin}"]
+        np.testing.assert_array_equal(
+            layer["self_attention"]["query"]["kernel"], of["self_attention"]["query"]["kernel"]
+        )
+        writes = [np.any(layer[part]["out"]["kernel"]) for part in ("self_attention", "encoder_decoder_attention")]
+        assert [*writes, np.any(layer["mlp"]["wo"]["kernel"])] == [i in (0, 3)] * 3
+
+
+def test_a_step_moves_everything_that_was_added(grown):
+    """Zeros that never move would be a larger model in name only; here no array shares its buffer with another."""
+    optimizer = steps.Optimizer(min_scale=1e-2)
+    step = steps.make_train_step(LARGE, optimizer, steps.Objective(smoothing=0.0))
+    before = jax.tree.map(np.array, grown)
+    state = steps.fresh_state(jax.tree.map(jnp.array, grown), optimizer)
+    for _ in range(2):  # what reads learns once what it reads for writes
+        state, _ = step(state, SOURCE, TARGET, np.float32(1e-2), jax.random.key(0, impl="rbg"))
+    for old, new in zip(_written(before), _written(state.params), strict=True):
+        assert np.all(np.any(np.asarray(old) != np.asarray(new), axis=1))  # every unit's and every head's row
+
+
+def _written(params):
+    return [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params) if path[-2].key in growth.WRITING]
+
+
+def test_nothing_changes_where_nothing_grows(small):
+    same = growth.grow(small, SMALL, dataclasses.replace(SMALL, dropout_rate=0.1), small)
+    assert all(jax.tree.leaves(jax.tree.map(lambda a, b: np.array_equal(a, b), same, small)))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"d_model": 32}, {"d_ff": 8}, {"num_decoder_layers": 1}, {"gated": False}, {"num_heads": 4}]
+)
+def test_what_cannot_grow_is_refused(small, changes):
+    with pytest.raises(ValueError, match="only d_ff, num_encoder_layers, num_decoder_layers may differ"):
+        growth.grow(small, SMALL, dataclasses.replace(SMALL, **changes), small)
+
+
+@pytest.mark.laws
+def test_a_run_goes_on_from_a_smaller_one_and_a_killed_one_to_the_same_weights(finished, tmp_path):
+    """The first evaluation is the smaller model's; killed after three steps it ends with the same bits."""
+    trainer, result, exported = finished
+    config = dataclasses.replace(trainer.config, d_ff=24, num_encoder_layers=2, num_decoder_layers=3, dropout_rate=0.1)
+    larger = dataclasses.replace(
+        trainer,
+        run_dir=str(tmp_path / "larger"),
+        config=config,
+        init_from=str(exported),
+        schedule=Schedule(max_steps=6),
+    )
+    whole = loop.Run(larger)
+    assert whole.evaluate(0)["validation_loss"] == pytest.approx(result["validation_loss"], abs=1e-4)
+    whole.finish()
+    broken = dataclasses.replace(larger, run_dir=str(tmp_path / "broken"))
+    killed = loop.Run(broken)
+    for _, batch in zip(range(3), killed.batches(), strict=False):
+        killed._step(batch, larger.schedule.rate(int(killed.state.step), 0.0))
+    killed.save()
+    resumed = loop.Run(dataclasses.replace(broken, init_from=""))  # what it starts from is in its state
+    resumed.finish()
+    for wanted, found in zip(jax.tree.leaves(whole.state), jax.tree.leaves(resumed.state), strict=True):
+        np.testing.assert_array_equal(wanted, found)
