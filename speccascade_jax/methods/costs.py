@@ -32,11 +32,14 @@ from speccascade_jax.runtime import compilation_cache, products
 from speccascade_jax.runtime.notices import said_if_long
 from speccascade_jax.stopping.lengths import Cheapest, Costs
 
-SECONDS = 0.6
-"""How long rounds are timed, compilation aside: more turns where they are short, at least five."""
-LEAST_TURNS, MOST_TURNS = 5, 20
-STEADY, PATIENCE = 1.25, 4
-"""How much longer than the least of everything a usual turn may take, and how many times as long is waited for that."""
+SECONDS, PATIENCE = 0.6, 5
+"""How long rounds are timed, compilation aside: at least five turns, and, where these are not `STEADY` or not
+`PRECISE`, as many times as long."""
+LEAST_TURNS, MOST_TURNS = 5, 100
+STEADY = 1.25
+"""How much longer than the least of everything a usual turn may take."""
+PRECISE = 0.01
+"""The standard error of a length's share of a turn: lengths that differ by less are as good as each other."""
 
 SEED = 2**32 - 1
 """Of the bits of these rounds. Nothing would be wrong if a generation used them too."""
@@ -129,22 +132,40 @@ class _Rounds:
         Of each call the median of its share in a turn: a machine that is slower for a while, as shared ones are, is so
         for all lengths, and it is their ratios that a choice hangs on.
         """
-        turns, begin = list[dict[tuple[int, int], tuple[float, int]]](), time.monotonic()
+        turns, begin = list[list[float]](), time.monotonic()
+        rounds = dict[tuple[int, int], int]()
 
-        def agree() -> bool:
-            every = np.asarray([[seconds for seconds, _ in turn.values()] for turn in turns])
-            return bool(np.median(every.sum(1)) < STEADY * every.min(0).sum())
+        def wanted() -> float:
+            every = np.asarray(turns)
+            return SECONDS * (1 if _agree(every) and _precise(every) else PATIENCE)
 
-        while len(turns) < LEAST_TURNS or (
-            len(turns) < MOST_TURNS and time.monotonic() - begin < SECONDS * (1 if agree() else PATIENCE)
-        ):
-            order = calls if len(turns) % 2 == 0 else calls[::-1]
-            found = {call: self._seconds(*call) for call in order}
-            turns.append({call: found[call] for call in calls})
-        every = np.asarray([[seconds for seconds, _ in turn.values()] for turn in turns])
-        whole = every.sum(1)
-        usual = np.median(every / whole[:, None], axis=0) * np.median(whole)
-        return {call: (float(each), turns[0][call][1]) for call, each in zip(calls, usual, strict=True)}, agree()
+        while len(turns) < LEAST_TURNS or (len(turns) < MOST_TURNS and time.monotonic() - begin < wanted()):
+            seconds = dict[tuple[int, int], float]()
+            for call in calls if len(turns) % 2 == 0 else calls[::-1]:
+                seconds[call], rounds[call] = self._seconds(*call)
+            turns.append([seconds[call] for call in calls])
+        every = np.asarray(turns)
+        usual = np.median(_shares(every), axis=0) * np.median(every.sum(1))
+        return {call: (float(each), rounds[call]) for call, each in zip(calls, usual, strict=True)}, _agree(every)
+
+
+def _shares(every: np.ndarray) -> np.ndarray:
+    """Seconds `[turns, calls]` as parts of their turn's."""
+    return np.asarray(every / every.sum(1, keepdims=True))
+
+
+def _agree(every: np.ndarray) -> bool:
+    """Whether usual turns take little longer than the least of everything: on a busy machine they do."""
+    return bool(np.median(every.sum(1)) < STEADY * every.min(0).sum())
+
+
+def _precise(every: np.ndarray) -> bool:
+    """Whether the standard errors of all median shares are small, by the spread of the middle half of the turns."""
+    shares = _shares(every)
+    low, high = np.quantile(shares, (0.25, 0.75), axis=0)
+    # of a normal law the middle half is 1.35 standard deviations wide, and a median's error 1.25 times a mean's
+    errors = 1.25 * (high - low) / 1.35 / np.sqrt(len(every))
+    return bool(np.all(errors < PRECISE * np.median(shares, axis=0)))
 
 
 def ready(
