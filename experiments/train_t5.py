@@ -38,7 +38,7 @@ MODE = flags.DEFINE_enum(
     "translate: write what --checkpoint makes of the joined training sources to --output, to train a draft on.",
 )
 OUTPUT = flags.DEFINE_string("output", "", "export: the checkpoint's folder. translate: the file, x.pieces.gz.")
-DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "export: how weights are stored.")
+DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32", "int8"], "export: how weights are stored.")
 CHECKPOINT = flags.DEFINE_string(
     "checkpoint", "", "evaluate, translate: a checkpoint's folder; the run's saved state if empty."
 )

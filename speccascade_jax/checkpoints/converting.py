@@ -67,7 +67,7 @@ def convert(
 
     Args:
         stored: what `reading.find` gives.
-        dtype: "float32" or "bfloat16", of the parameters written.
+        dtype: of the parameters written, as `save`'s.
         overwrite: replace a checkpoint of ours at `destination`.
 
     Raises:
@@ -78,10 +78,10 @@ def convert(
         raise ValueError(f"dtype is {dtype!r}: choose one of {', '.join(native.SAVED_DTYPES)}")
     with native.claimed(destination, overwrite) as target:
         arrays = {}
-        for name, array in stream(stored, stored.plan, dtype):
+        for name, array in stream(stored, stored.plan, native.held_as(dtype)):
             arrays[name] = array
             if advance:
-                advance(array.nbytes, size(stored, dtype))
+                advance(array.nbytes, size(stored, native.held_as(dtype)))
         native.write(target, stored.config, arrays, dtype)
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from flax.core import unfreeze
 from flax.traverse_util import flatten_dict
 
+from speccascade_jax.checkpoints import eight_bits
 from speccascade_jax.checkpoints.arrays import Arrays, describe_not_finite, open_arrays
 from speccascade_jax.checkpoints.checksums import checked, digest
 from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, incomplete, listing, not_finite
@@ -33,8 +34,9 @@ from speccascade_jax.core.types import Params
 
 CONFIG = "config.json"
 PARAMS = "params"
-FORMAT = 1
-SAVED_DTYPES = ("float32", "bfloat16")
+FORMAT, EIGHT_BITS = 1, 2
+"""Of `config.json`; versions that know no 8 bits say so."""
+SAVED_DTYPES = ("float32", "bfloat16", "int8")
 _SWEEPS, _BETWEEN_SWEEPS = 40, 0.05  # two seconds
 _OLD = "-old"
 
@@ -47,7 +49,7 @@ def save(
     Args:
         path: the directory to create; parents are created too.
         params: nested parameters of `model`, in any float dtype.
-        dtype: "float32" or "bfloat16" (half the size, 8 bits of mantissa).
+        dtype: "float32", "bfloat16" (half the size, 8 bits of mantissa), or "int8" (a quarter of it: `eight_bits`).
         overwrite: replace an existing directory once the new one is complete.
 
     Raises:
@@ -61,8 +63,14 @@ def save(
     with claimed(path, overwrite) as target:
         flat = flatten_dict(unfreeze(params), sep="/")
         check_shapes(target, {name: tuple(value.shape) for name, value in flat.items()}, model.config)
-        arrays = {name: np.asarray(value).astype(jnp.dtype(dtype), copy=False) for name, value in flat.items()}
+        held = jnp.dtype(held_as(dtype))
+        arrays = {name: np.asarray(value).astype(held, copy=False) for name, value in flat.items()}
         write(target, model.config, arrays, dtype)
+
+
+def held_as(dtype: str) -> str:
+    """What arrays are in that are to be written as `dtype`: 8 bits are made of float32."""
+    return "float32" if dtype == "int8" else dtype
 
 
 @contextmanager
@@ -122,10 +130,12 @@ def _sweep(temporary: Path) -> None:
 
 
 def write(target: Path, config: Config, arrays: Arrays, dtype: str) -> None:
-    """`save` of arrays by name, all of `dtype`, in place of what lies at a `claimed` path; errors as there."""
+    """`save` of arrays by name, all `held_as(dtype)`, in place of what lies at a `claimed` path; errors as there."""
     arrays = dict(sorted(arrays.items()))
     if reasons := {name: reason for name, array in arrays.items() if (reason := describe_not_finite(array))}:
         raise not_finite(target, reasons)
+    if dtype == "int8":
+        arrays = eight_bits.narrowed(arrays)
     with naming(target), _as_system_errors(), _replacing(target) as temporary:
         (temporary / PARAMS).mkdir()
         write_tree(temporary / PARAMS, arrays)
@@ -209,7 +219,7 @@ def _config_text(config: Config, arrays: Arrays, dtype: str) -> str:
         for name, array in arrays.items()
     }
     head = {
-        "format": FORMAT,
+        "format": EIGHT_BITS if dtype == "int8" else FORMAT,
         "family": family(config),
         "config": dataclasses.asdict(config),
         "dtype": dtype,
@@ -251,6 +261,7 @@ def open_ours(path: Path) -> Stored:
         name: checked(tensor, table[name].get("blake2b"), reason)
         for name, tensor in open_arrays(path, {name: specs[name] for name in table}).items()
     }
+    tensors = eight_bits.widened(path, tensors)
     plan = {name: as_it_is(name, tensor.shape) for name, tensor in tensors.items()}
     # at the end, so that what is wrong is named where it can be; earlier versions wrote none
     if record.get("blake2b", expected := _record_digest(record)) != expected:
@@ -258,7 +269,7 @@ def open_ours(path: Path) -> Stored:
             f"{path / CONFIG} is damaged (its text is not that written); {COPY_AGAIN}, or remove its blake2b entry "
             "if it was edited on purpose"
         )
-    return Stored(path, f"speccascade_jax, format {FORMAT}", tensors, config, plan, _fingerprint(table))
+    return Stored(path, f"speccascade_jax, format {record['format']}", tensors, config, plan, _fingerprint(table))
 
 
 def _record(path: Path) -> dict[str, Any]:
@@ -270,9 +281,10 @@ def _record(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is incomplete: its {CONFIG} is missing; {COPY_AGAIN}") from None
     if absent := [key for key in ("format", "family", "config", "arrays") if key not in record]:
         raise CheckpointError(f"{file} lacks {', '.join(absent)}: it was not written by save, or was edited")
-    if record["format"] != FORMAT:
+    if record["format"] not in (FORMAT, EIGHT_BITS):
         raise CheckpointError(
-            f"{file} has format {record['format']!r}, and this version reads {FORMAT}: update speccascade_jax"
+            f"{file} has format {record['format']!r}, and this version reads {FORMAT} and {EIGHT_BITS}: update "
+            "speccascade_jax"
         )
     return record
 

@@ -110,8 +110,9 @@ class _Rounds:
         self.run(drafting, 1)  # compiles
         if self.lengths[0] == 0:
             self.run(ALONE, 1)  # this too
-        first, five = self._seconds(0, 1)[0], self._seconds(0, 5)[0]
-        most = 1 + int(np.clip(0.02 / max((five - first) / 4, 1e-6), 4, 24))
+        first, five = (min(self._seconds(0, count)[0] for _ in range(3)) for count in (1, 5))
+        # rounds are to outweigh what comes before them, which in a large batch takes long
+        most = 1 + int(np.clip(max(0.02, first) / max((five - first) / 4, 1e-6), 4, 24))
         alone = [(ALONE, 1)] if self.lengths[0] == 0 else []
         found, steady = self._usual(alone + [(place, count) for place in places for count in (1, most)])
         rounds = [_per_round(found[place, 1], found[place, most]) for place in places]

@@ -7,6 +7,8 @@ import jax
 
 _MAPS, _LIMIT = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 _COMPILED = "/jax/core/compile/backend_compile_duration"
+SHARE = 0.4
+"""Of the memory maps that a process may have, what is used before programs are dropped."""
 
 
 class _Seen:
@@ -23,8 +25,8 @@ def _on_event(event: str, duration_secs: float, **_: str | int) -> None:
 jax.monitoring.register_event_duration_secs_listener(_on_event)
 
 
-def release_when_crowded(share: float = 0.4) -> bool:
-    """Drop all compiled programs if this process uses more than `share` of the memory maps it may have.
+def release_when_crowded(share: float | None = None) -> bool:
+    """Drop all compiled programs if this process uses more than `share` (`SHARE`) of the memory maps it may have.
 
     Called where programs are made: by `methods.assemble.build`, so by every `decode` and `stream`, and by every group
     of a sweep. XLA on a CPU maps some 550 areas per program of the engine (jax 0.10.2); Linux allows 65,530 by default,
@@ -36,6 +38,7 @@ def release_when_crowded(share: float = 0.4) -> bool:
     Returns:
         Whether programs were dropped.
     """
+    share = SHARE if share is None else share
     if _Seen.counted == _Seen.programs and _Seen.maps <= share * _Seen.limit:
         return False
     if not (_MAPS.exists() and _LIMIT.exists()):

@@ -236,7 +236,6 @@ def test_no_policy_changes_the_target_s_law(policy, threshold):
 
     One program for all thresholds.
     """
-    jax.clear_caches()  # here, and not between the two runs because the process is full of programs
     expected = []
     compiled = None
     for seed, greedy in enumerate([np.full(20_000, threshold), np.linspace(-0.5, 1.5, 20_000)]):
