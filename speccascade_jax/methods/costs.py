@@ -12,7 +12,7 @@ import functools
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from speccascade_jax.runtime import compilation_cache, products
 from speccascade_jax.runtime.notices import said_if_long
 from speccascade_jax.stopping.lengths import Cheapest, Costs
 
-SECONDS, PATIENCE = 0.6, 5
+SECONDS, PATIENCE = 0.8, 5
 """How long rounds are timed, compilation aside: at least five turns, and, where these are not `STEADY` or not
 `PRECISE`, as many times as long."""
 LEAST_TURNS, MOST_TURNS = 5, 100
@@ -113,13 +113,9 @@ class _Rounds:
         first, five = (min(self._seconds(0, count)[0] for _ in range(3)) for count in (1, 5))
         # rounds are to outweigh what comes before them, which in a large batch takes long
         most = 1 + int(np.clip(max(0.02, first) / max((five - first) / 4, 1e-6), 4, 24))
-        alone = [(ALONE, 1)] if self.lengths[0] == 0 else []
-        found, steady = self._usual(alone + [(place, count) for place in places for count in (1, most)])
-        rounds = [_per_round(found[place, 1], found[place, most]) for place in places]
-        rising = _rising(rounds, self.lengths)
-        # what one round without drafts takes longer beside a draft; where every round drafts that is never a choice
-        prefill = max(found[0, 1][0] - found[ALONE, 1][0], 0.0) if alone else 0.0
-        return Timed(rising, prefill, steady)
+        alone = [(ALONE, 1), (ALONE, most)] if self.lengths[0] == 0 else []
+        found, steady = self._usual([*alone, (0, 1), *((place, most) for place in places)])
+        return _timed(found, most, self.lengths, steady)
 
     def _seconds(self, place: int, most_rounds: int) -> tuple[float, int]:
         """How long it took, and how many rounds there were."""
@@ -316,10 +312,35 @@ def _write(key: str, value: Any) -> None:
             write_atomically(path, json.dumps(value))
 
 
-def _per_round(one: tuple[float, int], several: tuple[float, int]) -> float:
-    """Seconds of a round behind the first; nan where there was none."""
-    (before, once), (spent, rounds) = one, several
-    return max(spent - before, 1e-7) / (rounds - once) if rounds > once else np.nan
+def _timed(
+    found: Mapping[tuple[int, int], tuple[float, int]], most: int, lengths: Sequence[int], steady: bool
+) -> Timed:
+    """From seconds and rounds of calls by (place, most rounds).
+
+    There are a call of one round and one of `most` of the first length, of `most` of the others, and, where the first
+    length is 0, both without a draft. What comes before the rounds is the same for all lengths, so one of them tells
+    it: a call of a single round beside each would take half of the time and make each difference the noisier.
+    """
+    first, before = _line(found[0, 1], found[0, most])
+    rounds = [
+        max(seconds - before, 1e-7) / n if n > 1 else np.nan
+        for seconds, n in (found[p, most] for p in range(len(lengths)))
+    ]
+    if (ALONE, 1) not in found:  # where every round drafts it is never a choice what the draft's reading costs
+        return Timed(_rising([first, *rounds[1:]], lengths), 0.0, steady)
+    without, reading = _line(found[ALONE, 1], found[ALONE, most])
+    both = [each for each in (first, without) if np.isfinite(each)]  # the same rounds, beside a draft and without one
+    first = float(np.mean(both)) if both else np.nan
+    return Timed(_rising([first, *rounds[1:]], lengths), max(before - reading, 0.0), steady)
+
+
+def _line(one: tuple[float, int], several: tuple[float, int]) -> tuple[float, float]:
+    """Seconds of a round, and before the first; nan and 0 where there was no second round."""
+    (early, once), (late, rounds) = one, several
+    if rounds <= once:
+        return np.nan, 0.0
+    each = max(late - early, 1e-7) / (rounds - once)
+    return each, max(early - once * each, 0.0)
 
 
 def _rising(rounds: Sequence[float], lengths: Sequence[int]) -> tuple[float, ...]:

@@ -188,6 +188,20 @@ def test_rules_that_read_q_always_draft(pair):
     assert assemble(pair, rule="spec_decode", **AUTO)[0].drafter.lengths == LENGTHS
 
 
+def test_rounds_and_the_draft_s_reading_are_told_from_calls_of_known_parts():
+    """Before the rounds 5 seconds, 3 without a draft; rounds of 1, 1.5 and 2, as many as the outputs need."""
+    before, reading, each, rounds = 5.0, 3.0, (1.0, 1.5, 2.0), (9, 6, 4)
+    calls = {(place, 9): (before + n * t, n) for place, (t, n) in enumerate(zip(each, rounds, strict=True))}
+    calls |= {(0, 1): (before + 1.0, 1), (costs.ALONE, 1): (reading + 1.0, 1), (costs.ALONE, 9): (reading + 9.0, 9)}
+    found = costs._timed(calls, 9, (0, 1, 3), True)
+    np.testing.assert_allclose(found.rounds, each)
+    assert found.prefill == pytest.approx(before - reading) and found.steady
+    always = {call: calls[call] for call in calls if call[0] != costs.ALONE}
+    np.testing.assert_allclose(costs._timed(always, 9, (1, 2, 3), False).rounds, each)
+    calls[2, 9] = (before + 2.0, 1)  # over after one round: nothing is known of it
+    np.testing.assert_allclose(costs._timed(calls, 9, (0, 1, 3), True).rounds, (1.0, 1.5, 2.5))
+
+
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [
@@ -201,3 +215,11 @@ def test_rules_that_read_q_always_draft(pair):
 )
 def test_gaps_and_disturbances_in_what_was_timed(seconds, expected):
     np.testing.assert_allclose(costs._rising(seconds, (0, 1, 3)), expected)
+
+
+@pytest.mark.parametrize(("noise", "precise"), [(0.001, True), (0.2, False)])
+def test_how_well_shares_are_known_hangs_on_their_spread(noise, precise):
+    """A machine that is slower from one turn to the next, all of it, says nothing of that."""
+    random = np.random.default_rng(0)
+    turns = np.outer(random.uniform(1, 3, 12), [1.0, 2.0, 4.0]) * random.normal(1, noise, (12, 3))
+    assert costs._precise(turns) is precise and not costs._agree(turns)
