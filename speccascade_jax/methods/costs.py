@@ -1,19 +1,18 @@
 """What `block_size="auto"` chooses by: seconds of a round for each number of drafts, and how often drafts are kept.
 
 Both are measured with the caller's own prompts and numbers, in the generation's own program, which has to be compiled
-anyway: what a round costs is then all of it, the widths' programs, sampling and verification included. Seconds belong
-to an engine, its shapes, the kind of sampling and the device; acceptance to the models, the rule and the numbers.
-Either is measured when it is first needed and kept: in this process, and for later ones in `auto` in the compilation
-cache's folder, whose files may be deleted at any time. Other costs give other lengths of blocks, never another law.
+anyway (`trials`). Seconds belong to an engine, its shapes, the kind of sampling and the device; acceptance to the
+models, the rule and the numbers. Either is measured when it is first needed and kept: in this process, and for later
+ones in `auto` in the compilation cache's folder, whose files may be deleted at any time. Other costs give other lengths
+of blocks, never another law.
 """
 
 import contextlib
 import functools
 import json
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,142 +26,15 @@ from speccascade_jax.core.types import Controls, Params, Prompt
 from speccascade_jax.drafters.planned import PlannedDrafter
 from speccascade_jax.engine.generate import Generation, generate
 from speccascade_jax.engine.loop import Engine
+from speccascade_jax.methods.trials import SEED, USUAL, USUAL_TOKENS, Rounds, Run, Timed, costs_of
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.runtime import compilation_cache, products
 from speccascade_jax.runtime.notices import said_if_long
 from speccascade_jax.stopping.lengths import Cheapest, Costs
 
-SECONDS, PATIENCE = 0.8, 5
-"""How long rounds are timed, compilation aside: at least five turns, and, where these are not `STEADY` or not
-`PRECISE`, as many times as long."""
-LEAST_TURNS, MOST_TURNS = 5, 100
-STEADY = 1.25
-"""How much longer than the least of everything a usual turn may take."""
-PRECISE = 0.01
-"""The standard error of a length's share of a turn: lengths that differ by less are as good as each other."""
-
-SEED = 2**32 - 1
-"""Of the bits of these rounds. Nothing would be wrong if a generation used them too."""
-
-WALKED = 16
-"""Rounds in which acceptance is counted."""
-USUAL, USUAL_TOKENS = 0.7, 10
-"""The acceptance that few drafts are mixed with, and as how many: one prompt of one sentence must not say that drafting
-never pays, for where nothing is drafted nothing corrects it."""
 TELLING = 200
 """Examined drafts from which on acceptance is kept for later processes."""
-
-
-@dataclass(frozen=True)
-class Timed:
-    """Seconds of a round that aims at each length, and of the draft's prefill.
-
-    Attributes:
-        steady: whether turns took alike: of a busy machine nothing is kept for later processes.
-    """
-
-    rounds: tuple[float, ...]
-    prefill: float
-    steady: bool = True
-
-
-Run = Callable[[Params, int], Generation]
-"""So many rounds of a generation with these parameters, waited for."""
-
 _KNOWN: dict[str, Any] = {}
-ALONE = -1
-"""In place of a length's place: the program without a draft."""
-
-
-@dataclass(frozen=True)
-class _Rounds:
-    """Rounds of one generation, that very program, with lengths that the costs force."""
-
-    engine: Engine
-    params: Params
-    program: Run
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        drafter: Any = self.engine.drafter
-        lengths: tuple[int, ...] = drafter.plan.lengths
-        return lengths
-
-    def run(self, place: int, most_rounds: int) -> Generation:
-        """So many rounds that aim at the length in that place, or that never could (`ALONE`); waited for."""
-        held = _costs(Timed(tuple(1.0 if n == place else 1e9 for n in range(len(self.lengths))), 0.0), 0.5)
-        drafter = {"costs": held} if place == ALONE else {**self.params["drafter"], "costs": held}
-        return self.program({**self.params, "drafter": drafter}, most_rounds)
-
-    def acceptance(self) -> list[int]:
-        """How many drafts were kept and how many examined, in blocks of middling length.
-
-        An output's end counts as a draft that was not kept: what is drafted beyond it is in vain too.
-        """
-        place = min(range(len(self.lengths)), key=lambda n: abs(self.lengths[n] - 3))
-        stats = self.run(place, WALKED).stats
-        kept, examined, rounds = (np.asarray(each) for each in (stats.kept, stats.examined, stats.rounds))
-        return [int(kept.sum()), int(examined.sum() + (rounds < WALKED).sum())]
-
-    def timed(self) -> Timed:
-        """Of `Timed`, by several turns of whole generations with the length forced."""
-        places, drafting = range(len(self.lengths)), next(n for n, length in enumerate(self.lengths) if length)
-        self.run(drafting, 1)  # compiles
-        if self.lengths[0] == 0:
-            self.run(ALONE, 1)  # this too
-        first, five = (min(self._seconds(0, count)[0] for _ in range(3)) for count in (1, 5))
-        # rounds are to outweigh what comes before them, which in a large batch takes long
-        most = 1 + int(np.clip(max(0.02, first) / max((five - first) / 4, 1e-6), 4, 24))
-        alone = [(ALONE, 1), (ALONE, most)] if self.lengths[0] == 0 else []
-        found, steady = self._usual([*alone, (0, 1), *((place, most) for place in places)])
-        return _timed(found, most, self.lengths, steady)
-
-    def _seconds(self, place: int, most_rounds: int) -> tuple[float, int]:
-        """How long it took, and how many rounds there were."""
-        begin = time.perf_counter()
-        generation = self.run(place, most_rounds)
-        return time.perf_counter() - begin, int(generation.num_rounds)
-
-    def _usual(self, calls: list[tuple[int, int]]) -> tuple[dict[tuple[int, int], tuple[float, int]], bool]:
-        """The usual seconds of each call and its rounds, and whether turns, to and fro, agree.
-
-        Of each call the median of its share in a turn: a machine that is slower for a while, as shared ones are, is so
-        for all lengths, and it is their ratios that a choice hangs on.
-        """
-        turns, begin = list[list[float]](), time.monotonic()
-        rounds = dict[tuple[int, int], int]()
-
-        def wanted() -> float:
-            every = np.asarray(turns)
-            return SECONDS * (1 if _agree(every) and _precise(every) else PATIENCE)
-
-        while len(turns) < LEAST_TURNS or (len(turns) < MOST_TURNS and time.monotonic() - begin < wanted()):
-            seconds = dict[tuple[int, int], float]()
-            for call in calls if len(turns) % 2 == 0 else calls[::-1]:
-                seconds[call], rounds[call] = self._seconds(*call)
-            turns.append([seconds[call] for call in calls])
-        every = np.asarray(turns)
-        usual = np.median(_shares(every), axis=0) * np.median(every.sum(1))
-        return {call: (float(each), rounds[call]) for call, each in zip(calls, usual, strict=True)}, _agree(every)
-
-
-def _shares(every: np.ndarray) -> np.ndarray:
-    """Seconds `[turns, calls]` as parts of their turn's."""
-    return np.asarray(every / every.sum(1, keepdims=True))
-
-
-def _agree(every: np.ndarray) -> bool:
-    """Whether usual turns take little longer than the least of everything: on a busy machine they do."""
-    return bool(np.median(every.sum(1)) < STEADY * every.min(0).sum())
-
-
-def _precise(every: np.ndarray) -> bool:
-    """Whether the standard errors of all median shares are small, by the spread of the middle half of the turns."""
-    shares = _shares(every)
-    low, high = np.quantile(shares, (0.25, 0.75), axis=0)
-    # of a normal law the middle half is 1.35 standard deviations wide, and a median's error 1.25 times a mean's
-    errors = 1.25 * (high - low) / 1.35 / np.sqrt(len(every))
-    return bool(np.all(errors < PRECISE * np.median(shares, axis=0)))
 
 
 def ready(
@@ -191,7 +63,7 @@ def ready(
     def plain(told: Params, most_rounds: int) -> Generation:
         return jax.block_until_ready(generate(engine, told, prompt, SEED, most_rounds=most_rounds, **given))
 
-    known = costs(pair, _Rounds(engine, params, run or plain), prompt, controls, max_new_tokens)
+    known = costs(pair, Rounds(engine, params, run or plain), prompt, controls, max_new_tokens)
     drafter = {**params["drafter"], "costs": known}
     if not _drafts(engine.drafter.plan, known, max_new_tokens):
         del drafter["model"]
@@ -201,7 +73,7 @@ def ready(
 _drafts = jax.jit(Cheapest.drafts, static_argnums=0)
 
 
-def costs(pair: Pair, rounds: _Rounds, prompt: Prompt, controls: Controls, max_new_tokens: int) -> Costs:
+def costs(pair: Pair, rounds: Rounds, prompt: Prompt, controls: Controls, max_new_tokens: int) -> Costs:
     """Those of an engine with a planned drafter, on the device."""
     numbers, engine = jax.device_get(controls), rounds.engine
     timed_key = _key("rounds", pair, engine, _kind(numbers), prompt.tokens.shape, _encoded(prompt), max_new_tokens)
@@ -216,14 +88,9 @@ def costs(pair: Pair, rounds: _Rounds, prompt: Prompt, controls: Controls, max_n
             timed = Timed(**_known(timed_key, lambda: asdict(rounds.timed()), is_timed))
         kept, examined = _known(kept_key, rounds.acceptance, _is_telling)
         chance = (kept + USUAL * USUAL_TOKENS) / (examined + USUAL_TOKENS)
-        _KNOWN[both] = _costs(timed, chance)
+        _KNOWN[both] = costs_of(timed, chance)
     found: Costs = _KNOWN[both]
     return found
-
-
-def _costs(timed: Timed, acceptance: float) -> Costs:
-    numbers: list[Any] = [np.asarray(each, np.float32) for each in (timed.rounds, timed.prefill, acceptance)]
-    return jax.device_put(Costs(*numbers))
 
 
 def described(costs: Costs, lengths: tuple[int, ...]) -> dict[str, Any]:
@@ -310,51 +177,3 @@ def _write(key: str, value: Any) -> None:
     with contextlib.suppress(OSError, RuntimeError):
         if (path := _file(key)) is not None:
             write_atomically(path, json.dumps(value))
-
-
-def _timed(
-    found: Mapping[tuple[int, int], tuple[float, int]], most: int, lengths: Sequence[int], steady: bool
-) -> Timed:
-    """From seconds and rounds of calls by (place, most rounds).
-
-    There are a call of one round and one of `most` of the first length, of `most` of the others, and, where the first
-    length is 0, both without a draft. What comes before the rounds is the same for all lengths, so one of them tells
-    it: a call of a single round beside each would take half of the time and make each difference the noisier.
-    """
-    first, before = _line(found[0, 1], found[0, most])
-    rounds = [
-        max(seconds - before, 1e-7) / n if n > 1 else np.nan
-        for seconds, n in (found[p, most] for p in range(len(lengths)))
-    ]
-    if (ALONE, 1) not in found:  # where every round drafts it is never a choice what the draft's reading costs
-        return Timed(_rising([first, *rounds[1:]], lengths), 0.0, steady)
-    without, reading = _line(found[ALONE, 1], found[ALONE, most])
-    both = [each for each in (first, without) if np.isfinite(each)]  # the same rounds, beside a draft and without one
-    first = float(np.mean(both)) if both else np.nan
-    return Timed(_rising([first, *rounds[1:]], lengths), max(before - reading, 0.0), steady)
-
-
-def _line(one: tuple[float, int], several: tuple[float, int]) -> tuple[float, float]:
-    """Seconds of a round, and before the first; nan and 0 where there was no second round."""
-    (early, once), (late, rounds) = one, several
-    if rounds <= once:
-        return np.nan, 0.0
-    each = max(late - early, 1e-7) / (rounds - once)
-    return each, max(early - once * each, 0.0)
-
-
-def _rising(rounds: Sequence[float], lengths: Sequence[int]) -> tuple[float, ...]:
-    """Seconds by length with gaps filled: outputs that were over after one long round say nothing of it.
-
-    More drafts cost no less: where they seem to, the shorter one was disturbed. Gaps go on as the line through the two
-    lengths before does; where not two are known, a draft is taken to cost as much as a round without any, so that
-    nothing is drafted for outputs as short as these.
-    """
-    known = [(length, each) for length, each in zip(lengths, rounds, strict=True) if np.isfinite(each)]
-    if len(known) < 2:
-        return tuple((known[0][1] if known else 1.0) * (1.0 + length) for length in lengths)
-    at, seconds = (np.asarray(each, float) for each in zip(*known, strict=True))
-    seconds = np.minimum.accumulate(seconds[::-1])[::-1]
-    slope = max((seconds[-1] - seconds[-2]) / (at[-1] - at[-2]), 0.0)
-    beyond = np.maximum(np.asarray(lengths) - at[-1], 0.0)
-    return tuple((np.interp(lengths, at, seconds) + slope * beyond).tolist())

@@ -2,7 +2,6 @@
 at for its size."""
 
 import json
-from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.core.types import BoundModel, Prompt
 from speccascade_jax.engine.generate import compilations
-from speccascade_jax.methods import costs
+from speccascade_jax.methods import costs, trials
 from speccascade_jax.methods.assemble import assemble, build
 from speccascade_jax.methods.settings import Level, Settings
 from speccascade_jax.models.fake import Fake
@@ -33,8 +32,8 @@ def pair():
 def kept(pair, monkeypatch, tmp_path):
     """Where costs are kept, empty; nothing is known yet, and timing is over soon."""
     monkeypatch.setenv(compilation_cache.VARIABLE, str(tmp_path))
-    monkeypatch.setattr(costs, "SECONDS", 0.0)
-    monkeypatch.setattr(costs, "STEADY", np.inf)
+    monkeypatch.setattr(trials, "SECONDS", 0.0)
+    monkeypatch.setattr(trials, "STEADY", np.inf)
     forget(pair, monkeypatch)
     return tmp_path / "auto"
 
@@ -42,8 +41,8 @@ def kept(pair, monkeypatch, tmp_path):
 @pytest.fixture
 def timed(monkeypatch):
     """Grows by one with every timing."""
-    seen, real = [], costs._Rounds.timed
-    monkeypatch.setattr(costs._Rounds, "timed", lambda self: seen.append(self) or real(self))
+    seen, real = [], trials.Rounds.timed
+    monkeypatch.setattr(trials.Rounds, "timed", lambda self: seen.append(self) or real(self))
     return seen
 
 
@@ -105,28 +104,20 @@ def test_a_damaged_file_is_measured_anew(pair, kept, timed, monkeypatch, content
 
 
 def test_times_of_a_busy_machine_are_not_kept(pair, kept, monkeypatch):
-    monkeypatch.setattr(costs, "STEADY", 0.0)
+    monkeypatch.setattr(trials, "STEADY", 0.0)
     decode(pair)
     assert not list(kept.glob("rounds-*"))
 
 
 def test_other_numbers_ask_for_their_own_acceptance_and_no_other_times(pair, kept, timed, monkeypatch):
     walked = []
-    monkeypatch.setattr(costs._Rounds, "acceptance", lambda self: walked.append(self) or [40, 100])
+    monkeypatch.setattr(trials.Rounds, "acceptance", lambda self: walked.append(self) or [40, 100])
     for temperature in (0.5, 0.9, 0.9):
         decode(pair, temperature=temperature)
     assert len(walked) == 2 and len(timed) == 1
-    chance = (40 + costs.USUAL * costs.USUAL_TOKENS) / (100 + costs.USUAL_TOKENS)
+    chance = (40 + trials.USUAL * trials.USUAL_TOKENS) / (100 + trials.USUAL_TOKENS)
     known = [each for each in costs._KNOWN.values() if isinstance(each, costs.Costs)]
     np.testing.assert_allclose([each.acceptance for each in known], chance, rtol=1e-6)
-
-
-def test_an_output_s_end_is_a_draft_that_was_not_kept(pair):
-    """Of two rows, one of which was over before all the rounds of the trial."""
-    engine, params = assemble(pair, **AUTO)
-    counts = {"kept": [5, 3], "examined": [6, 4], "rounds": [costs.WALKED, costs.WALKED - 1]}
-    found = SimpleNamespace(stats=SimpleNamespace(**{name: np.array(each) for name, each in counts.items()}))
-    assert costs._Rounds(engine, params, lambda *_: found).acceptance() == [8, 11]
 
 
 def test_streams_are_what_decode_writes(pair, kept):
@@ -186,40 +177,3 @@ def test_a_level_has_a_number():
 def test_rules_that_read_q_always_draft(pair):
     assert assemble(pair, rule="token_v3", **AUTO)[0].drafter.lengths == LENGTHS[1:]
     assert assemble(pair, rule="spec_decode", **AUTO)[0].drafter.lengths == LENGTHS
-
-
-def test_rounds_and_the_draft_s_reading_are_told_from_calls_of_known_parts():
-    """Before the rounds 5 seconds, 3 without a draft; rounds of 1, 1.5 and 2, as many as the outputs need."""
-    before, reading, each, rounds = 5.0, 3.0, (1.0, 1.5, 2.0), (9, 6, 4)
-    calls = {(place, 9): (before + n * t, n) for place, (t, n) in enumerate(zip(each, rounds, strict=True))}
-    calls |= {(0, 1): (before + 1.0, 1), (costs.ALONE, 1): (reading + 1.0, 1), (costs.ALONE, 9): (reading + 9.0, 9)}
-    found = costs._timed(calls, 9, (0, 1, 3), True)
-    np.testing.assert_allclose(found.rounds, each)
-    assert found.prefill == pytest.approx(before - reading) and found.steady
-    always = {call: calls[call] for call in calls if call[0] != costs.ALONE}
-    np.testing.assert_allclose(costs._timed(always, 9, (1, 2, 3), False).rounds, each)
-    calls[2, 9] = (before + 2.0, 1)  # over after one round: nothing is known of it
-    np.testing.assert_allclose(costs._timed(calls, 9, (0, 1, 3), True).rounds, (1.0, 1.5, 2.5))
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [
-        ([1.0, 1.1, 1.3], (1.0, 1.1, 1.3)),
-        ([1.2, 1.1, 1.3], (1.1, 1.1, 1.3)),
-        ([1.0, 1.1, np.nan], (1.0, 1.1, 1.3)),
-        ([1.0, np.nan, 1.3], (1.0, 1.1, 1.3)),
-        ([1.0, np.nan, np.nan], (1.0, 2.0, 4.0)),
-        ([np.nan] * 3, (1.0, 2.0, 4.0)),
-    ],
-)
-def test_gaps_and_disturbances_in_what_was_timed(seconds, expected):
-    np.testing.assert_allclose(costs._rising(seconds, (0, 1, 3)), expected)
-
-
-@pytest.mark.parametrize(("noise", "precise"), [(0.001, True), (0.2, False)])
-def test_how_well_shares_are_known_hangs_on_their_spread(noise, precise):
-    """A machine that is slower from one turn to the next, all of it, says nothing of that."""
-    random = np.random.default_rng(0)
-    turns = np.outer(random.uniform(1, 3, 12), [1.0, 2.0, 4.0]) * random.normal(1, noise, (12, 3))
-    assert costs._precise(turns) is precise and not costs._agree(turns)
