@@ -136,7 +136,7 @@ def _policy(drafter: ModelDrafter, params: Params) -> str:
 def _plan(drafter: PlannedDrafter) -> str:
     """Its choices, whatever the costs are: they are the machine's, and change no law."""
     plan, row = drafter.plan, _shape(1)
-    costs = Costs(_shape(len(plan.lengths)), _shape(), _shape())
+    costs = Costs(_shape(len(plan.lengths)), _shape(), _shape(), _shape())
     first = lowered(plan.drafts, costs, _shape(dtype=jnp.int32))
     return first + lowered(plan.choose, costs, plan.init(1), _shape(1, dtype=bool), row)
 

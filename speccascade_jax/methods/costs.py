@@ -12,7 +12,7 @@ import functools
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from speccascade_jax.core.types import Controls, Params, Prompt
 from speccascade_jax.drafters.planned import PlannedDrafter
 from speccascade_jax.engine.generate import Generation, generate
 from speccascade_jax.engine.loop import Engine
-from speccascade_jax.methods.trials import SEED, USUAL, USUAL_TOKENS, Rounds, Run, Timed, costs_of
+from speccascade_jax.methods.trials import SEED, Rounds, Run, Timed, Walked, costs_of
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.runtime import compilation_cache, products
 from speccascade_jax.runtime.notices import said_if_long
@@ -86,20 +86,21 @@ def costs(pair: Pair, rounds: Rounds, prompt: Prompt, controls: Controls, max_ne
         )
         with said_if_long(lambda: told):
             timed = Timed(**_known(timed_key, lambda: asdict(rounds.timed()), is_timed))
-        kept, examined = _known(kept_key, rounds.acceptance, _is_telling)
-        chance = (kept + USUAL * USUAL_TOKENS) / (examined + USUAL_TOKENS)
-        _KNOWN[both] = costs_of(timed, chance)
+        walked = Walked(**_known(kept_key, lambda: asdict(rounds.walked()), _is_telling))
+        _KNOWN[both] = costs_of(timed.rounds, timed.prefill, walked.acceptance, walked.length(max_new_tokens))
     found: Costs = _KNOWN[both]
     return found
 
 
 def described(costs: Costs, lengths: tuple[int, ...]) -> dict[str, Any]:
-    """For records: milliseconds by length, of the draft's prefill, and the acceptance that rows begin with."""
+    """For records: milliseconds by length and of the draft's prefill, the acceptance that rows begin with, an output's
+    tokens."""
     each = zip(lengths, np.asarray(costs.rounds).tolist(), strict=True)
     return {
         "round_ms": {str(length): seconds * 1e3 for length, seconds in each},
         "prefill_ms": float(costs.prefill) * 1e3,
         "acceptance": float(costs.acceptance),
+        "length": float(costs.length),
     }
 
 
@@ -150,8 +151,10 @@ def _is_timed(lengths: int, held: Any) -> bool:
 
 
 def _is_telling(held: Any) -> bool:
-    """Whether these are counts of kept and examined drafts, and of enough of them to say something of other prompts."""
-    return _positive(held) and len(held) == 2 and held[0] <= held[1] and held[1] >= TELLING
+    """Whether this is a `Walked`, as a dictionary, of enough drafts to say something of other prompts."""
+    if not isinstance(held, dict) or set(held) != {field.name for field in fields(Walked)}:
+        return False
+    return _positive(list(held.values())) and held["kept"] <= held["examined"] >= TELLING
 
 
 def _positive(held: Any) -> bool:

@@ -38,11 +38,13 @@ class Costs:
         rounds: float32 `[N]`, seconds of a round that aims at each of the policy's lengths.
         prefill: float32 scalar, seconds in which the draft reads the prompts, once, before its first block.
         acceptance: float32 scalar, the chance that a draft is kept, as measured beforehand.
+        length: float32 scalar, tokens of a usual output.
     """
 
     rounds: Array
     prefill: Array
     acceptance: Array
+    length: Array
 
 
 @flax.struct.dataclass
@@ -76,11 +78,11 @@ class Cheapest:
         """Whether there is to be any draft of outputs of at most `room` tokens, bool scalar.
 
         Where none pays before the first round none ever will, for without drafts nothing is learnt. The time in which
-        the draft reads the prompts is laid on half of the tokens: where before the limit an output ends is not known.
+        the draft reads the prompts is laid on the tokens of a usual output.
         """
         one = jnp.ones((1,), bool)
         seconds = self._seconds(costs, self.init(1), one, room * one.astype(jnp.int32))
-        reading = jnp.where(jnp.asarray(self.lengths) > 0, 2.0 * costs.prefill / room, 0.0)
+        reading = jnp.where(jnp.asarray(self.lengths) > 0, costs.prefill / jnp.minimum(costs.length, room), 0.0)
         return jnp.asarray(self.lengths)[jnp.argmin(seconds + reading)] > 0
 
     def choose(self, costs: Costs, evidence: Evidence, active: Array, room: Array) -> tuple[Array, Array]:

@@ -80,7 +80,7 @@ def test_much_acceptance_is_kept_too(pair, kept, monkeypatch):
     monkeypatch.setattr(costs, "TELLING", 5)
     decode(pair)
     found = next(json.loads(path.read_text()) for path in kept.glob("acceptance-*"))
-    assert found[1] >= 5 and 0 <= found[0] <= found[1]
+    assert found["examined"] >= 5 and 0 <= found["kept"] <= found["examined"] and found["ended"] <= 2
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_times_of_a_busy_machine_are_not_kept(pair, kept, monkeypatch):
 
 def test_other_numbers_ask_for_their_own_acceptance_and_no_other_times(pair, kept, timed, monkeypatch):
     walked = []
-    monkeypatch.setattr(trials.Rounds, "acceptance", lambda self: walked.append(self) or [40, 100])
+    monkeypatch.setattr(trials.Rounds, "walked", lambda self: walked.append(self) or trials.Walked(40, 100, 1, 9))
     for temperature in (0.5, 0.9, 0.9):
         decode(pair, temperature=temperature)
     assert len(walked) == 2 and len(timed) == 1

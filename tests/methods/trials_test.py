@@ -16,9 +16,16 @@ def test_an_output_s_end_is_a_draft_that_was_not_kept():
     """Of two rows, one of which was over before all the rounds of the trial."""
     bound = BoundModel(params=(), model=Fake(16))
     engine, params = assemble(Pair(target=bound, draft=bound), block_size="auto")
-    counts = {"kept": [5, 3], "examined": [6, 4], "rounds": [trials.WALKED, trials.WALKED - 1]}
+    counts = {"kept": [5, 3], "examined": [6, 4], "rounds": [trials.WALKED, trials.WALKED - 1], "committed": [21, 9]}
     found = SimpleNamespace(stats=SimpleNamespace(**{name: np.array(each) for name, each in counts.items()}))
-    assert trials.Rounds(engine, params, lambda *_: found).acceptance() == [8, 11]
+    assert trials.Rounds(engine, params, lambda *_: found).walked() == trials.Walked(8, 11, 1, 30)
+
+
+def test_lengths_of_outputs_without_an_end_count_too():
+    """30 tokens and one end beside an output that ends half-way; more than fits is no length."""
+    assert trials.Walked(8, 11, 1, 30).length(20) == (30 + 10) / 2
+    assert trials.Walked(8, 11, 0, 30).length(20) == 20
+    assert trials.Walked(8, 11, 0, 0).acceptance == pytest.approx((8 + 7) / 21)
 
 
 def test_rounds_and_the_draft_s_reading_are_told_from_calls_of_known_parts():

@@ -61,12 +61,13 @@ def test_no_more_is_drafted_than_fits():
     assert chosen(seconds, 0.99, room=3) == 2
 
 
-def test_reading_the_prompt_must_pay_over_half_of_what_fits():
-    """A gain of 0.5 · (tokens per second) over 50 tokens is 20 seconds here."""
+@pytest.mark.parametrize(("length", "room"), [(50, 100), (200, 50)])
+def test_reading_the_prompt_must_pay_over_a_usual_output(length, room):
+    """What 50 tokens gain: of 1 second a token those that a round of 1.7 tokens does not take."""
     plan, seconds = Cheapest((0, 1)), [1.0, 1.0 + 1e-6]
     gained = 50 * (1.0 - 1.0 / 1.7)
     for prefill, expected in ((gained - 0.5, True), (gained + 0.5, False)):
-        assert bool(plan.drafts(costs(seconds, acceptance=0.7, prefill=prefill), 100)) is expected
+        assert bool(plan.drafts(costs(seconds, acceptance=0.7, prefill=prefill, length=length), room)) is expected
     assert chosen(seconds, 0.7, lengths=(0, 1), prefill=1e9) == 1, "it has been read"
 
 

@@ -13,8 +13,9 @@ from speccascade_jax.stopping.lengths import Costs
 from tests.support import conformance
 
 
-def costs(rounds, prefill=0.0, acceptance=0.75):
-    return Costs(jnp.asarray(rounds, jnp.float32), jnp.float32(prefill), jnp.float32(acceptance))
+def costs(rounds, prefill=0.0, acceptance=0.75, length=50.0):
+    each = (jnp.asarray(value, jnp.float32) for value in (rounds, prefill, acceptance, length))
+    return Costs(*each)
 
 
 def forcing(lengths, length):
