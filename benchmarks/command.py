@@ -83,7 +83,7 @@ SECTIONS = {
     "speedup": Section(speedup, 60),
     "batches": Section(batches, 20),
     "calls": Section(calls, 20),
-    "auto": Section(auto, 150),
+    "auto": Section(auto, 480),
     "compilation": Section(compilation, 30),
     "memory": Section(memory, 20),
     "vocabulary": Section(vocabulary, 120),

@@ -88,7 +88,7 @@ class Settings:
     vocab_sizes: tuple[int, ...] = (8192, 32768, 262144)
     rules: tuple[str, ...] = VERIFIED
     batches: tuple[int, ...] = (1, 8, 32)
-    beside_auto: tuple[int, ...] = (1, 2, 3, 5, 7, 10)
+    beside_auto: tuple[int, ...] = (1, 2, 3, 5)
     large_vocab: int = 256_000
     large_rules: tuple[str, ...] = ("spec_decode", "lossy_tuned", "diff", "opt_log", "token_v3", "fuzzy_js")
     large_batches: tuple[int, ...] = (1, 8)
