@@ -44,6 +44,8 @@ def run_rounds(
         after, turn = engine.step(params, replace(state, done=state.done | waits), controls)
         return replace(after, done=after.done & ~waits), on_round(carry, turn)
 
+    if engine.planner is not None and len(engine.planner.places(params["drafter"])) == 1:
+        return body((state, carry))  # one phase, for nothing is ever settled anew
     return jax.lax.while_loop(lambda both: jnp.any(unfinished(both[0])), body, (state, carry))
 
 
@@ -100,8 +102,13 @@ def _phase(
     most: int | None = None,
 ) -> tuple[DecodeState, PyTree]:
     """The rounds that are left of the phase, `most` of them at most."""
-    turns, settled = state.drafter.turns, state.drafter.place
+    turns, settled, places = state.drafter.turns, state.drafter.place, planner.places(params["drafter"])
     turns = turns if most is None else jnp.minimum(turns, most)
+
+    def goes_on(state: DecodeState) -> Array:
+        # where there is but one length nothing is ever chosen anew, and no round has to count towards it
+        endless = len(places) == 1 and most is None
+        return unfinished(state) if endless else unfinished(state) & (state.counters.rounds < turns)
 
     def padded(carry: PyTree, turn: Round) -> PyTree:
         return on_round(carry, _as_wide(turn, engine))
@@ -110,14 +117,12 @@ def _phase(
         (state, carry), own = both, replace(engine, drafter=planner.drafters[place])
         begin = _own_state(planner, own, state, place)
         # counted from 0 in every phase: a row that is not done has taken part in all of its rounds
-        end, carry = run_rounds(
-            own, params, begin, controls, lambda s: unfinished(s) & (s.counters.rounds < turns), carry, padded
-        )
+        end, carry = run_rounds(own, params, begin, controls, goes_on, carry, padded)
         new = end.counters
         left = planner.left(state.drafter, place, end.drafter, Counted(new.rounds, new.kept, new.examined))
         return replace(end, drafter=left, laws=state.laws, tally=state.tally.plus(new)), carry
 
-    both, places = (state, carry), planner.places(params["drafter"])
+    both = (state, carry)
     if len(places) == 1:
         return rounds(places[0], both)
     for place in places:
