@@ -84,7 +84,7 @@ def mended(models: Sequence[Any]) -> Iterator[None]:
     4 leaves the configuration out where it verifies drafts); where it has fewer, layers are left that are never filled.
     """
     configs = [model.config for model in models]
-    kind = transformers.T5Config
+    kind: Any = transformers.T5Config
     original = kind.get_text_config
 
     def decoders(self: Any, *args: Any, **named: Any) -> Any:
