@@ -33,6 +33,8 @@ from benchmarks import (
     batches,
     calls,
     compilation,
+    decoding,
+    hierarchy,
     memory,
     report,
     rounds,
@@ -81,12 +83,14 @@ SECTIONS = {
     "verification": Section(verification, 60),
     "stopping": Section(stopping, 40),
     "speedup": Section(speedup, 60),
+    "decode": Section(decoding, 300),
     "batches": Section(batches, 20),
     "calls": Section(calls, 20),
     "auto": Section(auto, 480),
     "compilation": Section(compilation, 30),
     "memory": Section(memory, 20),
     "vocabulary": Section(vocabulary, 120),
+    "hierarchy": Section(hierarchy, 40),
     "acceptance": Section(acceptance, 40),
 }
 

@@ -335,6 +335,37 @@ LAYOUTS = {
         ),
         ("Floor: the laws q̃ and p̃ of a block's γ + 1 positions in float32, each once.",),
     ),
+    "decode": Layout(
+        "Whole calls of decode beside the target's, batch 1",
+        (
+            Column("rule", "rule"),
+            Column("α", "alpha", optional),
+            Column("γ", "block_size"),
+            Column("T", "temperature", optional),
+            Column("tokens / target call", "tokens_per_call", number(2)),
+            Column("target alone, ms", "target_ms", number(1)),
+            Column("ms", "ms", number(1)),
+            Column("speed-up", "speed_up", spread(2)),
+            Column("per token", "per_token", number(2)),
+        ),
+        ("In brackets the 95% interval over prompts and trials. Per token: sampled outputs differ in length.",),
+    ),
+    "hierarchy": Layout(
+        "The best stack among so many candidates, budgets up to 15",
+        (
+            Column("candidates", "candidates"),
+            Column("paper, s", "paper_seconds", number(3)),
+            Column("overshoot, s", "overshoot_seconds", number(2)),
+            Column("models stacked", "levels"),
+            Column("speed-up", "speedup", number(2)),
+            Column("paper's latency / with overshoot", "of_predicted", number(3)),
+            Column("lost by the paper's optimum", "lost", percent),
+        ),
+        (
+            "Paper: dynamic programming over (model, budget), exact. Overshoot: the search of hierarchy.search.",
+            "Lost: how much more the paper's optimum takes than the other one, overshoot counted.",
+        ),
+    ),
     "calls": Layout(
         "A call of decode outside its program, batch 1, texts",
         (

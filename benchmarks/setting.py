@@ -41,6 +41,12 @@ METHODS = (
     Method(name="token_v3", alpha=0.5),
     Method(name="token_v3", alpha=0.9),
 )
+DECODED = (
+    *(Method(name="spec_decode", block_size=block) for block in (3, 5, 7)),
+    Method(name="token_v3", alpha=0.5, block_size=5),
+    Method(name="token_v3", alpha=0.8, block_size=5),
+    Method(name="diff", alpha=0.0, block_size=5),
+)
 # Fuzzy decoding's twenty rules differ in the divergence alone.
 VERIFIED = (*(name for name in RULES if not name.startswith("fuzzy_")), "fuzzy_js", "fuzzy_tv")
 
@@ -56,6 +62,7 @@ class Settings:
         block_size: γ where it is not swept; block_sizes: where it is; lossy_block_sizes: γ's of rules that are lossy.
         capacity: of short blocks in `stopping`.
         temperatures: of draft and target; methods: rules with their α's.
+        decoded, decoded_examples: methods and number of prompts in `decode`.
         engine_sizes: models of `random_models.SIZES` in `rounds`.
         sizes, size_widths: models of `random_models.SIZES` and tokens per call, the first 1, in `sizes`.
         widths: tokens per call in `scoring`; vocab_sizes, rules: in `verification`; batches: rows in `batches` and
@@ -63,11 +70,12 @@ class Settings:
         large_vocab, large_rules, large_batches, large_blocks: in `vocabulary`; rules that read the same laws alike need
             the same memory.
         working_set: bytes, far beyond any cache.
+        candidates: how many models `hierarchy` chooses among.
         acceptance_task, acceptance_examples, acceptance_tokens: for the section `acceptance`: a task (`None`: the best
             at hand), how many of its examples, and the longest output.
     """
 
-    pair: str = "tatoeba_en_de"
+    pair: str = "tatoeba_en_de_large"
     task: str = "tiny_translation"
     max_new_tokens: int = 64
     examples: int = 8
@@ -81,6 +89,8 @@ class Settings:
     lossy_block_sizes: tuple[int, ...] = (5,)
     temperatures: tuple[float, ...] = (0.0, 1.0)
     methods: tuple[Method, ...] = METHODS
+    decoded: tuple[Method, ...] = DECODED
+    decoded_examples: int = 64
     engine_sizes: tuple[str, ...] = ("T5 29 M", "T5 77 M")
     sizes: tuple[str, ...] = tuple(SIZES)
     size_widths: tuple[int, ...] = (1, 4, 6, 8)
@@ -94,6 +104,7 @@ class Settings:
     large_batches: tuple[int, ...] = (1, 8)
     large_blocks: tuple[int, ...] = (1, 3, 7, 10)
     working_set: int = 512_000_000
+    candidates: tuple[int, ...] = (5, 10, 20, 40, 80, 200)
     acceptance_task: str | None = None
     acceptance_examples: int = 200
     acceptance_tokens: int = 128
@@ -118,6 +129,8 @@ def quick(settings: Settings) -> Settings:
         block_sizes=(2,),
         lossy_block_sizes=(2,),
         methods=(SPEC_DECODE, Method(name="token_v3", alpha=0.5)),
+        decoded=DECODED[:1],
+        decoded_examples=2,
         engine_sizes=tuple(SIZES)[:1],
         sizes=tuple(SIZES)[:1],
         widths=(1, 3),
@@ -129,6 +142,7 @@ def quick(settings: Settings) -> Settings:
         large_batches=(1,),
         large_blocks=(1,),
         working_set=4_000_000,
+        candidates=(4,),
         rules=("spec_decode", "token_v3"),
         acceptance_examples=4,
         acceptance_tokens=8,
@@ -163,9 +177,10 @@ class Bench:
             raise ValueError(f"pair {pair.name!r} has no vocabulary, but the prompts are texts")
         self.settings, self.track, self.pair = settings, track, pair
         task = get_task(settings.task)
-        examples = task.load(limit=max(settings.examples, *settings.batches))
+        own = max(settings.examples, *settings.batches)
+        texts = [task.build_prompt(example) for example in task.load(limit=max(own, settings.decoded_examples))]
+        self.texts, self.decoded = texts[:own], texts[: settings.decoded_examples]
         # one bucket for all, or every length would be a compilation of its own
-        self.texts = [task.build_prompt(example) for example in examples]
         self._prompts = make_prompt(self.pair, self.texts)
         self._streams: dict[int, Stream] = {}
 

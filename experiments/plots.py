@@ -5,6 +5,7 @@
     python -m experiments.plots results/gamma1.jsonl --share rejections_per_token      x-axis of paper 1's Figure 3
     python -m experiments.plots --histograms wmt.json xsum.json         paper 2's Figure 3, from survey.py's output
     python -m experiments.plots results/paper3.jsonl --pareto      paper 3's Figure 4: verification against discard rate
+    python -m experiments.plots results/hierarchy.json --acceptance    who accepts whom (optimize_hierarchy.py)
 
 Left: paper 1's Figure 4 (lower latency is further left); right: its Figure 3. One line per rule through its α's (the
 largest ringed), bars for the spread, the target's quality dotted. Hollow markers: inconclusive, nothing was drafted.
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from speccascade_jax.core.files import expanded
 from speccascade_jax.results import families, histograms, labels, panels, store
-from speccascade_jax.results.figures import histogram, pareto, tradeoff
+from speccascade_jax.results.figures import acceptance, histogram, pareto, tradeoff
 from speccascade_jax.runtime import interrupts
 
 
@@ -32,6 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.histograms:
             paths = [folder / f"{stem}-histogram.{args.format}"]
             histogram.draw(histograms.read(args.records), paths[0])
+        elif args.acceptance:
+            paths = [folder / f"{stem}-acceptance.{args.format}"]
+            acceptance.draw(acceptance.read(args.records), paths[0])
         elif args.pareto:
             every = families.of_records(store.read_records(*args.records))
             paths, missing = pareto.draw_all(every, folder, stem, args.format)
@@ -54,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="+", help="result files (JSON lines) that sweep.py or run.py wrote")
     parser.add_argument("--histograms", action="store_true", help="the files are survey.py's: one figure, a panel each")
+    parser.add_argument("--acceptance", action="store_true", help="the files are optimize_hierarchy.py's: heat maps")
     parser.add_argument("--pareto", action="store_true", help="verification against discard rate, per γ and threshold")
     parser.add_argument("--output", help="folder for the figures (default: beside the first result file)")
     parser.add_argument("--format", choices=("png", "svg", "pdf"), default="png")

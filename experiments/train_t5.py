@@ -46,6 +46,12 @@ EXAMPLES = flags.DEFINE_integer(
     "examples", 1000, "evaluate: validation examples, at most. translate: joined training examples.", 1
 )
 TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "translate: 0 is greedy, 1 samples from the model's law.", 0.0)
+CANDIDATES = flags.DEFINE_integer(
+    "candidates", 1, "translate: outputs drawn for every source; the one nearest to its reference is written.", 1
+)
+LEAST = flags.DEFINE_float(
+    "least", 0.0, "translate: where no candidate has this sentence BLEU, the reference is written.", 0.0, 100.0
+)
 COMPILATION_CACHE = flags.DEFINE_string(
     "compilation_cache", None, f"Folder to keep compiled programs in, or off; default: ${compilation_cache.VARIABLE}."
 )
@@ -82,6 +88,8 @@ def _outputs(trainer: loop.Trainer) -> outputs.Outputs:
         path=OUTPUT.value,
         examples=EXAMPLES.value,
         temperature=TEMPERATURE.value,
+        candidates=CANDIDATES.value,
+        least=LEAST.value,
     )
 
 

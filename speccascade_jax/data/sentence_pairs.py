@@ -8,11 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from speccascade_jax.core.files import expanded
-from speccascade_jax.core.readers import lines
+from speccascade_jax.core.readers import lines, parsed
 from speccascade_jax.data import directory
 from speccascade_jax.data.vocabularies.load import Vocabulary
 
 TextPair = tuple[str, str]
+Columns = tuple[int | str, int | str]
 
 
 class TokenPair(NamedTuple):
@@ -22,25 +23,41 @@ class TokenPair(NamedTuple):
     target: list[int]
 
 
-def read_pairs(path: str | Path) -> list[TextPair]:
-    """The `source<TAB>target` lines of a file, gzipped or plain.
+def read_pairs(path: str | Path, columns: Columns = (0, 1)) -> list[TextPair]:
+    """The pairs of a file, gzipped or plain: `source<TAB>target` lines, or objects of a `.jsonl`.
 
     Args:
         path: an existing file, or a path inside the data directory.
+        columns: which column is the source and which the target, as numbers, (1, 0) for the other direction; of a
+            `.jsonl` the names of the two fields.
 
     Raises:
         FileNotFoundError: neither exists.
-        ValueError: a line without exactly one tab, or that is not UTF-8, named by number; a damaged gzip file.
+        ValueError: a line without exactly one tab, or that is not UTF-8, named by number; a line without such a field;
+            a damaged gzip file.
     """
     path = expanded(path)
     found = path if path.is_file() else directory.require(*path.parts)
+    if ".jsonl" in found.suffixes[-2:]:
+        return [_fields(line, f"{found}:{number}", columns) for number, line in lines(found)]
+    if set(columns) != {0, 1}:
+        raise ValueError(f"columns={columns} of {found}, a file of tabs: they are (0, 1), or (1, 0) to swap the sides")
     pairs = []
     for number, line in lines(found):
         fields = line.split("\t")
         if len(fields) != 2:
             raise ValueError(f"{found}:{number} has {len(fields)} columns; source<TAB>target is needed")
-        pairs.append((fields[0], fields[1]))
+        pairs.append((fields[int(columns[0])], fields[int(columns[1])]))
     return pairs
+
+
+def _fields(line: str, where: str, columns: Columns) -> TextPair:
+    entry = parsed(line, where, "copy the file again")
+    missing = [each for each in columns if each not in entry]
+    if missing:
+        raise ValueError(f"{where} has no field {missing[0]!r}; columns names two of {', '.join(entry)}")
+    source, target = (entry[str(each)] for each in columns)
+    return source, target
 
 
 def holds_pieces(path: str | Path) -> bool:
@@ -48,10 +65,12 @@ def holds_pieces(path: str | Path) -> bool:
     return ".pieces" in Path(path).suffixes[-2:]
 
 
-def read_tokens(path: str | Path, vocabulary: Vocabulary, limit: int | None = None) -> list[TokenPair]:
-    """Token ids of the first `limit` lines of a file of pairs, text or pieces (`holds_pieces`)."""
+def read_tokens(
+    path: str | Path, vocabulary: Vocabulary, limit: int | None = None, columns: Columns = (0, 1)
+) -> list[TokenPair]:
+    """Token ids of the first `limit` pairs of a file (`read_pairs`), text or pieces (`holds_pieces`)."""
     ids = vocabulary.ids_of_pieces if holds_pieces(path) else vocabulary.encode
-    return [TokenPair(ids(source), ids(target)) for source, target in read_pairs(path)[:limit]]
+    return [TokenPair(ids(source), ids(target)) for source, target in read_pairs(path, columns)[:limit]]
 
 
 def group(

@@ -160,6 +160,16 @@ def _bleu() -> BLEU:
     return BLEU(effective_order=True)
 
 
+def sentence_bleu(prediction: str, reference: str) -> float:
+    """BLEU of one sentence, 0 to 100, over the n-gram orders it is long enough for (effective order)."""
+    return float(_bleu().sentence_score(prediction, [reference]).score)
+
+
+def sentence_rouge_l(prediction: str, reference: str) -> float:
+    """ROUGE-L (F1) of one text against another, 0 to 1; 0 where one of them has no word."""
+    return _rouge_f1("rougeL", prediction, reference)[0] / 100.0
+
+
 def _bleu_statistics(prediction: str, reference: str) -> list[float]:
     """n-gram matches and n-gram totals for n = 1 to 4, then the lengths of prediction and reference."""
     found = _bleu().sentence_score(prediction, [reference])

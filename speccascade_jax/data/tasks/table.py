@@ -39,9 +39,27 @@ def _read_tatoeba(split: str) -> list[Example]:
 
 
 def _read_tatoeba_joined(split: str) -> list[Example]:
-    pairs = _tatoeba_pairs(split)
-    groups = group(pairs, max_joined=4, rng=np.random.default_rng(ORDER_SEED))
+    return _joined(_tatoeba_pairs(split))
+
+
+def _read_tiny_de_en(split: str) -> list[Example]:
+    return [Example(each.id, str(each.reference), each.source) for each in packaged("tiny_translation.jsonl")]
+
+
+def _read_tatoeba_joined_de_en(split: str) -> list[Example]:
+    """The other direction; groups are drawn by another seed, so that no text is the other task's answer, whole."""
+    return _joined([(german, english) for english, german in _tatoeba_pairs(split)], ORDER_SEED + 1)
+
+
+def _joined(pairs: list[TextPair], seed: int = ORDER_SEED) -> list[Example]:
+    groups = group(pairs, max_joined=4, rng=np.random.default_rng(seed))
     return _numbered([join_texts(pairs, one) for one in groups])
+
+
+def _read_dialogsum(split: str) -> list[Example]:
+    """Dialogues and their summaries without exemplars, for models trained on such pairs."""
+    file = "dev.jsonl" if split == "validation" else "train.jsonl.gz"
+    return shuffled([Example(n, each["dialogue"], each["summary"]) for n, each in records_of("dialogsum", file)])
 
 
 def _read_multi30k(split: str) -> list[Example]:
@@ -90,6 +108,7 @@ TASKS: dict[str, Task] = {
     task.name: task
     for task in (
         Task(name="tiny_translation", splits=("test",), read=lambda split: packaged("tiny_translation.jsonl")),
+        Task(name="tiny_translation_de_en", splits=("test",), read=_read_tiny_de_en),
         Task(name="tatoeba", splits=tuple(_TATOEBA_FILES), read=_read_tatoeba),
         Task(
             name="tatoeba_joined",
@@ -97,6 +116,21 @@ TASKS: dict[str, Task] = {
             read=_read_tatoeba_joined,
             max_input_length=128,
             max_output_length=128,
+        ),
+        Task(
+            name="tatoeba_joined_de_en",
+            splits=tuple(_TATOEBA_FILES),
+            read=_read_tatoeba_joined_de_en,
+            max_input_length=128,
+            max_output_length=128,
+        ),
+        Task(
+            name="dialogsum_plain",
+            splits=("validation", "train"),
+            read=_read_dialogsum,
+            metrics=_ROUGE,
+            max_input_length=128,
+            max_output_length=64,
         ),
         Task(name="multi30k", splits=tuple(_MULTI30K_FILES), read=_read_multi30k),
         Task(name="wmt22", splits=("test",), read=_read_wmt22, max_input_length=256, max_output_length=256),

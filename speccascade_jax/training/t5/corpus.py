@@ -7,17 +7,17 @@ shuffled. A resumed run rebuilds its epoch and skips what it has seen.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from speccascade_jax.core.arrays import right_pad
-from speccascade_jax.data.sentence_pairs import TokenPair, group, join_tokens, read_tokens
+from speccascade_jax.data.sentence_pairs import Columns, TokenPair, group, join_tokens, read_tokens
 from speccascade_jax.data.vocabularies.load import Vocabulary
 
 
 class Batch(NamedTuple):
-    """`source` and `target`, int32 `[B, T]` of one width: ids ending in EOS, 0 where padded.
+    """`source` int32 `[B, S]` and `target` `[B, T]`: ids ending in EOS, 0 where padded.
 
     Rows that only fill up a batch hold a lone EOS as source and no target, so they carry no loss.
     """
@@ -26,11 +26,14 @@ class Batch(NamedTuple):
     target: np.ndarray
 
 
-def bucketed(examples: Sequence[TokenPair], widths: Sequence[int], tokens_per_batch: int) -> list[Batch]:
+def bucketed(
+    examples: Sequence[TokenPair], widths: Sequence[int], tokens_per_batch: int, target_widths: Sequence[int] = ()
+) -> list[Batch]:
     """Batches of `tokens_per_batch // width` rows, every example once, in order within its bucket.
 
     Args:
         widths: increasing; an example goes to the first width that holds its longer side and EOS.
+        target_widths: increasing; targets are padded to the first that holds a batch's longest, or as sources are.
 
     Raises:
         ValueError: an example is longer than the last width, or a width leaves no row per batch.
@@ -47,15 +50,17 @@ def bucketed(examples: Sequence[TokenPair], widths: Sequence[int], tokens_per_ba
         rows = tokens_per_batch // width
         if rows == 0:
             raise ValueError(f"tokens_per_batch={tokens_per_batch} holds no row of width {width}")
-        batches += [_pack(inside[at : at + rows], rows, width) for at in range(0, len(inside), rows)]
+        cut = [inside[at : at + rows] for at in range(0, len(inside), rows)]
+        batches += [_pack(some, rows, width, target_widths) for some in cut]
     return batches
 
 
-def _pack(examples: Sequence[TokenPair], rows: int, width: int) -> Batch:
+def _pack(examples: Sequence[TokenPair], rows: int, width: int, target_widths: Sequence[int]) -> Batch:
     fill, eos = rows - len(examples), [Vocabulary.eos_id]
+    longest = max(len(example.target) for example in examples) + 1
     source = [example.source + eos for example in examples] + [eos] * fill
     target = [example.target + eos for example in examples] + [[]] * fill
-    return Batch(right_pad(source, width), right_pad(target, width))
+    return Batch(right_pad(source, width), right_pad(target, next((w for w in target_widths if w >= longest), width)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,31 +69,43 @@ class JoinedCorpus:
 
     Attributes:
         path: as `read_pairs` takes it; text, or pieces if the name says so (`holds_pieces`).
+        columns: which is the source and which the target (`read_pairs`).
         max_joined: pairs joined into one example, at most.
         widths: bucket widths in tokens, EOS included; pairs that do not fit the last one are left out.
         tokens_per_batch: rows times width of a batch.
-        limit: use the first `limit` pairs only; 0 for all.
+        limit: use the first `limit` pairs only; 0 for all. every: use each so many-th of these: files are often sorted.
+        cut: keep so many tokens of a longer source, from its beginning, as a task does; 0 leaves long pairs out.
         short_first: how many epochs, from the first on, go from narrow to wide batches. Which source word a
             target word belongs to is easier to find out in short examples.
+        target_widths: where targets are much shorter than sources, the widths that they are padded to instead.
     """
 
     path: str
+    columns: Columns = (0, 1)
     max_joined: int = 4
     widths: tuple[int, ...] = (16, 24, 32, 48, 64)
     tokens_per_batch: int = 2560
     limit: int = 0
     short_first: int = 0
+    target_widths: tuple[int, ...] = ()
+    every: int = 1
+    cut: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "widths", tuple(self.widths))
+        for name in ("widths", "columns", "target_widths"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         if not self.widths or list(self.widths) != sorted(set(self.widths)):
             raise ValueError(f"widths must increase, got {self.widths}")
         if self.max_joined < 1:
             raise ValueError(f"max_joined must be at least 1, got {self.max_joined}")
+        if self.every < 1 or self.cut < 0:
+            raise ValueError(f"every={self.every} must be at least 1, cut={self.cut} not below 0")
 
     def tokens(self, vocabulary: Vocabulary) -> list[TokenPair]:
         """The encoded pairs that fit the widest bucket."""
-        encoded = read_tokens(self.path, vocabulary, self.limit or None)
+        encoded = read_tokens(self.path, vocabulary, self.limit or None, self.columns)[:: self.every]
+        if self.cut:
+            encoded = [TokenPair(pair.source[: self.cut], pair.target) for pair in encoded]
         fitting = [pair for pair in encoded if max(map(len, pair)) < self.widths[-1]]
         if not fitting:
             raise ValueError(f"no pair of {self.path} fits into {self.widths[-1]} tokens: check it, or raise widths")
@@ -101,9 +118,55 @@ class JoinedCorpus:
 
     def epoch(self, pairs: Sequence[TokenPair], seed: int, epoch: int) -> list[Batch]:
         """The batches of one epoch over `pairs` (from `tokens`), shuffled (by width first: `short_first`)."""
-        rng = np.random.default_rng((seed, epoch))
-        batches = bucketed(self.examples(pairs, rng), self.widths, self.tokens_per_batch)
-        shuffled = [batches[i] for i in rng.permutation(len(batches))]
-        if epoch < self.short_first:
-            shuffled.sort(key=lambda batch: batch.source.shape[1])
-        return shuffled
+        return _epoch(self, pairs, seed, epoch)
+
+
+@dataclasses.dataclass(frozen=True)
+class MixedCorpus:
+    """Several corpora as one: every epoch is one of each, shuffled together, and pairs of two are never joined.
+
+    Attributes:
+        parts: what is mixed; every part has its own limit, joining and columns.
+        widths, tokens_per_batch, short_first, target_widths: as of a `JoinedCorpus`; a part's own are not used, but
+            for the widest, that says which of its pairs fit.
+    """
+
+    parts: tuple[JoinedCorpus, ...]
+    widths: tuple[int, ...] = (16, 24, 32, 48, 64)
+    tokens_per_batch: int = 2560
+    short_first: int = 0
+    target_widths: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("parts", "widths", "target_widths"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if not self.parts:
+            raise ValueError("a MixedCorpus needs parts: give at least one JoinedCorpus")
+        if max(part.widths[-1] for part in self.parts) > self.widths[-1]:
+            raise ValueError(f"a part has wider pairs than widths={self.widths}: raise the last of them")
+
+    def tokens(self, vocabulary: Vocabulary) -> list[list[TokenPair]]:
+        """The encoded pairs of every part."""
+        return [part.tokens(vocabulary) for part in self.parts]
+
+    def examples(self, pairs: Sequence[Sequence[TokenPair]], rng: np.random.Generator) -> list[TokenPair]:
+        """One pass over every part (from `tokens`) as joined examples, part after part."""
+        each = zip(self.parts, pairs, strict=True)
+        return [example for part, inside in each for example in part.examples(inside, rng)]
+
+    def epoch(self, pairs: Sequence[Sequence[TokenPair]], seed: int, epoch: int) -> list[Batch]:
+        """The batches of one epoch over `pairs` (from `tokens`), shuffled (by width first: `short_first`)."""
+        return _epoch(self, pairs, seed, epoch)
+
+
+Corpus = JoinedCorpus | MixedCorpus
+
+
+def _epoch(corpus: Corpus, pairs: Any, seed: int, epoch: int) -> list[Batch]:
+    rng = np.random.default_rng((seed, epoch))
+    examples = corpus.examples(pairs, rng)
+    batches = bucketed(examples, corpus.widths, corpus.tokens_per_batch, corpus.target_widths)
+    shuffled = [batches[i] for i in rng.permutation(len(batches))]
+    if epoch < corpus.short_first:
+        shuffled.sort(key=lambda batch: batch.source.shape[1])
+    return shuffled

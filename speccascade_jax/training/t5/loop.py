@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -14,12 +14,11 @@ from absl import logging
 from speccascade_jax import checkpoints
 from speccascade_jax.core.files import expanded
 from speccascade_jax.core.types import BoundModel
-from speccascade_jax.data.sentence_pairs import TokenPair
 from speccascade_jax.data.vocabularies.load import Vocabulary
 from speccascade_jax.models.t5 import T5, T5Config
 from speccascade_jax.training import runs
 from speccascade_jax.training.t5 import decoding, growth, steps
-from speccascade_jax.training.t5.corpus import Batch, JoinedCorpus
+from speccascade_jax.training.t5.corpus import Batch, Corpus
 from speccascade_jax.training.t5.schedule import Schedule
 
 
@@ -58,8 +57,8 @@ class Trainer:
     run_dir: str
     config: T5Config
     vocabulary: str
-    corpus: JoinedCorpus
-    validation: JoinedCorpus
+    corpus: Corpus
+    validation: Corpus
     schedule: Schedule
     optimizer: steps.Optimizer = steps.Optimizer()
     objective: steps.Objective = steps.Objective()
@@ -96,7 +95,7 @@ class Run:
         self.trainer = trainer
         self.directory = expanded(trainer.run_dir)
         self.vocabulary = Vocabulary(trainer.vocabulary)
-        self.pairs: list[TokenPair] = trainer.corpus.tokens(self.vocabulary)
+        self.pairs: Any = trainer.corpus.tokens(self.vocabulary)
         self.state, self.position = self._initial()
         self.log = runs.MetricsLog(
             self.directory / runs.METRICS_FILE, int(self.state.step), logged=self.position.logged
@@ -185,7 +184,7 @@ class Run:
     def evaluate(self, step: int) -> dict[str, float]:
         """Validation loss (nats per target token, no smoothing) and greedy BLEU; logged and returned."""
         trainer = self.trainer
-        pairs = trainer.validation.tokens(self.vocabulary)
+        pairs: Any = trainer.validation.tokens(self.vocabulary)
         chosen = trainer.validation.epoch(pairs, 0, 0)[: trainer.loss_batches]
         sums = [self.eval_step(self.state.params, batch.source, batch.target) for batch in chosen]
         loss = sum(float(total) for total, _ in sums) / sum(int(count) for _, count in sums)

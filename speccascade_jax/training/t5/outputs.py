@@ -1,7 +1,11 @@
-"""A model's own outputs as a training corpus: sequence-level distillation (Kim and Rush, 2016, section 3.2).
+"""A model's own outputs as a training corpus: sequence-level distillation (Kim and Rush, 2016, sections 3.2, 3.3).
 
 A draft is accepted where it agrees with the target on the *target's* tokens. So the file holds pieces, not text:
 an output that is decoded to text and encoded again may be cut into other tokens than the target chose.
+
+Of several outputs for a source the one nearest to its reference can be kept (interpolation, section 3.3): what the
+model could well have written and a person nearly wrote. A target that is trained on those agrees with itself more
+often, and greedy decoding gets what it would have taken a beam to find.
 """
 
 import dataclasses
@@ -17,11 +21,12 @@ from absl import logging
 
 from speccascade_jax.core import files, locks
 from speccascade_jax.core.types import BoundModel
-from speccascade_jax.data.sentence_pairs import holds_pieces
+from speccascade_jax.data.sentence_pairs import TokenPair, holds_pieces
 from speccascade_jax.data.vocabularies.load import Vocabulary
+from speccascade_jax.metrics import quality
 from speccascade_jax.models import fingerprints
 from speccascade_jax.training.t5 import decoding, export, loop
-from speccascade_jax.training.t5.corpus import JoinedCorpus
+from speccascade_jax.training.t5.corpus import Corpus
 
 Span = tuple[int, int]
 
@@ -40,6 +45,9 @@ class Outputs:
         path: the file to write, `….pieces` or `….pieces.gz`.
         examples: sources to decode.
         temperature: 0 is greedy, 1 samples.
+        candidates: outputs drawn for every source; kept is the one with the highest sentence BLEU against the
+            source's reference, the first of equals, among those that ended.
+        least: the sentence BLEU below which the reference itself is written: what is far from it is often wrong.
         part_size: sources per part; batch_size: rows decoded together.
     """
 
@@ -48,10 +56,17 @@ class Outputs:
     path: str
     examples: int
     temperature: float = 0.0
+    candidates: int = 1
+    least: float = 0.0
     part_size: int = 4096
     batch_size: int = 64
 
     def __post_init__(self) -> None:
+        if self.candidates < 1 or (self.candidates > 1 and self.temperature == 0):
+            raise ValueError(
+                f"{self.candidates} candidates at temperature {self.temperature}: ask for at least one, and for more "
+                f"than one at a temperature above 0, where they can differ"
+            )
         if not holds_pieces(self.path):
             raise ValueError(f"{self.path!r}: a file of outputs holds pieces, which its name must say: x.pieces.gz")
         if files.expanded(self.path).exists():
@@ -76,45 +91,70 @@ class Outputs:
         vocabulary, bound = Vocabulary(self.trainer.vocabulary), export.model_of(self.trainer, self.checkpoint)
         settings = _settings(self, vocabulary, bound)
         files.claim(self.parts / "settings.json", settings, "remove it, or name another file")
-        sources = joined_sources(self.trainer.corpus, vocabulary, self.trainer.seed, self.examples)
-        spans = [(at, min(at + self.part_size, len(sources))) for at in range(0, len(sources), self.part_size)]
+        examples = joined_examples(self.trainer.corpus, vocabulary, self.trainer.seed, self.examples)
+        spans = [(at, min(at + self.part_size, len(examples))) for at in range(0, len(examples), self.part_size)]
         missing = [span for span in spans if not self._part(span).exists()]
-        logging.info("%d examples, %d parts of %d left", len(sources), len(missing), len(spans))
-        self._decode(bound, vocabulary, sources, missing)
+        logging.info("%d examples, %d parts of %d left", len(examples), len(missing), len(spans))
+        self._decode(bound, vocabulary, examples, missing)
         content = b"".join(self._part(span).read_bytes() for span in spans)
         packed = gzip.compress(content, mtime=0) if self.path.endswith(".gz") else content
         files.write_atomically(self.path, packed)
         shutil.rmtree(self.parts)
-        return {**_counts(content, len(sources)), "minutes": round((time.monotonic() - began) / 60, 2)}
+        return {**_counts(content, len(examples)), "minutes": round((time.monotonic() - began) / 60, 2)}
 
-    def _decode(self, bound: BoundModel, vocabulary: Vocabulary, sources: list[list[int]], spans: list[Span]) -> None:
+    def _decode(self, bound: BoundModel, vocabulary: Vocabulary, examples: list[TokenPair], spans: list[Span]) -> None:
         """Write the parts of `spans`, and a line for each: how far, how long it still takes, how fast."""
         total, began = sum(end - start for start, end in spans), time.monotonic()
         done = tokens = 0
-        width, rows, seed = self.trainer.corpus.widths[-1], self.batch_size, self.trainer.seed
         for start, end in spans:
-            some = sources[start:end]
-            found = decoding.decode(
-                bound, vocabulary, some, width, batch_size=rows, temperature=self.temperature, seed=seed, first_id=start
-            )
+            some = examples[start:end]
+            drawn = self._draw(bound, vocabulary, some, start)
+            found = [_nearest(vocabulary, one.target, ids, self.least) for one, ids in zip(some, drawn, strict=True)]
             files.write_atomically(self._part((start, end)), _lines(vocabulary, some, found))
-            done, tokens, spent = done + len(some), tokens + sum(map(len, found)), time.monotonic() - began
+            done, tokens = done + len(some), tokens + sum(len(ids) for each in drawn for ids in each)
+            spent = time.monotonic() - began
             shown = (done, total, spent / 60 * (total - done) / done, tokens / spent)
             logging.info("%d of %d examples, %.1f min left  %d tokens/s", *shown)
+
+    def _draw(
+        self, bound: BoundModel, vocabulary: Vocabulary, examples: list[TokenPair], start: int
+    ) -> list[list[list[int]]]:
+        """The candidates of every example; `start` is the number of the first."""
+        width, count = self.trainer.corpus.widths[-1], self.candidates
+        found = decoding.decode(
+            bound, vocabulary, [one.source for one in examples for _ in range(count)], width,
+            batch_size=self.batch_size, temperature=self.temperature, seed=self.trainer.seed, first_id=start * count,
+        )  # fmt: skip
+        return [found[at : at + count] for at in range(0, len(found), count)]
 
     def _part(self, span: Span) -> Path:
         return self.parts / f"{span[0]}-{span[1]}.pieces"
 
 
-def joined_sources(corpus: JoinedCorpus, vocabulary: Vocabulary, seed: int, count: int) -> list[list[int]]:
-    """Token ids of the first `count` joined sources, epoch after epoch, as `JoinedCorpus.epoch` joins them."""
-    pairs = corpus.tokens(vocabulary)
-    found: list[list[int]] = []
+def joined_examples(corpus: Corpus, vocabulary: Vocabulary, seed: int, count: int) -> list[TokenPair]:
+    """The first `count` joined examples, epoch after epoch, as the corpus' `epoch` joins them."""
+    pairs: Any = corpus.tokens(vocabulary)
+    found: list[TokenPair] = []
     epoch = 0
     while len(found) < count:
-        found += [pair.source for pair in corpus.examples(pairs, np.random.default_rng((seed, epoch)))]
+        found += corpus.examples(pairs, np.random.default_rng((seed, epoch)))
         epoch += 1
     return found[:count]
+
+
+def _nearest(vocabulary: Vocabulary, reference: list[int], candidates: list[list[int]], least: float) -> list[int]:
+    """The candidate that ended with the highest sentence BLEU against `reference`; the first one if none ended.
+
+    Where that BLEU is below `least` it is the reference.
+    """
+    ended = [ids for ids in candidates if ids[-1] == vocabulary.eos_id]
+    if not least and len(ended) < 2:
+        return (ended or candidates)[0]
+    wanted = vocabulary.decode(reference)
+    scores = [quality.sentence_bleu(vocabulary.decode(ids), wanted) for ids in ended]
+    if max(scores, default=0.0) < least:
+        return [*reference, vocabulary.eos_id]
+    return ended[scores.index(max(scores))]
 
 
 def _settings(outputs: Outputs, vocabulary: Vocabulary, bound: BoundModel) -> dict[str, Any]:
@@ -125,12 +165,15 @@ def _settings(outputs: Outputs, vocabulary: Vocabulary, bound: BoundModel) -> di
         "corpus": files.plain(dataclasses.asdict(outputs.trainer.corpus)),
         "seed": outputs.trainer.seed,
         "temperature": outputs.temperature,
+        "candidates": outputs.candidates,
+        "least": outputs.least,
     }
 
 
-def _lines(vocabulary: Vocabulary, sources: Sequence[list[int]], found: Sequence[list[int]]) -> bytes:
+def _lines(vocabulary: Vocabulary, examples: Sequence[TokenPair], found: Sequence[list[int]]) -> bytes:
     """A line for every output that ended."""
-    ended = [(source, ids[:-1]) for source, ids in zip(sources, found, strict=True) if ids[-1] == vocabulary.eos_id]
+    both = zip(examples, found, strict=True)
+    ended = [(one.source, ids[:-1]) for one, ids in both if ids[-1] == vocabulary.eos_id]
     return "".join(f"{vocabulary.pieces(source)}\t{vocabulary.pieces(ids)}\n" for source, ids in ended).encode()
 
 

@@ -1,7 +1,8 @@
 """One training step and one evaluation step, jitted whole, and the losses that they sum."""
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, cast
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from speccascade_jax.core.types import Array, BoundModel, Params
-from speccascade_jax.models.t5 import T5, T5Config, T5Module, teacher_forced_logits
+from speccascade_jax.models.t5 import EXITS, T5, T5Config, T5Module, teacher_forced_logits
 from speccascade_jax.training.runs import TrainState
 
 
@@ -51,15 +52,21 @@ class Objective:
         smoothing: label smoothing of the cross-entropy.
         distill_from: a checkpoint of the teacher (same vocabulary), or empty for none.
         distill_weight: w, used with a teacher only.
+        exit_weight: of early exits, 0 for none. At every step one of the decoder's layers, in turn, adds the
+            cross-entropy of its exit with the model's own head, weighed `exit_weight l / L` behind layer `l` of `L`
+            beside the whole model's 1 (LayerSkip, section 4.2, has the turns and weights that grow with depth).
     """
 
     smoothing: float = 0.1
     distill_from: str = ""
     distill_weight: float = 0.5
+    exit_weight: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.distill_weight <= 1.0 or not 0.0 <= self.smoothing < 1.0:
             raise ValueError(f"weights must lie in [0, 1]: {self}")
+        if not 0.0 <= self.exit_weight < math.inf:
+            raise ValueError(f"exit_weight is {self.exit_weight}: give 0, or how much early exits weigh")
 
 
 def smoothed_cross_entropy(logits: Array, targets: Array, vocab_size: int, smoothing: float = 0.0) -> Array:
@@ -123,8 +130,10 @@ def make_train_step(
     Metrics: `loss` (the objective per target token) and `tokens`.
 
     Raises:
-        ValueError: the teacher's vocabulary has another size.
+        ValueError: the teacher's vocabulary has another size, or there is no layer below the last to exit from.
     """
+    if objective.exit_weight and config.num_decoder_layers < 2:
+        raise ValueError("a decoder of one layer has no early exit: leave exit_weight at 0, or give it more layers")
     if teacher is not None and teacher.model.vocab_size != config.vocab_size:
         raise ValueError(f"the teacher has {teacher.model.vocab_size} tokens, the student {config.vocab_size}")
     compiled = _train_step(config, optimizer, objective, None if teacher is None else teacher.model)
@@ -136,6 +145,7 @@ def make_train_step(
 def _train_step(config: T5Config, optimizer: Optimizer, objective: Objective, teacher: Any) -> Any:
     """The jitted step, one for equal settings: trainers of one process share what is compiled."""
     module, direction = T5Module(config), optimizer.transformation()
+    deterministic = config.dropout_rate == config.layer_dropout == 0
 
     def step(
         state: TrainState, teacher_params: Params, source: Array, target: Array, rate: Array, key: Array
@@ -144,13 +154,20 @@ def _train_step(config: T5Config, optimizer: Optimizer, objective: Objective, te
         rngs = {"dropout": jax.random.fold_in(key, state.step)}
 
         def mean_loss(params: Params) -> Array:
-            found = module.apply({"params": params}, source, inputs, deterministic=config.dropout_rate == 0, rngs=rngs)
+            found, sown = module.apply(
+                {"params": params}, source, inputs, deterministic=deterministic, rngs=rngs, mutable=[EXITS]
+            )
             logits = cast(Array, found)
             loss = smoothed_cross_entropy(logits, target, config.vocab_size, objective.smoothing)
             if teacher is not None:
                 taught = teacher_forced_logits(teacher, teacher_params, source, inputs)
                 pulled = distillation(logits, jax.lax.stop_gradient(taught), target, config.vocab_size)
                 loss = (1.0 - objective.distill_weight) * loss + objective.distill_weight * pulled
+            if objective.exit_weight:
+                hidden, weight = _exit_in_turn(sown[EXITS]["decoder"]["hidden"], state.step, objective.exit_weight)
+                exited = cast(Array, module.apply({"params": params}, hidden, method="exit_logits"))
+                early = smoothed_cross_entropy(exited, target, config.vocab_size, objective.smoothing)
+                loss = (loss + weight * early) / (1.0 + weight)
             return loss / jnp.maximum(tokens, 1)
 
         loss, grads = jax.value_and_grad(mean_loss)(state.params)
@@ -159,6 +176,13 @@ def _train_step(config: T5Config, optimizer: Optimizer, objective: Objective, te
         return TrainState(params, opt_state, state.step + 1), {"loss": loss, "tokens": tokens}
 
     return jax.jit(step, donate_argnums=0)
+
+
+def _exit_in_turn(hidden: Sequence[Array], step: Array, weight: float) -> tuple[Array, Array]:
+    """What the layer gave whose turn it is, and what its exit weighs."""
+    below = len(hidden) - 1  # the last layer's exit is the model
+    turn = step % below
+    return jnp.stack(hidden[:-1])[turn], weight * (turn + 1) / len(hidden)
 
 
 @cache

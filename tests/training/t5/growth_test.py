@@ -13,6 +13,7 @@ from speccascade_jax.training.t5.schedule import Schedule
 
 SMALL = T5Config(290, 292, 16, 2, 8, 16, 1, 2)
 LARGE = dataclasses.replace(SMALL, d_ff=40, num_encoder_layers=3, num_decoder_layers=5)
+WIDER = dataclasses.replace(LARGE, d_model=24, num_heads=3)
 SOURCE = np.array([[7, 30, 200, 5, 1, 0], [12, 9, 1, 0, 0, 0]], np.int32)
 TARGET = np.array([[44, 8, 91, 3, 270, 1], [5, 77, 102, 1, 0, 0]], np.int32)
 
@@ -31,16 +32,28 @@ def grown(small):
     return growth.grow(small, SMALL, LARGE, _params(LARGE, 1))
 
 
-def test_logits_are_the_smaller_models(small, grown):
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("wanted", [LARGE, WIDER])
+def test_logits_are_the_smaller_models(wanted, tied):
+    old, new = (dataclasses.replace(config, tied=tied) for config in (SMALL, wanted))
+    params = _unlike(_params(old, 0))
+    grown = growth.grow(params, old, new, _params(new, 1))
     inputs = steps.shift_right(TARGET)
-    wanted = teacher_forced_logits(T5(SMALL), small, SOURCE, inputs)
-    found = teacher_forced_logits(T5(LARGE), grown, SOURCE, inputs)
-    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    logits = jax.jit(teacher_forced_logits, static_argnums=0)
+    expected, found = logits(T5(old), params, SOURCE, inputs), logits(T5(new), grown, SOURCE, inputs)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_the_tree_is_the_larger_models(grown):
-    shapes = jax.eval_shape(lambda: _params(LARGE, 0))
-    assert jax.tree.map(jnp.shape, grown) == jax.tree.map(lambda leaf: leaf.shape, shapes)
+def _unlike(params):
+    """Scales of norms that are not all 1, as trained ones are."""
+    return jax.tree.map(lambda leaf: leaf * np.linspace(0.5, 1.5, len(leaf)) if leaf.ndim == 1 else leaf, params)
+
+
+@pytest.mark.parametrize("wanted", [LARGE, WIDER])
+def test_the_tree_is_the_larger_models(small, wanted):
+    fresh = _params(wanted, 1)
+    grown = growth.grow(small, SMALL, wanted, fresh)
+    assert jax.tree.map(jnp.shape, grown) == jax.tree.map(jnp.shape, fresh)
 
 
 def test_layers_stand_behind_the_one_that_they_read_as(small, grown):
@@ -54,20 +67,23 @@ def test_layers_stand_behind_the_one_that_they_read_as(small, grown):
         assert [*writes, np.any(layer["mlp"]["wo"]["kernel"])] == [i in (0, 3)] * 3
 
 
-def test_a_step_moves_everything_that_was_added(grown):
+@pytest.mark.parametrize("wanted", [LARGE, WIDER])
+def test_two_steps_move_everything_that_was_added(small, wanted):
     """Zeros that never move would be a larger model in name only; here no array shares its buffer with another."""
     optimizer = steps.Optimizer(min_scale=1e-2)
-    step = steps.make_train_step(LARGE, optimizer, steps.Objective(smoothing=0.0))
+    step = steps.make_train_step(wanted, optimizer, steps.Objective(smoothing=0.0))
+    grown = growth.grow(small, SMALL, wanted, _params(wanted, 1))
     before = jax.tree.map(np.array, grown)
     state = steps.fresh_state(jax.tree.map(jnp.array, grown), optimizer)
     for _ in range(2):  # what reads learns once what it reads for writes
         state, _ = step(state, SOURCE, TARGET, np.float32(1e-2), jax.random.key(0, impl="rbg"))
     for old, new in zip(_written(before), _written(state.params), strict=True):
-        assert np.all(np.any(np.asarray(old) != np.asarray(new), axis=1))  # every unit's and every head's row
+        moved = np.asarray(old) != np.asarray(new)
+        assert np.all(np.any(moved, axis=1)) and np.all(np.any(moved, axis=0))  # every unit and head, every dimension
 
 
 def _written(params):
-    return [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params) if path[-2].key in growth.WRITING]
+    return [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params) if path[-2].key in growth.ENDING]
 
 
 def test_nothing_changes_where_nothing_grows(small):
@@ -76,10 +92,10 @@ def test_nothing_changes_where_nothing_grows(small):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"d_model": 32}, {"d_ff": 8}, {"num_decoder_layers": 1}, {"gated": False}, {"num_heads": 4}]
+    "changes", [{"d_model": 8}, {"d_ff": 8}, {"num_decoder_layers": 1}, {"gated": False}, {"head_dim": 16}]
 )
 def test_what_cannot_grow_is_refused(small, changes):
-    with pytest.raises(ValueError, match="only d_ff, num_encoder_layers, num_decoder_layers may differ"):
+    with pytest.raises(ValueError, match="only d_model, num_heads, d_ff, .* may differ"):
         growth.grow(small, SMALL, dataclasses.replace(SMALL, **changes), small)
 
 

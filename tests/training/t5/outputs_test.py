@@ -5,6 +5,7 @@ import gzip
 
 import numpy as np
 import pytest
+import sacrebleu
 
 import speccascade_jax as sc
 from speccascade_jax.data.sentence_pairs import read_tokens
@@ -12,7 +13,7 @@ from speccascade_jax.data.vocabularies.load import Vocabulary
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.training.t5 import decoding, export
 from speccascade_jax.training.t5.corpus import JoinedCorpus
-from speccascade_jax.training.t5.outputs import Outputs, joined_sources
+from speccascade_jax.training.t5.outputs import Outputs, joined_examples
 
 EXAMPLES, SEED, WIDTH = 20, 3, 64
 
@@ -35,7 +36,7 @@ def alone(finished):
     """Source and output ids of every example, each decoded alone by the front door."""
     trainer, vocabulary = finished[0], Vocabulary(finished[0].vocabulary)
     bound, _ = export.trained(trainer)
-    sources = joined_sources(trainer.corpus, vocabulary, SEED, EXAMPLES)
+    sources = [example.source for example in joined_examples(trainer.corpus, vocabulary, SEED, EXAMPLES)]
     found = []
     for number, source in enumerate(sources):
         out = sc.decode(
@@ -103,9 +104,36 @@ def test_sources_are_joined_as_training_joins_them_and_go_on_into_the_next_epoch
     pairs = corpus.tokens(vocabulary)
     epochs = [[b.source[b.target.any(1)] for b in corpus.epoch(pairs, SEED, epoch)] for epoch in (0, 1)]
     rows = [[tuple(row[row > 1].tolist()) for row in np.concatenate(epoch)] for epoch in epochs]
-    found = [tuple(ids) for ids in joined_sources(corpus, vocabulary, SEED, sum(map(len, rows)))]
+    found = [tuple(one.source) for one in joined_examples(corpus, vocabulary, SEED, sum(map(len, rows)))]
     assert sorted(found[: len(rows[0])]) == sorted(rows[0])
     assert sorted(found[len(rows[0]) :]) == sorted(rows[1])
+
+
+@pytest.mark.parametrize("least", [0.0, 1.0])
+def test_of_several_candidates_the_one_nearest_to_the_reference_is_written(make, finished, least):
+    outputs, vocabulary = make(candidates=4, examples=6, least=least), Vocabulary(finished[0].vocabulary)
+    outputs.write()
+    bound, _ = export.trained(finished[0])
+    expected, chosen = [], []
+    for number, example in enumerate(joined_examples(outputs.trainer.corpus, vocabulary, SEED, 6)):
+        drawn = sc.decode(
+            Pair(bound, bound, vocabulary), [[*example.source, 1]] * 4, method="autoregressive", temperature=1.0,
+            seed=SEED, max_new_tokens=WIDTH, example_ids=range(4 * number, 4 * number + 4),
+        )  # fmt: skip
+        rows = [row[:length].tolist() for row, length in zip(drawn.tokens, drawn.lengths, strict=True)]
+        texts = [vocabulary.decode(ids[:-1]) for ids in rows if ids[-1] == 1]
+        reference = vocabulary.decode(example.target)
+        scores = [sacrebleu.sentence_bleu(text, [reference], use_effective_order=True).score for text in texts]
+        near = max(scores, default=-1.0) >= least
+        chosen.append(near)
+        expected += [texts[scores.index(max(scores))]] if near else [reference] if least else []
+    assert [vocabulary.decode(pair.target) for pair in read_tokens(outputs.path, vocabulary)] == expected
+    assert sum(chosen) > 1 and (not least or not all(chosen)), "both must happen for this test to say anything"
+
+
+def test_candidates_that_cannot_differ_are_refused(make):
+    with pytest.raises(ValueError, match="4 candidates at temperature 0.0: .* above 0"):
+        make(candidates=4, temperature=0.0)
 
 
 def test_unusable_names_and_existing_files_are_refused(make, finished):

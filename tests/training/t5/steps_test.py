@@ -1,12 +1,16 @@
 """One step: what the optimiser does to arrays of different size, what the decoder is fed, losses against NumPy."""
 
+from dataclasses import replace
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from speccascade_jax.core.types import BoundModel
-from speccascade_jax.models.t5 import T5, T5Config
+from speccascade_jax.models.early_exit import early_exit
+from speccascade_jax.models.t5 import EXITS, T5, T5Config, T5Module
 from speccascade_jax.training.t5 import steps
 
 CONFIG = T5Config(10, 12, 8, 2, 4, 8, 1, 1)
@@ -93,3 +97,57 @@ def test_distillation_is_the_kl_divergence_from_the_teacher():
     wanted = (softmax[1] * np.log(softmax[1] / softmax[0])).sum(-1)[targets > 0].sum()
     found = steps.distillation(jnp.asarray(student), jnp.asarray(teacher), jnp.asarray(targets), VOCAB)
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
+
+
+DEEP = T5Config(10, 12, 8, 2, 4, 8, 1, 3)
+
+
+def _loss(objective, step):
+    """Of one step with the weights of `DEEP`."""
+    start = steps.init_state(DEEP, steps.Optimizer(), jax.random.key(1)).replace(step=jnp.int32(step))
+    train = steps.make_train_step(DEEP, steps.Optimizer(), objective)
+    return float(train(start, SOURCE, TARGET, np.float32(0.01), jax.random.key(0))[1]["loss"])
+
+
+def test_one_exit_in_turn_adds_its_cross_entropy_weighed_by_its_depth():
+    params = steps.init_state(DEEP, steps.Optimizer(), jax.random.key(1)).params
+    bound = BoundModel(params, T5(DEEP))
+    plain = steps.Objective(smoothing=0.0)
+
+    def loss_at(layer):
+        exit = early_exit(bound, layer)
+        total, count = steps.make_eval_step(exit.model.model.config)(exit.params, SOURCE, TARGET)
+        return float(total) / int(count)
+
+    for step, layer in ((0, 1), (1, 2), (2, 1)):
+        weight = 0.6 * layer / 3
+        expected = (loss_at(3) + weight * loss_at(layer)) / (1 + weight)
+        found = _loss(steps.Objective(smoothing=0.0, exit_weight=0.6), step)
+        assert found == pytest.approx(expected, rel=1e-5), layer
+    assert _loss(plain, 0) == pytest.approx(loss_at(3), rel=1e-5)
+
+
+def test_layers_are_left_out_the_more_often_the_higher_they_are():
+    config = replace(DEEP, layer_dropout=0.9)
+    rows = 4000
+    source, inputs = np.tile(SOURCE[:1], (rows, 1)), np.tile([[0]], (rows, 1))
+    params = steps.init_state(config, steps.Optimizer(), jax.random.key(1)).params
+    run = jax.jit(partial(T5Module(config).apply, deterministic=False, mutable=[EXITS]))
+    _, sown = run({"params": params}, source, inputs, rngs={"dropout": jax.random.key(3)})
+    hidden = [np.asarray(each)[:, 0] for each in sown[EXITS]["decoder"]["hidden"]]
+    left_out = [(after == before).all(-1).mean() for before, after in zip(hidden, hidden[1:], strict=False)]
+    np.testing.assert_allclose(left_out, [0.9 * (2**0.5 - 1), 0.9], atol=0.03)
+    # the first one never is, and nothing is where training is over
+    assert len(np.unique(hidden[0].round(4), axis=0)) == 1
+    plain, same = (steps.make_eval_step(c)(params, SOURCE, TARGET)[0] for c in (DEEP, config))
+    assert float(plain) == float(same)
+
+
+def test_a_layers_dropout_is_no_part_of_what_a_model_is():
+    assert repr(T5(DEEP)) == repr(T5(replace(DEEP, layer_dropout=0.2)))
+    with pytest.raises(ValueError, match="layer_dropout is 1.0: a share"):
+        replace(DEEP, layer_dropout=1.0)
+    with pytest.raises(ValueError, match="exit_weight is -1"):
+        steps.Objective(exit_weight=-1)
+    with pytest.raises(ValueError, match="a decoder of one layer has no early exit"):
+        steps.make_train_step(CONFIG, steps.Optimizer(), steps.Objective(exit_weight=1.0))

@@ -1,0 +1,90 @@
+"""Section `decode`: whole calls of `decode` at batch 1, prefill and all, beside those of the target alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from benchmarks.setting import Bench, Rows
+from speccascade_jax.api import decode
+from speccascade_jax.evaluation import latency
+from speccascade_jax.evaluation.points import TARGET, Method
+from speccascade_jax.results.bootstrap import Bootstrap
+from speccascade_jax.runtime.program_memory import release_when_crowded
+
+CROWDED = 0.15
+"""Of the memory maps: beyond it programs go before a group compiles, lest `decode` drop them while it is timed."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What `latency.interleave` reads of a call: its tokens and forward passes."""
+
+    lengths: Any
+    stats: Any
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Forward passes of the two models in one call."""
+
+    draft_steps: int
+    target_calls: int
+
+
+def run(bench: Bench) -> Rows:
+    """One row per method and temperature; two methods at a time share the target's calls between them."""
+    methods = bench.settings.decoded
+    groups = [methods[n : n + 2] for n in range(0, len(methods), 2)]
+    chosen = [(heat, group) for heat in bench.settings.temperatures for group in groups]
+    return {"decode": [row for heat, group in bench.track(chosen) for row in _rows(bench, group, heat)]}
+
+
+def _rows(bench: Bench, methods: Sequence[Method], temperature: float) -> list[dict[str, Any]]:
+    texts, trials = bench.decoded, bench.settings.repeats
+    calls = [partial(_call, bench, texts, each, temperature) for each in (Method(name=TARGET), *methods)]
+    release_when_crowded(share=CROWDED)
+    for call in calls:
+        for example in range(len(texts)):
+            call(example, 0)  # compiles, a program for each bucket of prompts
+    alone, timed = latency.interleave(calls[0], calls[1:], examples=len(texts), trials=trials)
+    return [_row(method, temperature, own, alone) for method, own in zip(methods, timed, strict=True)]
+
+
+def _call(bench: Bench, texts: Sequence[str], method: Method, temperature: float, example: int, trial: int) -> Row:
+    """One call; each trial is a seed, each example an id of its own."""
+    given: dict[str, Any] = {} if method.block_size is None else {"block_size": method.block_size}
+    if method.alpha is not None:
+        given["alpha"] = method.alpha
+    out = decode(
+        bench.pair, texts[example], method=method.name, temperature=temperature, seed=trial, example_ids=[example],
+        max_new_tokens=bench.settings.max_new_tokens, **given,
+    )  # fmt: skip
+    return Row(out.lengths, Passes(out.stats["draft_steps"], out.stats["target_calls"]))
+
+
+def _row(method: Method, temperature: float, own: latency.Timings, alone: latency.Timings) -> dict[str, Any]:
+    """`speed_up`: the target's time over the method's, per call, its interval over examples and trials."""
+    same = {"key": "", "point": {"first_example": 0}, "fingerprints": {"examples": ""}}
+    record = same | {"latency": latency.latency(own), "target_latency": latency.latency(alone)}
+    ratio = Bootstrap().latency_ratio([record]) if own.seconds.shape[1] >= 8 else None
+    value = float(alone.seconds.sum() / own.seconds.sum())
+    interval = {"value": value, "low": value, "high": value}
+    if ratio is not None:
+        interval = {"value": 1 / ratio.value, "low": 1 / ratio.high, "high": 1 / ratio.low}
+    tokens = float(own.tokens.mean()), float(alone.tokens.mean())
+    return {
+        "rule": method.name,
+        "alpha": method.alpha,
+        "block_size": method.block_size,
+        "temperature": temperature,
+        "tokens": tokens[0],
+        "target_tokens": tokens[1],
+        "target_ms": 1e3 * float(alone.seconds.mean()),
+        "ms": 1e3 * float(own.seconds.mean()),
+        "tokens_per_call": float(own.tokens.sum() / own.target_calls.sum()),
+        "speed_up": interval,
+        "per_token": value * tokens[0] / tokens[1],
+    }
