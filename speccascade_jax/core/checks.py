@@ -48,8 +48,13 @@ def several(name: str, values: Any, least: int = 0) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def check_sizes(config: Any, *more: str) -> None:
-    """Refuse a model's configuration if a size, of `more` too, is below 1, or its embedding has too few rows."""
+def check_sizes(config: Any, layers: str, *more: str) -> None:
+    """Refuse a model's configuration if a size, of `more` too, is below 1, or its embedding has too few rows.
+
+    Its decoder may have no `layers`: what exits before the first one has none.
+    """
+    if getattr(config, layers) < 0:
+        raise ValueError(f"{layers} is {getattr(config, layers)}: give 0 or more")
     for name in ("vocab_size", "d_model", "num_heads", "head_dim", "d_ff", *more):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} is {getattr(config, name)}: give a positive number")

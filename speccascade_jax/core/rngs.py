@@ -13,9 +13,9 @@ from jax.extend.random import threefry_2x32
 
 from speccascade_jax.core.types import Array
 
-DRAFT, ACCEPT, REPLACE, BONUS = range(4)
+DRAFT, ACCEPT, REPLACE, BONUS, CHOOSE = range(5)
 PURPOSES = 8
-"""There is room for so many. The four that there are share a counter with round and slot, so that a further one alters
+"""There is room for so many. The first four share a counter with round and slot, so that a further one alters
 none of their bits, and with them no published record: see `RoundKeys.uniform`."""
 
 STAGES = 8
@@ -49,11 +49,16 @@ def row_keys(key: Array, example_ids: Array, level: int) -> Array:
 
 @flax.struct.dataclass
 class RoundKeys:
-    """The bits of one round: `row` keys uint32 `[B, 2]`, the row's `round` counter and `length`, int32 `[B]`."""
+    """The bits of one round: `row` keys uint32 `[B, 2]`, the row's `round` counter and `length`, int32 `[B]`.
+
+    Attributes:
+        behind: slots that another one draws for: those asked for stand behind them.
+    """
 
     row: Array
     round: Array
     length: Array
+    behind: int = flax.struct.field(pytree_node=False, default=0)
 
     def uniform(self, slots: Array, purpose: int | Array) -> Array:
         """float32 in [0, 1) of the shape of `slots`: int32 `[B]` or `[B, T]`, slots in the block; one purpose or `[B]`.
@@ -63,7 +68,7 @@ class RoundKeys:
         the purpose is one of the last four; its second word slot and purpose.
         """
         purpose = jnp.reshape(jnp.asarray(purpose, jnp.uint32), (-1, 1))
-        flat = slots.reshape(slots.shape[0], -1).astype(jnp.uint32) * 4 + purpose % 4
+        flat = (slots.reshape(slots.shape[0], -1) + self.behind).astype(jnp.uint32) * 4 + purpose % 4
         rounds = jnp.broadcast_to(self.round[:, None].astype(jnp.uint32) + (purpose // 4 << 31), flat.shape)
         counters = jnp.stack([rounds, flat], axis=-1)
         bits = jax.vmap(jax.vmap(threefry_2x32, (None, 0)))(self.row, counters)[..., 0]

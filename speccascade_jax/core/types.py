@@ -168,6 +168,8 @@ class Draft:
             has none, and the token there then comes from `p̃`. `None`: everywhere.
         logs: the logs of `q` and `q_tilde`, exact where float32 cannot hold the laws, for rules that read them
             (`Request.block` has room for them then). `None`: those of what `q` and `q_tilde` are.
+        arm: int32 `[B]`, which of several drafters wrote the row's block, where they have rules of their own
+            (`rules.by_arm`). `None`: one rule for all.
     """
 
     tokens: Array
@@ -179,6 +181,7 @@ class Draft:
     bad: Array
     lawful: Array | None = None
     logs: Laws | None = None
+    arm: Array | None = None
 
     @property
     def laws(self) -> Laws:

@@ -45,12 +45,15 @@ class ModelDrafter:
 
     Attributes:
         sits_out: whether there are rounds and rows that others draft for. It then leaves their rows of the laws'
-            buffers alone, and catches up with blocks.
+            buffers alone.
+        catches_up: how many tokens it is fed at once where it has missed some: more than one pays where others write
+            what it misses. At most the engine's longest block, for which caches have room.
     """
 
     model: LanguageModel
     stop: StopPolicy
     sits_out: bool = False
+    catches_up: int = 1
     reads_features: ClassVar[bool] = False
 
     @property
@@ -77,7 +80,7 @@ class ModelDrafter:
         with jax.named_scope("catch_up"):
             cache = catch_up(
                 self.model, params["model"], state.cache, request.tokens, request.length, request.active,
-                block=self.block if self.sits_out else 1,
+                block=self.catches_up,
             )  # fmt: skip
         pending = jnp.take_along_axis(request.tokens, request.length[:, None] - 1, axis=1)[:, 0]
         start = _Drafting(
@@ -87,7 +90,7 @@ class ModelDrafter:
             current=pending,
             drawn=jnp.ones(pending.shape, jnp.float32),
             state=replace(state, cache=cache),
-            draft=self._empty(request, steps=jnp.where(request.active, behind, 0)),
+            draft=self._empty(request, steps=jnp.where(request.active, -(-behind // self.catches_up), 0)),
         )
 
         # the bits of all slots in one call of the cipher

@@ -25,11 +25,13 @@ class NestedDrafter:
 
     Attributes:
         arm: its place among the engines that draft for the same one by turns.
+        catches_up: how many tokens the inner model is fed at once where it has missed some (`ModelDrafter`).
     """
 
     engine: Engine
     budget: int
     arm: int = 0
+    catches_up: int = 1
     reads_features: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -62,13 +64,14 @@ class NestedDrafter:
         """Run inner rounds until every row holds its budget, a stop id or its room is reached."""
         assert len(request.controls.inner) > self.arm, "a nested drafter needs its Controls.inner"
         inner, engine = request.controls.inner[self.arm], replace(self.engine, stop_ids=request.stop_ids)
-        behind = jnp.maximum(request.length - 1 - engine.target.consumed(state.target_cache), 0)
+        missed = jnp.maximum(request.length - 1 - engine.target.consumed(state.target_cache), 0)
+        behind = -(-missed // self.catches_up)
         state = self._at(params, state, request)
         begin, goal = state.length, jnp.minimum(self.budget, request.room)
         calls = state.counters.target_calls - jnp.where(request.active, behind, 0)
 
         def collect(held: Laws, turn: Round) -> Laws:
-            return _put(held, self._handed(turn.pair, turn.law, held), turn.start - begin, turn.active)
+            return put_laws(held, self._handed(turn.pair, turn.law, held), turn.start - begin, turn.active)
 
         def unfinished(s: DecodeState) -> Array:
             return ~s.done & (s.length - begin < goal)
@@ -96,8 +99,9 @@ class NestedDrafter:
         width = min(request.tokens.shape[1], state.tokens.shape[1])
         tokens = jax.lax.dynamic_update_slice_in_dim(state.tokens, request.tokens[:, :width], 0, axis=1)
         cache = catch_up(
-            self.engine.target, params["target"], state.target_cache, tokens, request.length, request.active
-        )
+            self.engine.target, params["target"], state.target_cache, tokens, request.length, request.active,
+            block=self.catches_up,
+        )  # fmt: skip
         return replace(
             state,
             tokens=tokens,
@@ -116,7 +120,7 @@ class NestedDrafter:
         drafted = self.engine.draft(params, state, inner, no_room, complete=verifier.reads_q)
         pair, bad, _, cache = self.engine.score(params, state, drafted, inner, 1, drafted.target_cache)
         law = verifier.law(pair, inner.alpha[:, None, None])
-        held = _put(held, self._handed(pair, law, held), length, ~state.done)
+        held = put_laws(held, self._handed(pair, law, held), length, ~state.done)
         cache = self.engine.target.rollback(cache, state.length)
         unusable = (bad[:, 0] | (drafted.draft.bad[:, 0] & verifier.reads_q)) & ~state.done
         return replace(state, drafter=drafted.drafter, laws=drafted.draft.laws, target_cache=cache), held, unusable
@@ -157,7 +161,7 @@ class NestedDrafter:
         return {"counters": state.counters, "inner": self.engine.drafter.stats(state.drafter)}
 
 
-def _put(held: Laws, new: Laws, at: Array, rows: Array) -> Laws:
+def put_laws(held: Laws, new: Laws, at: Array, rows: Array) -> Laws:
     """`new` `[B, W, V]` in `held` from entry `at` `[B]` on, in `rows` `[B]` alone.
 
     The others keep what they hold: they wait at the end of their room, where a write would be shifted over their laws.

@@ -258,10 +258,15 @@ class Engine:
                 eta, deferred = self.verifier.deferred(pair, controls.alpha, draft.tokens)
             return Judged(cache, pair, verdict, bad, eta, deferred, features)
 
-        choices = widths(self.block) if self.drafter.adaptive else (self.block + 1,)
+        choices = self._widths()
         needed = None if self.verify_final else jnp.any(~drafted.unverified & ~state.done)
         judged = by_width(choices, drafted.draft.length.max(), judge, drafted.target_cache, needed)
         return judged._replace(verdict=_kept_whole(judged.verdict, drafted.draft, drafted.unverified))
+
+    def _widths(self) -> tuple[int, ...]:
+        """Numbers of positions that a block is scored at: those that the drafter's blocks have, if it says so."""
+        own: tuple[int, ...] = getattr(self.drafter, "scored_widths", ())
+        return own or widths(self.block) if self.drafter.adaptive else (self.block + 1,)
 
     def _tied(self, state: DecodeState, drafted: Drafted, cache: Cache) -> Drafted:
         """The block as something that hangs on the cache; not its laws, which would be copied.

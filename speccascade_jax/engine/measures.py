@@ -1,5 +1,6 @@
 """From counters to the measures that every experiment reports (METHODS section 9)."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,25 @@ def summarise(stats: Counters, lengths: Any = None, *, rows: Any = None, draft_a
     if draft_alone:
         totals |= {"draft_steps": totals["target_calls"], "target_calls": 0}
     return _measures(totals) | ({"draft_share": 1.0} if draft_alone else {})
+
+
+def level_counters(inner: Any) -> list[Counters]:
+    """Counters of the engines that draft for an engine, from the one right below it down (`Generation.inner`)."""
+    found = []
+    while isinstance(inner, Mapping) and isinstance(inner.get("counters"), Counters):
+        found.append(inner["counters"])
+        inner = inner.get("inner")
+    return found
+
+
+def tail_steps(inner: Any) -> list[Any]:
+    """Draft steps that a tail took, `[B]`, for each engine from the target's down; `None` where it has no tail."""
+    found = []
+    while True:
+        found.append(inner.get("tail_steps") if isinstance(inner, Mapping) else None)
+        if not (isinstance(inner, Mapping) and isinstance(inner.get("counters"), Counters)):
+            return found
+        inner = inner.get("inner")
 
 
 def _total(counts: Any, chosen: np.ndarray | None) -> Any:

@@ -16,6 +16,7 @@ from speccascade_jax.core.protocols import Counted, Planner
 from speccascade_jax.core.types import Array, Controls, Params, PyTree, Round
 from speccascade_jax.engine.counters import Tally
 from speccascade_jax.engine.loop import DecodeState, Engine
+from speccascade_jax.engine.widths import at_most_once
 
 Unfinished = Callable[[DecodeState], Array]
 OnRound = Callable[[PyTree, Round], PyTree]
@@ -58,7 +59,7 @@ def one_round(engine: Engine, params: Params, state: DecodeState, controls: Cont
     def unfinished(state: DecodeState) -> Array:
         return ~state.done
 
-    state = once(state.drafter.turns == 0, lambda s: _settled(planner, params, s, unfinished), state)
+    state = at_most_once(state.drafter.turns == 0, lambda s: _settled(planner, params, s, unfinished), state)
 
     def first(state: DecodeState) -> Round:
         own = replace(engine, drafter=planner.drafters[0])
@@ -66,18 +67,6 @@ def one_round(engine: Engine, params: Params, state: DecodeState, controls: Cont
 
     blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(first, state))
     return _phase(engine, planner, params, state, controls, unfinished, blank, lambda _, turn: turn, most=1)
-
-
-def once(needed: Array, change: Callable[[PyTree], PyTree], value: PyTree) -> PyTree:
-    """`change(value)` where it is `needed` (bool scalar), else `value`: a loop of at most one turn.
-
-    XLA passes a cache through a loop in place, but into and out of a conditional by copies.
-    """
-
-    def body(carry: tuple[Array, PyTree]) -> tuple[Array, PyTree]:
-        return jnp.zeros_like(carry[0]), change(carry[1])
-
-    return jax.lax.while_loop(lambda carry: carry[0], body, (needed, value))[1]
 
 
 def _settled(planner: Planner, params: Params, state: DecodeState, unfinished: Unfinished) -> DecodeState:
@@ -127,7 +116,7 @@ def _phase(
         return rounds(places[0], both)
     for place in places:
         # what a phase begins with is made inside, where it is settled alone
-        both = once(settled == place, partial(rounds, place), both)
+        both = at_most_once(settled == place, partial(rounds, place), both)
     return both
 
 

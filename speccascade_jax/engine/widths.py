@@ -7,13 +7,15 @@ them the capacity's `G + 1` positions in the target's call and in everything ove
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from speccascade_jax.core.types import Array, Cache, Draft, LawPair, PyTree
 from speccascade_jax.rules.verification import Verdict
+
+T = TypeVar("T")
 
 WIDTHS = (3, 5, 9, 13)
 """Positions worth a program of their own; the full block's `G + 1` is the last."""
@@ -58,23 +60,27 @@ def by_width(
     shapes = jax.eval_shape(lambda cache: judge(full, cache), cache)
     blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes._replace(target_cache=()))
     chosen = (jnp.asarray(choices) < longest + 1).sum(dtype=jnp.int32)
-    carry = (chosen if needed is None else jnp.where(needed, chosen, -1), blank._replace(target_cache=cache))
+    chosen = chosen if needed is None else jnp.where(needed, chosen, -1)
+    judged = blank._replace(target_cache=cache)
     for place, width in enumerate(choices):
-        carry = _if_chosen(carry, place, partial(_judge_padded, judge, width, full))
-    return carry[1]
+        judged = at_most_once(chosen == place, partial(_judge_padded, judge, width, full), judged)
+    return judged
 
 
-def _if_chosen(carry: tuple[Array, Judged], place: int, judge: Callable[[Cache], Judged]) -> tuple[Array, Judged]:
-    """One turn of `judge` where `place` is the chosen one, none where it is not."""
+def at_most_once(wanted: Array, turn: Callable[[T], T], held: T) -> T:
+    """`turn(held)` where it is wanted (bool scalar), else `held`, by a loop of one turn or none.
 
-    def body(carry: tuple[Array, Judged]) -> tuple[Array, Judged]:
-        return jnp.full_like(carry[0], -1), judge(carry[1].target_cache)
+    XLA moves what does not hang on `held` out of the loop, and then computes it wanted or not: tie it to `held`.
+    """
 
-    return jax.lax.while_loop(lambda carry: carry[0] == place, body, carry)
+    def body(carry: tuple[Array, T]) -> tuple[Array, T]:
+        return jnp.zeros((), bool), turn(carry[1])
+
+    return jax.lax.while_loop(lambda carry: carry[0], body, (wanted, held))[1]
 
 
-def _judge_padded(judge: Callable[[int, Cache], Judged], width: int, full: int, cache: Cache) -> Judged:
-    found = judge(width, cache)
+def _judge_padded(judge: Callable[[int, Cache], Judged], width: int, full: int, held: Judged) -> Judged:
+    found = judge(width, held.target_cache)
     verdict = found.verdict._replace(law=_pad(found.verdict.law, full))
     over_block = {name: jax.tree.map(partial(_pad, width=full), getattr(found, name)) for name in _OVER_BLOCK}
     return found._replace(verdict=verdict, deferred=_pad(found.deferred, full - 1), **over_block)

@@ -21,6 +21,9 @@ from speccascade_jax.models.t5_layers import DecoderLayer, EncoderLayer, Relativ
 
 __all__ = ["T5", "T5Config", "T5Module", "teacher_forced_logits"]
 
+EXITS = "exits"
+"""The collection in which the decoder leaves its layers' outputs, `hidden`, if asked (`mutable`)."""
+
 
 @flax.struct.dataclass
 class T5Static:
@@ -121,16 +124,27 @@ class Decoder(nn.Module):
         attended = []
         for i, layer in enumerate(self.layers):
             slots = None if cache is None else Slots(cache.keys[i], cache.values[i], cache.length)
-            x, own = layer(x, bias, cross[i], cross_bias, slots, deterministic)
+            y, own = layer(x, bias, cross[i], cross_bias, slots, deterministic)
+            x = y if deterministic else self._sometimes(i, x, y)
+            self.sow(EXITS, "hidden", x)
             attended.append(own)
         return self.drop(self.decoder_norm(x), deterministic=deterministic), tuple(attended)
+
+    def _sometimes(self, i: int, before: Array, after: Array) -> Array:
+        """`after` layer `i`, or `before` it in some rows, the more often the higher it is (LayerSkip, section 4.1)."""
+        c = self.config
+        rate = c.layer_dropout * (2 ** (i / max(1, c.num_decoder_layers - 1)) - 1)
+        if not rate:
+            return after
+        kept = jax.random.bernoulli(self.make_rng("dropout"), 1 - rate, (len(after), 1, 1))
+        return jnp.where(kept, after, before)
 
 
 class T5Module(nn.Module):
     """The encoder-decoder with T5X's parameter tree.
 
     `apply({"params": p}, encoder_tokens, decoder_input_tokens, deterministic=False, rngs={"dropout": k})`
-    gives training logits; `T5` calls the other methods.
+    gives training logits; `T5` calls the other methods. With `mutable=[EXITS]` what `exit_logits` takes comes along.
     """
 
     config: T5Config
@@ -179,6 +193,10 @@ class T5Module(nn.Module):
             return logits
         return jnp.where(jnp.arange(c.num_embeddings) < c.vocab_size, logits, -jnp.inf)
 
+    def exit_logits(self, hidden: Array) -> Array:
+        """Logits of an exit from what a decoder layer gave, `[B, T, E]`: the last norm and the model's own head."""
+        return self.logits(self.decoder.decoder_norm(hidden))
+
     def start(self, encoder_tokens: Array, slots: int) -> T5Static:
         """Run the encoder and compute what stays fixed while decoding into `slots` cache slots."""
         bias = self.decoder.bias(np.arange(1 - slots, slots))
@@ -194,7 +212,7 @@ class T5Module(nn.Module):
     def extend(self, cache: KVCache, tokens: Array) -> tuple[LMOutput, KVCache]:
         """Feed a block to the cached decoder (see `T5.extend`)."""
         static: T5Static = cache.static
-        new, slots = tokens.shape[1], cache.values[0].shape[1]
+        new, slots = tokens.shape[1], (static.bias.shape[-1] + 1) // 2
         bias = _block_bias(static.bias, cache.length, new, slots)
         x = self.token_embedder(tokens)
         hidden, attended = self.decoder(x, bias, static.cross, static.cross_bias, cache, True)

@@ -6,7 +6,7 @@ Sources: T5 (Raffel et al., 2020), T5 1.1's gated feed-forward (Shazeer, 2020). 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import flax.linen as nn
 import jax
@@ -31,6 +31,9 @@ class T5Config:
         relative_buckets, relative_max_distance: of the relative position bias.
         gated: `wi_0`, `wi_1` with tanh-approximate GELU (T5 1.1); otherwise one `wi` with ReLU (T5 1.0).
         tied: logits through the embedding, scaled by `d_model ** -0.5`; otherwise `logits_dense`.
+        layer_dropout: how often training leaves out the last decoder layer for a row, the others less (`T5Module`);
+            like `dropout_rate` without meaning to what decodes, and no part of the representation that fingerprints
+            read.
         dtype: computation dtype; parameters in another dtype are cast where used. Norms, softmax and
             logits are float32 always.
     """
@@ -48,11 +51,14 @@ class T5Config:
     gated: bool = True
     tied: bool = False
     dropout_rate: float = 0.0
+    layer_dropout: float = field(default=0.0, repr=False, kw_only=True)
     layer_norm_epsilon: float = 1e-6
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        check_sizes(self, "num_encoder_layers", "num_decoder_layers")
+        check_sizes(self, "num_decoder_layers", "num_encoder_layers")
+        if not 0 <= self.layer_dropout < 1:
+            raise ValueError(f"layer_dropout is {self.layer_dropout}: a share of the rows, in [0, 1)")
 
 
 def relative_buckets(distance: np.ndarray, bidirectional: bool, buckets: int, max_distance: int) -> np.ndarray:

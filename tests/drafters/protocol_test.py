@@ -28,7 +28,7 @@ LOSSLESS = Speculative(RULES["spec_decode"])
 
 
 def drafting(model, block=3):
-    return ModelDrafter(model, Fixed(block), sits_out=True)
+    return ModelDrafter(model, Fixed(block), sits_out=True, catches_up=block)
 
 
 def run(engine, drafter_params, prompt=PROMPT, temperature=1.0, length=24, target=(), **more):

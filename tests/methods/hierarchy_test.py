@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
+from experiments import tables
 from speccascade_jax.evaluation import experiment
 from speccascade_jax.evaluation.points import Evaluation, Level, Method, ModelPair, Point, Sampling
 from speccascade_jax.evaluation.validation import validate
@@ -162,6 +163,7 @@ def test_curves_that_differ_read_differently_and_lossy_ones_are_no_rivals_of_oth
     [
         (("midle",), "unknown drafter 'midle': did you mean middle"),
         ((Level(model="large", budget=3),), "holds no model 'large'.* it holds target, draft, middle"),
+        ((Level(model="target", budget=3),), "level 'target' is the target itself: levels stand below it"),
         ((Level(model="middle", budget=0),), "budget=0 is not a whole number >= 1"),
         ((Level(model="middle", budget=3, block_size=0),), "block_size=0 is not a whole number >= 1"),
         ((Level(model="middle", budget=3, rule="opt"),), "level 'middle': rule 'opt' needs alpha"),
@@ -170,8 +172,8 @@ def test_curves_that_differ_read_differently_and_lossy_ones_are_no_rivals_of_oth
         ((Level(model="middle", budget=3, accept="some"),), "unknown acceptance 'some'"),
         ((Level(model="middle", budget=3, stop="confidence"),), "level 'middle' needs stop_threshold"),
         ((Level(model="middle", budget=3, temperature=-1.0),), "temperature=-1 .*is negative"),
-        (("draft", "middle"), "takes one drafter, got 2"),
-        ((), "takes one drafter, got 0"),
+        (("draft", "middle"), "has 2 drafters .* and must be told how one is chosen"),
+        ((), "is to choose among no drafters"),
     ],
 )
 def test_a_stack_that_cannot_be_is_refused_by_name(pair, drafters, said):
@@ -244,6 +246,16 @@ def test_three_levels_are_swept_and_tabulated_by_gin_alone(folder, tmp_path, cap
     assert len(lossless) >= 3 and {r["quality"]["value"] for r in lossless} == {target["quality"]["value"]}
     (stack,) = (r for r in records if r["point"]["curve"] == "spec_decode[draft 2 → middle 3]")
     assert json.loads(json.dumps(stack))["point"]["drafters"] == ["draft 2 → middle 3"]
+    (level,) = stack["levels"]
+    assert level["model"] == "middle" and level["draft_steps"] > level["target_calls"] > 0
+    assert all(("levels" in r) == ("→" in r["point"]["curve"]) for r in records)
+    assert tables.main([str(output), "--measures", "levels", "--format", "csv"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = next(n for n, line in enumerate(lines) if "SpecDecode [draft 2 → middle 3]" in line)
+    tokens = stack["counts"]["committed"]
+    assert lines[at].split(",")[-5:-3] == ["target", f"{stack['counts']['target_calls'] / tokens:.3f}"]
+    assert lines[at + 1].split(",")[-5:-3] == ["middle", f"{level['target_calls'] / tokens:.3f}"]
+    assert lines[at + 2].split(",")[-5:-3] == ["lowest draft", f"{level['draft_steps'] / tokens:.3f}"]
 
 
 def test_a_records_configuration_runs_its_stack_again(folder, tmp_path):

@@ -11,9 +11,6 @@ shard of another folder gets in; the checksums of its zip archive are all compar
 
 from __future__ import annotations
 
-import io
-import math
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from speccascade_jax.core import archives
 from speccascade_jax.core.checks import whole
-from speccascade_jax.core.files import claim, expanded, point_key, write_atomically
-from speccascade_jax.core.readers import check_unpacked, json_object
+from speccascade_jax.core.files import claim, expanded, point_key
+from speccascade_jax.core.readers import json_object
 from speccascade_jax.core.types import Prompt
 
 FORMAT = 1
@@ -123,10 +121,8 @@ def shard_path(folder: Path, number: int) -> Path:
 
 def write_shard(folder: Path, number: int, manifest: dict[str, Any], examples: Examples) -> None:
     """Write a shard, whole or not at all; equal examples give equal bytes."""
-    content = io.BytesIO()
     arrays = {field.name: getattr(examples, field.name) for field in fields(examples)}
-    np.savez_compressed(content, key=np.asarray(point_key(manifest=manifest)), **arrays)
-    write_atomically(shard_path(folder, number), content.getvalue())
+    archives.write(shard_path(folder, number), point_key(manifest=manifest), arrays)
 
 
 def read_shard(path: Path, manifest: dict[str, Any]) -> Examples:
@@ -135,31 +131,15 @@ def read_shard(path: Path, manifest: dict[str, Any]) -> Examples:
     Raises:
         ValueError: it is damaged, or belongs to another folder.
     """
-    content = path.read_bytes()
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            check_unpacked(sum(entry.file_size for entry in archive.infolist()), len(content))
-            # whole members: `np.load` stops before their checksums are compared
-            members = {name: archive.read(name) for name in archive.namelist()}
-        arrays = {name.removesuffix(".npy"): _array(member) for name, member in members.items()}
-        key, examples = str(arrays.pop("key")), Examples(**arrays)
+        key, arrays = archives.read(path)
+        examples = Examples(**arrays)
         _check_shapes(examples)
     except Exception as error:  # zlib and zipfile raise whatever the flipped bit makes them meet
         raise ValueError(f"{path} is damaged ({error!r}): remove it and make it again with {_MAKE}") from error
     if key != point_key(manifest=manifest):
         raise ValueError(f"{path} was made with other settings than its folder's {MANIFEST}: remove it, make it again")
     return examples
-
-
-def _array(member: bytes) -> np.ndarray:
-    """The array of a `.npy` file, whose header is compared with what follows before anything is allocated."""
-    file = io.BytesIO(member)
-    version = np.lib.format.read_magic(file)
-    header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = header(file)
-    if math.prod(shape) * dtype.itemsize != len(member) - file.tell():
-        raise ValueError(f"an array of shape {shape} and dtype {dtype} has {len(member) - file.tell():,} bytes")
-    return np.load(io.BytesIO(member))
 
 
 def _check_shapes(examples: Examples) -> None:

@@ -307,7 +307,7 @@ def test_every_head_of_the_grid_is_written_with_its_card(finished, folder):
 
 def test_runs_of_other_settings_or_drafts_are_refused(finished, folder):
     run, _ = finished
-    with pytest.raises(ValueError, match="was begun with another from_target, epochs: name another run_dir"):
+    with pytest.raises(ValueError, match="was begun with another epochs, from_target: name another run_dir"):
         acceptance.Run(dataclasses.replace(run.trainer, epochs=5, from_target=0.3))
     data = dataclasses.replace(run.data, manifest=run.data.manifest | {"draft_fingerprint": "another"})
     with pytest.raises(ValueError, match="made with the draft another of pair 'tiny', but the draft of 'x' is mine"):

@@ -1,0 +1,51 @@
+"""Section `hierarchy`: the time of the optimiser of stacks by number of candidates, and what its two objectives give.
+
+Random candidates: laws of a few tokens between noise and the target's, so that acceptance obeys the triangle
+inequality, costs lognormal and in order.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from benchmarks.setting import Bench, Rows
+from speccascade_jax import hierarchy
+
+LAST = 80
+"""The most candidates that the search of the overshoot objective is timed with."""
+
+
+def run(bench: Bench) -> Rows:
+    """`hierarchy`: a row per number of candidates, budgets up to 15."""
+    return {"hierarchy": [_row(count) for count in bench.track(bench.settings.candidates)]}
+
+
+def _row(count: int) -> dict[str, Any]:
+    """Seconds of both objectives, and the latency, overshoot counted, of both optima."""
+    costs, acceptance = candidates(count)
+    seconds, found = {}, {}
+    for objective in ("paper", "overshoot") if count <= LAST else ("paper",):
+        began = time.perf_counter()
+        found[objective] = hierarchy.solve(costs, acceptance, objective=objective)
+        seconds[f"{objective}_seconds"] = time.perf_counter() - began
+    paper = found["paper"]
+    real = hierarchy.latency(costs, acceptance, paper.models, paper.budgets, "overshoot")
+    row: dict[str, Any] = {"candidates": count, "levels": len(paper.models), "speedup": paper.speedup}
+    row |= {"overshoot_seconds": None, "lost": None} | seconds
+    row["of_predicted"] = paper.latency / real
+    if "overshoot" in found:
+        row["lost"] = real / found["overshoot"].latency - 1
+    return row
+
+
+def candidates(count: int) -> tuple[list[float], np.ndarray]:
+    """Costs and acceptance of `count` random models, the target's among them."""
+    draws = np.random.default_rng(count)
+    laws = draws.dirichlet(np.full(8, 0.3), count)
+    near = np.linspace(0.2, 1, count)[:, None]
+    laws = near * laws[-1] + (1 - near) * laws
+    shared = 1 - 0.5 * np.abs(laws[:, None] - laws[None]).sum(-1)
+    return np.sort(draws.lognormal(0, 2.0, count)).tolist(), shared

@@ -1,0 +1,44 @@
+"""Count which token follows which in a task's references, or in a file of outputs: a table that drafts.
+
+Examples:
+    python -m experiments.count_bigrams --vocabulary=speccascade_jax/assets/pairs/tatoeba_en_de/vocabulary.model \\
+        --input=tatoeba_en_de/train.en-de.tsv.gz --output=runs/tatoeba_en_de/bigrams.npz
+    python -m experiments.count_bigrams --vocabulary=speccascade_jax/assets/pairs/tatoeba_en_de/vocabulary.model \\
+        --input=runs/tatoeba_en_de/outputs.pieces.gz --output=runs/tatoeba_en_de/bigrams.npz
+
+A pair takes the table as a draft by the words bigrams:FILE and max_gram:FILE, where it takes paths of drafts.
+The input's second column is counted, behind the token that decoding begins with (0) and up to the end.
+"""
+
+from __future__ import annotations
+
+from absl import app, flags, logging
+
+from speccascade_jax.data.sentence_pairs import read_tokens
+from speccascade_jax.data.vocabularies import load
+from speccascade_jax.models.ngrams import count_bigrams
+from speccascade_jax.pairs.derived import save_bigrams
+from speccascade_jax.runtime import gin_flags, interrupts
+
+VOCABULARY = flags.DEFINE_string("vocabulary", None, "The pair's sentencepiece file.", required=True)
+INPUT = flags.DEFINE_string(
+    "input", "tatoeba_en_de/train.en-de.tsv.gz", "source<TAB>target per line, text or pieces (x.pieces.gz)."
+)
+OUTPUT = flags.DEFINE_string("output", "runs/bigrams.npz", "File to write.")
+MOST = flags.DEFINE_integer("most", 64, "Successors kept of each token, the most frequent.", 1)
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unknown argument {argv[1]!r}; flags look like --output=PATH")
+    with gin_flags.one_line_errors():
+        vocabulary = load.Vocabulary(VOCABULARY.value)
+        pairs = read_tokens(INPUT.value, vocabulary)
+        sequences = ([0, *pair.target, vocabulary.eos_id] for pair in pairs)
+        table = count_bigrams(sequences, vocabulary.vocab_size, MOST.value)
+        save_bigrams(OUTPUT.value, table, vocabulary)
+        logging.info("counted %d outputs into %s", len(pairs), OUTPUT.value)
+
+
+if __name__ == "__main__":
+    gin_flags.run_app(main, interrupts.ANEW)

@@ -1,0 +1,28 @@
+r"""Which of a pair's models to stack, and how: acceptance and costs measured, the best stack solved for and timed.
+
+    python -m experiments.optimize_hierarchy --gin_file=gin/optimize_hierarchy.gin \
+        --gin_file=gin/models/tatoeba_en_de.gin --gin_file=gin/tasks/tiny_translation.gin \
+        --gin.ModelPair.others="{'exit1': 'exit:1', 'exit2': 'exit:2', 'copies': 'lookup:8'}"
+
+The candidates are the pair's draft and the further drafts of `ModelPair.others`: checkpoints, early exits of the target
+(exit:2), copies from the context (lookup), tables that experiments.count_bigrams wrote (bigrams:FILE, max_gram:FILE).
+Printed: who accepts whom and what a call costs, then the best single draft and the best stacks by paper 4's latency and
+by the one that counts what levels hand up beyond their budgets, each with its predicted and its realised speed-up.
+
+Other settings, with their defaults:
+
+    --gin.Sampling.temperature=0.0
+    --gin.optimize.max_budget=15
+    --gin.optimize.output="'results/hierarchy.json'"     the rows, the matrix and the costs
+"""
+
+from speccascade_jax.hierarchy import optimizing
+from speccascade_jax.runtime import gin_flags, interrupts
+
+EXAMPLE = (
+    "python -m experiments.optimize_hierarchy --gin_file=gin/optimize_hierarchy.gin "
+    "--gin_file=gin/models/tatoeba_en_de.gin --gin_file=gin/tasks/tiny_translation.gin"
+)
+
+if __name__ == "__main__":
+    gin_flags.main(optimizing.optimize, EXAMPLE, interrupts.ANEW)

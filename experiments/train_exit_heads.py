@@ -1,0 +1,44 @@
+r"""Train a head for every early exit of a pair's target, on the target's own outputs; the target stays as it is.
+
+    python -m experiments.make_acceptance_data --gin_file=gin/acceptance_data.gin \
+        --gin_file=gin/models/tatoeba_en_de.gin --gin_file=gin/tasks/tatoeba_joined.gin \
+        --gin.making.make.output="'runs/exits/data'" --gin.Evaluation.quality_examples=2000
+    python -m experiments.train_exit_heads --gin_file=gin/train_exit_heads.gin --gin_file=gin/models/tatoeba_en_de.gin
+
+All exits are trained at once; they end up in <run_dir>/exit_heads.msgpack, which a pair reads as a draft:
+"exit:2:<run_dir>/exit_heads.msgpack" (ModelPair.others). A run that was killed goes on where it last saved: give the
+same command again.
+
+    --gin.ExitTrainer.layers="(1, 2, 3)"                     which exits
+    --gin.ExitTrainer.peak=2e-4 --gin.ExitTrainer.epochs=2   AdamW: 5% linear warm-up, then a cosine
+    --gin.ExitTrainer.layers="(1,)" --gin.ExitTrainer.towards=2 --gin.ExitTrainer.init_from="'…/exit_heads.msgpack'" \
+        --gin.ExitTrainer.run_dir="'runs/exits/fine'"        the lowest one further, towards the one above it
+"""
+
+from __future__ import annotations
+
+import json
+
+import gin
+from absl import app, flags, logging
+
+from speccascade_jax.runtime import gin_flags, interrupts, malloc
+from speccascade_jax.training import exits
+
+gin_flags.define_flags()
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unknown argument {argv[1]!r}; flags look like --gin.NAME=VALUE")
+    if not flags.FLAGS.gin_file:
+        raise app.UsageError("name a --gin_file, for example --gin_file=gin/train_exit_heads.gin")
+    with gin_flags.one_line_errors():
+        gin_flags.parse_gin(flags.FLAGS.gin_file, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths)
+        print(json.dumps(gin.get_configurable(exits.ExitTrainer)().run(), indent=1))
+
+
+if __name__ == "__main__":
+    malloc.keep_freed_memory()
+    logging.set_verbosity(logging.INFO)
+    gin_flags.run_app(main, interrupts.SAVED)

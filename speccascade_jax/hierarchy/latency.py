@@ -1,0 +1,130 @@
+"""The expected latency per token of a hierarchy, as paper 4 has it and with the overshoot of its levels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from speccascade_jax.core.names import unknown
+from speccascade_jax.hierarchy import rounds
+
+OBJECTIVES = ("paper", "overshoot")
+TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """Models from the lowest draft to the target, as indices, and how many tokens each but the target is to hold.
+
+    Attributes:
+        models, budgets: one budget fewer than models; the target alone has one model and no budget.
+        latency: expected, per token, in the unit of the costs.
+        speedup: over the target alone.
+        objective: what `latency` is: "paper" (Corollary 3.1) or "overshoot".
+    """
+
+    models: tuple[int, ...]
+    budgets: tuple[int, ...]
+    latency: float
+    speedup: float
+    objective: str
+
+
+def latency(
+    costs: Sequence[float] | np.ndarray,
+    acceptance: Any,
+    models: Sequence[int],
+    budgets: Sequence[int],
+    objective: str = "paper",
+) -> float:
+    """Expected latency per token of one hierarchy.
+
+    `"paper"` is Corollary 3.1: level `k` pays `γ(α, T_{k−1}, T_k)` calls for its block, as if the level below handed up
+    exactly `T_{k−1}` tokens. `"overshoot"` is exact where acceptance is independent at every token: the lengths of
+    blocks have a distribution, calls for a budget follow from it by renewal, and their cost by Wald's identity.
+
+    Args:
+        costs: `[N]`, of one call, the cheapest model first.
+        acceptance: `[N, N]`, `α[i, j]` for i < j read: how often `j` accepts a token of `i`.
+        models: indices, from the lowest draft to the target, increasing.
+        budgets: for all models but the last, at least 1.
+
+    Raises:
+        ValueError: costs, acceptance, models or budgets can't be meant.
+    """
+    check_objective(objective)
+    values, matrix = checked(costs, acceptance)
+    chain, held = _chain(models, budgets, len(values))
+    if not held:
+        return float(values[chain[0]])
+    return (_paper if objective == "paper" else _overshoot)(values, matrix, chain, held)
+
+
+def _paper(costs: np.ndarray, acceptance: np.ndarray, models: tuple[int, ...], budgets: tuple[int, ...]) -> float:
+    most = max(budgets)
+    block = budgets[0] * costs[models[0]]
+    for level in range(1, len(budgets)):
+        below, here = models[level - 1], models[level]
+        calls = rounds.expected_rounds(acceptance[below, here], most)[budgets[level - 1] - 1, budgets[level] - 1]
+        block = calls * (costs[here] + block)
+    last, target = models[-2:]
+    return float(rounds.calls_per_token(acceptance[last, target], most)[budgets[-1] - 1] * (costs[target] + block))
+
+
+def _overshoot(costs: np.ndarray, acceptance: np.ndarray, models: tuple[int, ...], budgets: tuple[int, ...]) -> float:
+    block, lengths = budgets[0] * costs[models[0]], exactly(budgets[0])
+    for level in range(1, len(budgets)):
+        below, here, budget = models[level - 1], models[level], budgets[level]
+        yielded = rounds.yields(lengths, acceptance[below, here])
+        visited = rounds.visits(yielded, budget)
+        block = visited.sum() * (costs[here] + block)
+        lengths = rounds.handed_up(yielded, visited, budget)
+    last, target = models[-2:]
+    return float((costs[target] + block) / mean(rounds.yields(lengths, acceptance[last, target])))
+
+
+def exactly(length: int) -> np.ndarray:
+    """The distribution of a block that always has `length` tokens."""
+    return np.eye(length + 1)[length]
+
+
+def mean(probabilities: np.ndarray) -> Any:
+    """The mean of a distribution over 0, 1, …, along the last axis."""
+    return probabilities @ np.arange(probabilities.shape[-1])
+
+
+def check_objective(objective: str) -> None:
+    """Raise a ValueError unless there is such an objective."""
+    if objective not in OBJECTIVES:
+        raise ValueError(f"there is no objective {objective!r}: {unknown(objective, OBJECTIVES)}")
+
+
+def checked(costs: Sequence[float] | np.ndarray, acceptance: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Costs and acceptance as float64 arrays.
+
+    Raises:
+        ValueError: no positive costs, a matrix of another size, or an entry above the diagonal that is no probability.
+    """
+    values, matrix = np.asarray(costs, np.float64), np.asarray(acceptance, np.float64)
+    if values.ndim != 1 or not values.size or not np.all(np.isfinite(values)) or np.any(values <= 0):
+        raise ValueError(f"costs must be positive numbers, one for each model, got {costs}")
+    if matrix.shape != (len(values), len(values)):
+        raise ValueError(f"acceptance has the shape {matrix.shape}; {len(values)} costs need {(len(values),) * 2}")
+    above = np.triu(np.ones(matrix.shape, bool), 1)
+    wrong = np.argwhere(above & ~((matrix >= -TOLERANCE) & (matrix <= 1 + TOLERANCE)))
+    if len(wrong):
+        i, j = wrong[0].tolist()
+        raise ValueError(f"acceptance[{i}, {j}] is {matrix[i, j]}: a probability that model {j} keeps a token of {i}")
+    return values, np.clip(np.where(above, matrix, 0.0), 0.0, 1.0)
+
+
+def _chain(models: Sequence[int], budgets: Sequence[int], count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    chain, held = tuple(map(int, models)), tuple(map(int, budgets))
+    if not chain or list(chain) != sorted(set(chain)) or chain[0] < 0 or chain[-1] >= count:
+        raise ValueError(f"models must be increasing indices below {count}, from the lowest draft up, got {chain}")
+    if len(held) != len(chain) - 1 or any(budget < 1 for budget in held):
+        raise ValueError(f"{len(chain)} models need {len(chain) - 1} budgets of at least 1, got {held}")
+    return chain, held

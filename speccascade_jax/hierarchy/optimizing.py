@@ -1,0 +1,260 @@
+"""Measure, solve, run: the best stack of a pair's models, predicted and realised (paper 4, Tables 3 and 5)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from speccascade_jax.core.checks import whole
+from speccascade_jax.core.files import plain, write_atomically
+from speccascade_jax.core.names import TARGET, unknown
+from speccascade_jax.core.reports import check_replaceable
+from speccascade_jax.evaluation.measuring import evaluate
+from speccascade_jax.evaluation.points import Evaluation, Level, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.session import Session
+from speccascade_jax.evaluation.survey import surveying
+from speccascade_jax.evaluation.validation import validate
+from speccascade_jax.hierarchy import walltime
+from speccascade_jax.hierarchy.latency import OBJECTIVES, Hierarchy, latency
+from speccascade_jax.hierarchy.measure import Measured, measure
+from speccascade_jax.hierarchy.solve import solve
+from speccascade_jax.results.bootstrap import LEAST_EXAMPLES, Bootstrap
+
+Row = dict[str, Any]
+TARGET_MODEL = walltime.MODEL
+
+
+def optimize(
+    *,
+    pair: ModelPair,
+    evaluation: Evaluation,
+    sampling: Sampling,
+    max_budget: int = 15,
+    costs: Mapping[str, float] | None = None,
+    tail: str | None = None,
+    seed: int = 0,
+    output: str = "results/hierarchy.json",
+) -> list[Row]:
+    """Find the best stack of the pair's models and hold its predicted latency against a timed run.
+
+    The candidates are the pair's draft and its further drafts (`ModelPair.others`: checkpoints, or words of
+    `pairs.derived`). Acceptance is measured along what the target writes for the evaluation's examples; each model's
+    cost is that of a call of one token at batch 1. The best single draft, the best stack by the paper's latency and
+    the best by the one that counts overshoot are run beside the target alone.
+
+    Args:
+        pair, evaluation, sampling, seed: as for a run.
+        max_budget: T̄, the largest budget.
+        costs: of a call of each model, in any unit, for the solution and for all that is predicted; `None`: seconds as
+            measured.
+        tail: the model whose tokens are appended at every level of a further run of the paper's optimum (its
+            horizontal heuristic, appendix D), but where it drafts itself; `None`: no such run. Nothing is predicted of
+            that one.
+        output: a JSON file for the rows, the matrix and the costs; `experiments.plots --acceptance` draws the matrix.
+
+    Returns:
+        The printed rows.
+
+    Raises:
+        ValueError: a value without meaning, or an output that is another file, before anything is loaded; costs or a
+            tail of models that the pair has not, before anything is compiled; a tail as dear as the target.
+    """
+    whole("max_budget", max_budget, 1)
+    point = Point(pair=pair, evaluation=evaluation.resolved(), method=Method(name=TARGET), sampling=sampling, seed=seed)
+    validate(point)
+    check_replaceable(output, '"acceptance":', '"costs":')
+    session = Session(point.pair, point.evaluation)
+    _check_names(session.pair.models, costs, tail)
+    found = _measured(session, point, costs)
+    if tail is not None and tail not in found.names:
+        raise ValueError(f"a call of the tail {tail!r} takes as long as one of the target: choose a cheaper one")
+    chosen = {"best single draft": best_single(found, max_budget)}
+    for objective in OBJECTIVES:
+        chosen[f"{objective} optimum"] = solve(found.costs, found.acceptance, max_budget, objective)
+    runs: dict[Method, Row] = {}
+    rows = [_row(session, point, found, name, each, runs) for name, each in chosen.items()]
+    optimum = chosen[f"{OBJECTIVES[0]} optimum"]
+    if tail is not None and optimum.budgets:
+        rows.append(_row(session, point, found, f"with tails of {tail}", optimum, runs, tail))
+    unit = "ms" if costs is None else "as given"
+    show(found, rows, point, unit)
+    kept = {"pair": pair.name, "task": point.coordinates()["task"], **dataclasses.asdict(sampling), "seed": seed}
+    kept |= {"max_budget": max_budget, "unit": unit, **dataclasses.asdict(found), "rows": rows}
+    write_atomically(output, json.dumps(plain(kept), indent=1).encode())
+    return rows
+
+
+def _check_names(models: Mapping[str, Any], costs: Mapping[str, float] | None, tail: str | None) -> None:
+    """Refuse costs and a tail of models that the pair has not."""
+    drafts = sorted(set(models) - {TARGET_MODEL})
+    if tail is not None and tail not in drafts:
+        raise ValueError(f"there is no draft {tail!r} for tails: {unknown(tail, drafts)}")
+    if costs is not None and (set(costs) != set(models) or not all(cost > 0 for cost in costs.values())):
+        raise ValueError(f"costs={dict(costs)} must be positive numbers, one for each of {', '.join(sorted(models))}")
+
+
+def _measured(session: Session, point: Point, costs: Mapping[str, float] | None) -> Measured:
+    """Acceptance and costs along what the target wrote, rows that failed left out."""
+    written = surveying.write(session, point)
+    outputs = [
+        (np.asarray(each.generation.tokens), np.where(each.counts, np.asarray(each.generation.lengths), 0))
+        for each in written
+    ]
+    heat, drawn = point.sampling.temperature, point.sampling.draft_temperature
+    temperature = dict.fromkeys(session.pair.models, heat if drawn is None else drawn) | {TARGET_MODEL: heat}
+    given: dict[str, Any] = {"temperature": temperature, "top_p": point.sampling.top_p, "top_k": point.sampling.top_k}
+    return measure(session.pair.models, [each.prompt for each in written], outputs, costs=costs, **given)
+
+
+def best_single(found: Measured, max_budget: int) -> Hierarchy:
+    """The best stack with one draft at most."""
+    last = len(found.names) - 1
+    best = solve(found.costs[last:], found.acceptance[last:, last:], max_budget)
+    best = dataclasses.replace(best, models=(last,))
+    for i in range(last):
+        ends = np.ix_([i, last], [i, last])
+        one = solve([found.costs[i], found.costs[last]], found.acceptance[ends], max_budget)
+        if one.latency < best.latency:
+            best = dataclasses.replace(one, models=(i, last))
+    return best
+
+
+def method_of(
+    hierarchy: Hierarchy, names: Sequence[str], tail: str | None = None, coins: np.ndarray | None = None
+) -> Method:
+    """The stack as a method of the engine; the target alone where nothing drafts.
+
+    Args:
+        tail: what goes on behind all that is drafted for the target and for levels, but by the tail itself.
+        coins: `[N, N]`, acceptance rates in place of rules: every token is kept by the toss of a coin, which is what
+            the latencies suppose, and decodes to nothing that anyone would read (paper 4, appendix B.2).
+    """
+    models, budgets = hierarchy.models, hierarchy.budgets
+    if len(models) == 1:
+        return Method(name=TARGET)
+    lowest = names[models[0]]
+    drafter: str | Level = lowest
+    # what stands right above the lowest model, and what stands further up
+    own: dict[str, Any] = {"block_size": budgets[0], "tail": None if tail == lowest else tail}
+    for below, budget in enumerate(budgets[1:]):
+        own |= _by_coin(coins, models[below], models[below + 1])
+        drafter = Level(model=names[models[below + 1]], budget=budget, drafters=(drafter,), **own)
+        own = {"tail": tail}
+    name = "spec_decode" if coins is None else "speculative"
+    return Method(name=name, drafters=(drafter,), **own, **_by_coin(coins, *models[-2:]))
+
+
+def _by_coin(coins: np.ndarray | None, below: int, above: int) -> dict[str, Any]:
+    """The rule that keeps a token of `below` as often as `above` accepts one, whatever it is.
+
+    The token behind a block comes from the law above, as under the rule that it stands for: the calls are the same.
+    """
+    if coins is None:
+        return {}
+    return {"rule": "random_accept", "accept": "deferral", "alpha": float(coins[below, above]), "bonus": "target"}
+
+
+def _row(
+    session: Session, point: Point, found: Measured, name: str, chosen: Hierarchy, runs: dict[Method, Row],
+    tail: str | None = None,
+) -> Row:  # fmt: skip
+    """What was predicted of a stack, and what a timed run of it gave; `runs` are those made before, and this one."""
+    method = method_of(chosen, found.names, tail)
+    if method not in runs and chosen.budgets:
+        # a tail has a rate of its own, which a rule's one α cannot say
+        coins = None if tail is not None else method_of(chosen, found.names, coins=found.acceptance)
+        runs[method] = _run(session, point, found, method, coins)
+    predicted = {
+        objective: latency(found.costs, found.acceptance, chosen.models, chosen.budgets, objective)
+        for objective in OBJECTIVES
+    }
+    models = [found.names[i] for i in chosen.models]
+    row = {"name": name, "models": models, "budgets": list(chosen.budgets)}
+    return row | ({} if tail is not None else {"predicted": predicted}) | runs.get(method, {})
+
+
+def _run(session: Session, point: Point, found: Measured, method: Method, coins: Method | None) -> Row:
+    """Measures, and the time of a token under the four conditions of paper 4's Table 5, but for the fully simplified
+    one, which is the prediction: accepted by the rule or by coins, at the calls' real time or at their cost."""
+    costs = dict(zip(found.names, found.costs, strict=True))
+    record = next(iter(evaluate(session, [dataclasses.replace(point, method=method)])))
+    row: Row = {"measures": record["measures"], "levels": record.get("levels", [])}
+    tokens = record["counts"]["committed"]
+    row["calls_per_token"] = {name: count / tokens for name, count in walltime.calls(record, method).items()}
+    row["swi"] = walltime.improvement(record, method, costs)
+    row["at_artificial_cost"] = walltime.seconds_per_token(record, method, costs)
+    row |= _timed(record)
+    if coins is not None and record.get("latency"):
+        tossed = next(iter(evaluate(session, [dataclasses.replace(point, method=coins)])))
+        row |= {f"{name}_by_coin": value for name, value in _timed(tossed).items() if not name.startswith("target")}
+    return row
+
+
+def _timed(record: dict[str, Any]) -> Row:
+    """Seconds per token, and how many times the target's speed that is, per token; both of whole generations.
+
+    The interval is that of whole outputs, over examples and trials, moved to outputs of the target's length; `None`
+    with fewer examples than intervals take.
+    """
+    if not record.get("latency"):
+        return {}
+    ratio = record["relative_latency"]
+    row: Row = {
+        "seconds_per_token": record["latency"]["ms_per_token"]["value"] / 1e3,
+        "target_seconds_per_token": record["target_latency"]["ms_per_token"]["value"] / 1e3,
+        "speed_up": 1 / ratio["per_token"],
+        "interval": None,
+    }
+    if record["latency"]["examples"] >= LEAST_EXAMPLES:
+        found = Bootstrap().latency_ratio([record])
+        longer = ratio["value"] / ratio["per_token"]
+        row["interval"] = [longer / found.high, longer / found.low]
+    return row
+
+
+def show(found: Measured, rows: Sequence[Row], point: Point, unit: str) -> None:
+    """Print acceptance and costs, then the stacks."""
+    console = Console(width=120)
+    console.print(_matrix(found, point, unit))
+    note = (
+        "Predicted: without prefill, calls at the cost of one token, acceptance independent at every token. SWI: the "
+        "same cost of a call, acceptance as it was. By coin: independent again, at the time that calls took. Realised: "
+        "both as they were. The last two are whole generations, per token, beside the target's; 95%: over examples and "
+        "trials. The overshoot optimum is searched, the paper's exact (hierarchy.solve)."
+    )
+    stacks = Table(title="Stacks: times the target's speed", caption=note, title_justify="left", caption_justify="left")
+    heads = ("", "models", "budgets", "predicted", "with overshoot", "SWI", "by coin", "realised", "95%")
+    for n, head in enumerate(heads):
+        stacks.add_column(head, justify="left" if n < 3 else "right")
+    for row in rows:
+        stacks.add_row(row["name"], " → ".join(row["models"]), ", ".join(map(str, row["budgets"])), *_cells(found, row))
+    console.print(stacks)
+
+
+def _matrix(found: Measured, point: Point, unit: str) -> Table:
+    heat = point.sampling.temperature
+    note = f"E [1 − TV] along {found.positions:,} positions of the target's outputs, T = {heat:g}; "
+    note += f"the triangle inequality is broken by {found.breach:.1g} at most."
+    matrix = Table(title="Acceptance", caption=note, title_justify="left", caption_justify="left")
+    scale, head = (1e3, "ms a call") if unit == "ms" else (1.0, "cost of a call")
+    for name in ("of", head, *(f"by {name}" for name in found.names[1:])):
+        matrix.add_column(name, justify="left" if name == "of" else "right")
+    for i, (name, cost) in enumerate(zip(found.names, found.costs, strict=True)):
+        cells = [f"{found.acceptance[i, j]:.3f}" if j > i else "" for j in range(1, len(found.names))]
+        matrix.add_row(name, f"{scale * cost:.3f}", *cells)
+    return matrix
+
+
+def _cells(found: Measured, row: Row) -> list[str]:
+    predicted = row.get("predicted", {})
+    times = [found.costs[-1] / predicted[each] if predicted else None for each in OBJECTIVES]
+    times += [row.get(name) for name in ("swi", "speed_up_by_coin", "speed_up")]
+    interval = row.get("interval")
+    between = f"{interval[0]:.2f} – {interval[1]:.2f}" if interval else ""
+    return [*("–" if each is None else f"{each:.2f}×" for each in times), between]

@@ -1,0 +1,99 @@
+"""Further drafts that are no checkpoint: the target's first layers, copies from the context, counted bigrams.
+
+Where a pair takes paths of drafts (`Pair.load`, `load_pair(others=…)`, `ModelPair` in gin) it takes these words too:
+
+    exit:2               the target's first two layers with its head (`models.early_exit`)
+    exit:2:FILE          the same with a head that `experiments.train_exit_heads` trained for this exit
+    lookup, lookup:8     copies what followed the longest match of at most so many last tokens (`models.ngrams`)
+    bigrams:FILE         draws from a table that `experiments.count_bigrams` wrote
+    max_gram:FILE        copies where there is a match, and draws from the table where there is none
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from speccascade_jax.core.files import expanded, write_atomically
+from speccascade_jax.core.types import BoundModel
+from speccascade_jax.data.vocabularies.vocabulary import TextVocabulary
+from speccascade_jax.models import ngrams
+from speccascade_jax.models.early_exit import early_exit
+from speccascade_jax.models.products import held
+from speccascade_jax.pairs import exit_files
+
+LONGEST = 8
+"""The most last tokens that a match is looked for with, where nothing else is said."""
+
+
+def is_derived(spec: object) -> bool:
+    """Whether it is one of this module's words and no path."""
+    return isinstance(spec, str) and spec.partition(":")[0] in _MAKERS and not Path(spec).exists()
+
+
+def derive(spec: str, target: BoundModel, vocabulary: TextVocabulary | None) -> BoundModel:
+    """The draft that a word names, for this target.
+
+    Raises:
+        ValueError: a layer or length that is no number or that there is not; a table of another vocabulary.
+        FileNotFoundError: no table at the path.
+    """
+    kind, _, rest = spec.partition(":")
+    return _MAKERS[kind](spec, rest, target, vocabulary)
+
+
+def save_bigrams(path: str | Path, table: dict[str, np.ndarray], vocabulary: TextVocabulary) -> None:
+    """Write a table of `ngrams.count_bigrams` and which vocabulary it is of."""
+    content = io.BytesIO()
+    named: dict[str, Any] = {"vocabulary": vocabulary.fingerprint, **table}
+    np.savez_compressed(content, **named)
+    write_atomically(expanded(path), content.getvalue())
+
+
+def _exit(spec: str, rest: str, target: BoundModel, vocabulary: TextVocabulary | None) -> BoundModel:
+    number, _, path = rest.partition(":")
+    layer = _number(spec, number)
+    if not path:
+        return early_exit(target, layer)
+    heads = exit_files.load(path)
+    heads.check(target, path)
+    early_exit(target, layer)  # says what is wrong with the layer before what is wrong with the file
+    kernel = held("decoder/logits_dense/kernel", heads.kernel(layer, path), target.model.config)
+    return early_exit(target, layer, kernel)
+
+
+def _lookup(spec: str, rest: str, target: BoundModel, vocabulary: TextVocabulary | None) -> BoundModel:
+    longest = _number(spec, rest) if rest else LONGEST
+    return ngrams.prompt_lookup(target.model.vocab_size, longest, encoder_decoder=_reads_encoder(target))
+
+
+def _counted(longest: int) -> Callable[[str, str, BoundModel, TextVocabulary | None], BoundModel]:
+    def make(spec: str, rest: str, target: BoundModel, vocabulary: TextVocabulary | None) -> BoundModel:
+        path = expanded(rest)
+        if not rest or not path.is_file():
+            raise FileNotFoundError(f"{spec!r}: no table of bigrams at {rest!r}; count one (experiments.count_bigrams)")
+        with np.load(path) as stored:
+            table, of = {name: stored[name] for name in ("next", "logits")}, str(stored["vocabulary"])
+        if vocabulary is not None and of != vocabulary.fingerprint:
+            raise ValueError(f"{path} was counted with another vocabulary: count it anew (experiments.count_bigrams)")
+        size, encoder = target.model.vocab_size, _reads_encoder(target)
+        return ngrams.max_gram(table, size, longest, encoder_decoder=encoder)
+
+    return make
+
+
+def _number(spec: str, text: str) -> int:
+    if not text.isdigit():
+        raise ValueError(f"{spec!r} says no number: write {spec.partition(':')[0]}:2")
+    return int(text)
+
+
+def _reads_encoder(target: BoundModel) -> bool:
+    return bool(getattr(target.model, "is_encoder_decoder", False))
+
+
+_MAKERS = {"exit": _exit, "lookup": _lookup, "bigrams": _counted(0), "max_gram": _counted(LONGEST)}

@@ -1,0 +1,155 @@
+"""Early exits: what they compute, and that drafting in the target's own cache changes nothing but memory."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.core.controls import make_controls
+from speccascade_jax.core.types import BoundModel, Prompt
+from speccascade_jax.drafters.exits import ExitDrafter
+from speccascade_jax.drafters.model import ModelDrafter
+from speccascade_jax.engine.generate import generate
+from speccascade_jax.methods import drafting
+from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.models.along import continued
+from speccascade_jax.models.decoder import tiny
+from speccascade_jax.models.early_exit import EarlyExit, early_exit
+from speccascade_jax.models.t5 import T5, T5Config
+from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.pairs.prompts import make_prompt
+from speccascade_jax.stopping.policies import Fixed
+from speccascade_jax.training.t5 import steps
+from tests.support import tiny_decoders
+
+T5_CONFIG = T5Config(290, 292, 16, 2, 8, 24, 1, 3)
+WINDOWED = dataclasses.replace(tiny("gemma2_2b", vocab_size=290), num_layers=4)
+run = jax.jit(continued, static_argnums=0)
+
+
+def _t5():
+    params = steps.init_state(T5_CONFIG, steps.Optimizer(), jax.random.key(0)).params
+    model = T5(T5_CONFIG)
+    return BoundModel(jax.device_put(model.prepare(params)), model)
+
+
+@pytest.fixture(scope="module", params=["t5", "windowed decoder"])
+def target(request):
+    return _t5() if request.param == "t5" else tiny_decoders.bound(WINDOWED)
+
+
+def _prompts(bound):
+    return [[7, 30, 200, 5, 9, 1], [12, 9, 1]]
+
+
+def _prompt(bound):
+    tokens = np.array([[7, 30, 200, 5, 9, 1], [12, 9, 1, 3, 3, 3]], np.int32)
+    if bound.model.is_encoder_decoder:
+        return Prompt(np.zeros((2, 1), np.int32), np.ones(2, np.int32), tokens)
+    return Prompt(tokens, np.full(2, 6, np.int32))
+
+
+def test_an_exit_is_the_model_whose_upper_layers_write_nothing(target):
+    prompt, tokens = _prompt(target), np.array([[3, 8, 91, 270], [4, 77, 102, 6]], np.int32)
+    for layer in (0, 1, 2):
+        muted = dict(target.params["decoder"])
+        for name in list(muted):
+            if name.startswith("layers_") and int(name[7:]) >= layer:
+                muted[name] = jax.tree.map(lambda leaf: leaf * 0, muted[name])
+        expected = run(target.model, {**target.params, "decoder": muted}, prompt, tokens).logits
+        bound = early_exit(target, layer)
+        found = run(bound.model, bound.params, prompt, tokens).logits
+        np.testing.assert_allclose(found[..., :290], expected[..., :290], atol=2e-5)
+
+
+def test_the_last_exit_is_the_model(target):
+    bound = early_exit(target, 3 if target.model.is_encoder_decoder else 4)
+    prompt, tokens = _prompt(target), np.array([[3, 8], [4, 77]], np.int32)
+    expected = run(target.model, target.params, prompt, tokens)
+    np.testing.assert_array_equal(run(bound.model, bound.params, prompt, tokens).logits, expected.logits)
+
+
+def test_a_head_of_its_own(target):
+    config = target.model.config
+    head = jnp.asarray(np.random.default_rng(0).normal(size=(config.d_model, config.num_embeddings)), jnp.float32)
+    bound = early_exit(target, 1, head)
+    prompt, tokens = _prompt(target), np.array([[3, 8], [4, 77]], np.int32)
+    found = run(bound.model, bound.params, prompt, tokens)
+    wanted = np.asarray(found.hidden) @ np.asarray(head)
+    if getattr(config, "output_cap", None):
+        wanted = config.output_cap * np.tanh(wanted / config.output_cap)
+    np.testing.assert_allclose(found.logits[..., :290], wanted[..., :290], atol=2e-4)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("layer", [0, 2])
+def test_drafting_in_the_targets_cache_is_drafting_beside_it(target, layer, temperature):
+    """Token by token and count by count; greedily it is what the target writes alone."""
+    shared = Pair(target, early_exit(target, layer))
+    copied = Pair(target, early_exit(BoundModel(jax.tree.map(jnp.array, target.params), target.model), layer))
+    assert isinstance(_drafter(shared), ExitDrafter) and isinstance(_drafter(copied), ModelDrafter)
+    settings = {"temperature": temperature, "max_new_tokens": 20, "seed": 5, "stop_ids": (1,)}
+    outs = [sc.decode(pair, _prompts(target), block_size=3, **settings) for pair in (shared, copied)]
+    np.testing.assert_array_equal(outs[0].tokens, outs[1].tokens)
+    assert outs[0].stats["acceptance_rate"] == outs[1].stats["acceptance_rate"]
+    if temperature == 0:
+        alone = sc.decode(shared, _prompts(target), method="autoregressive", **settings)
+        np.testing.assert_array_equal(outs[0].tokens, alone.tokens)
+
+
+def _drafter(pair):
+    return drafting.drafter_of(pair, ("draft",), Fixed(3), "test")[0]
+
+
+def test_exits_stack(target):
+    """Exit 1 drafts for exit 2 in its cache, and this one for the target: still the target's greedy output."""
+    pair = Pair(target, early_exit(target, 1), others={"middle": early_exit(target, 2)})
+    level = sc.Level(model="middle", budget=3, block_size=2)
+    engine, _ = drafting.level_engine(pair, level)
+    assert isinstance(engine.drafter, ExitDrafter)
+    settings = {"max_new_tokens": 16, "stop_ids": (1,)}
+    out = sc.decode(pair, _prompts(target), drafters=(level,), **settings)
+    alone = sc.decode(pair, _prompts(target), method="autoregressive", **settings)
+    np.testing.assert_array_equal(out.tokens, alone.tokens)
+
+
+def _memory(pair, method, block_size=3):
+    """Bytes of arguments and of what lies beside them, of a whole generation as a program."""
+    engine, params = assemble(pair, method=method, block_size=block_size)
+    controls, prompt = make_controls(2), make_prompt(pair, _prompts(pair.target))
+
+    def whole(params, prompt, controls):
+        return generate(engine, params, prompt, 0, controls=controls, max_new_tokens=400)
+
+    found = jax.jit(whole).lower(params, prompt, controls).compile().memory_analysis()
+    return found.argument_size_in_bytes, found.temp_size_in_bytes
+
+
+@pytest.mark.laws
+def test_drafting_for_itself_a_target_needs_no_second_weights_and_no_second_cache():
+    target = _t5()
+    config, layer = target.model.config, 2
+    shared = Pair(target, early_exit(target, layer))
+    copied = Pair(target, early_exit(BoundModel(jax.tree.map(jnp.array, target.params), target.model), layer))
+    alone, own, beside = (
+        _memory(pair, method)
+        for pair, method in ((shared, "autoregressive"), (shared, "spec_decode"), (copied, "spec_decode"))
+    )
+    assert abs(own[0] - alone[0]) < 100 and own[0] < 0.7 * beside[0], (alone, own, beside)  # controls of a draft
+    cache = layer * 2 * 2 * config.num_heads * config.head_dim * 400 * 4  # keys and values of two rows
+    laws = 2 * 2 * 4 * config.num_embeddings * 4  # q and its scaled form, a block and the place behind it
+    assert beside[1] - own[1] > 0.9 * cache, (alone, own, beside)
+    assert own[1] - alone[1] < cache + 8 * laws, (alone, own, beside)
+
+
+def test_what_is_no_exit_is_refused(target):
+    depth = 3 if target.model.is_encoder_decoder else 4
+    with pytest.raises(ValueError, match=f"no exit at layer {depth + 1}: the model's decoder has layers 0 to {depth}"):
+        early_exit(target, depth + 1)
+    with pytest.raises(ValueError, match=r"has the shape \(2, 2\)"):
+        early_exit(target, 1, jnp.zeros((2, 2)))
+    with pytest.raises(ValueError, match="Table has no early exits"):
+        EarlyExit(sc.TableLM(np.zeros((3, 3))).model, 0)

@@ -1,0 +1,76 @@
+"""Predicted latencies: what the formulas say, beside a simulation of Algorithm 1."""
+
+import numpy as np
+import pytest
+
+from speccascade_jax import hierarchy
+from speccascade_jax.hierarchy import rounds
+from tests.hierarchy import brute_force
+from tests.hierarchy.solve_test import COSTS_6, TABLE_6, instance, matrix
+
+
+def test_expected_rounds_are_those_of_the_definition():
+    alphas = [0.0, 0.3, 0.85, 1.0]
+    found = rounds.expected_rounds(np.array(alphas), 7)
+    for a, alpha in enumerate(alphas):
+        for t in range(1, 8):
+            expected = [brute_force.expected_rounds(alpha, t, needed) for needed in range(1, 8)]
+            np.testing.assert_allclose(found[a, t - 1], expected, rtol=1e-13)
+    for needed in range(2, 8):  # a block that reaches beyond the budget needs no more rounds than one that just does
+        np.testing.assert_allclose(
+            found[:, needed - 1 :, needed - 1], found[:, [needed - 2], needed - 1] + np.zeros(8 - needed)
+        )
+
+
+def test_distributions_sum_to_one_and_give_the_enumerated_lengths():
+    yielded = rounds.yields(np.array([0, 0.2, 0.5, 0.3]), np.float64(0.6))
+    expected = brute_force.one_round({1: 0.2, 2: 0.5, 3: 0.3}, 0.6)
+    np.testing.assert_allclose(yielded, [expected.get(n, 0.0) for n in range(5)])
+    calls, lengths = brute_force.until(expected, 6)
+    visited = rounds.visits(yielded, 6)
+    up = rounds.handed_up(yielded, visited, 6)
+    assert visited.sum() == pytest.approx(calls)
+    np.testing.assert_allclose(up, [lengths.get(n, 0.0) for n in range(len(up))])
+    assert up.sum() == pytest.approx(1.0)
+
+
+def test_one_draft_has_one_latency():
+    """Nothing overshoots below the target where there is one draft."""
+    for objective in ("paper", "overshoot"):
+        assert hierarchy.latency([1.0, 5.0], [[1, 0.8], [0, 1]], (0, 1), (3,), objective) == pytest.approx(
+            8.0 * 0.2 / (1 - 0.8**4)
+        )
+
+
+@pytest.mark.laws
+def test_the_overshoot_latency_is_the_simulated_one_and_the_papers_is_above_it():
+    """Within 0.5%; the paper's formula, which takes levels at their budgets, is off by several times as much."""
+    rng = np.random.default_rng(3)
+    cases = [(list(COSTS_6[2:]), matrix(TABLE_6)[2:, 2:].tolist(), (0, 1, 2, 3), (6, 7, 8))]
+    for _ in range(5):
+        costs, acceptance = instance(rng, 4)
+        cases.append((costs, acceptance, (0, 1, 2, 3), tuple(rng.integers(1, 9, 3).tolist())))
+    errors = {"paper": [], "overshoot": []}
+    for seed, (costs, acceptance, models, budgets) in enumerate(cases):
+        measured = brute_force.simulated(costs, acceptance, models, budgets, 400_000, seed)
+        for objective, found in errors.items():
+            predicted = hierarchy.latency(costs, acceptance, models, budgets, objective)
+            found.append(predicted / measured - 1)
+    print(errors)
+    assert np.max(np.abs(errors["overshoot"])) < 0.005
+    assert np.min(errors["paper"]) > 0.005
+
+
+@pytest.mark.parametrize(
+    ("models", "budgets", "message"),
+    [
+        ((0, 2), (3,), "indices below 2"),
+        ((1, 0), (3,), "increasing"),
+        ((0, 1), (), "2 models need 1 budgets"),
+        ((0, 1), (0,), "at least 1"),
+        ((), (), "increasing"),
+    ],
+)
+def test_a_chain_that_cannot_be_meant_is_refused(models, budgets, message):
+    with pytest.raises(ValueError, match=message):
+        hierarchy.latency([1.0, 2.0], [[1, 0.5], [0, 1]], models, budgets)

@@ -1,0 +1,142 @@
+"""Acceptance along outputs, against laws computed by hand; the order of models by cost."""
+
+import sys
+
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax import hierarchy
+from speccascade_jax.core.types import Prompt
+from speccascade_jax.hierarchy.measure import triangle_breach
+
+measure = sys.modules["speccascade_jax.hierarchy.measure"]  # the package's name for it is the function's
+V = 4
+TOKENS = np.array([[1, 3, 2, 0], [2, 2, 0, 0]], np.int32)
+LENGTHS = np.array([4, 2], np.int32)
+PROMPT = Prompt(np.array([[3], [1]], np.int32), np.ones(2, np.int32))
+COSTS = {"target": 5.0, "small": 1.0, "tiny": 0.25, "slow": 6.0}
+
+
+@pytest.fixture(scope="module")
+def tables():
+    rng = np.random.default_rng(0)
+    return {name: rng.normal(size=(V, V)) * 2 for name in ("target", "small", "tiny", "slow")}
+
+
+def measured(tables, **changes):
+    models = {name: sc.TableLM(table) for name, table in tables.items()}
+    settings = {"temperature": 1.0, "costs": COSTS} | changes
+    return hierarchy.measure(models, [PROMPT], [(TOKENS, LENGTHS)], **settings)
+
+
+def laws(table, temperature):
+    """Of every position looked at: what was read before it is the prompt's token or the output's one before."""
+    read = [3, 1, 3, 2, 1, 2]
+    logits = table[read]
+    if temperature == 0:
+        return np.eye(V)[logits.argmax(-1)]
+    exp = np.exp(logits / temperature)
+    return exp / exp.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
+def test_acceptance_is_one_less_the_mean_total_variation(tables, temperature):
+    found = measured(tables, temperature=temperature)
+    assert found.names == ("tiny", "small", "target")  # what costs more than the target is left out
+    assert found.costs == (0.25, 1.0, 5.0) and found.positions == 6
+    for i, one in enumerate(found.names):
+        for j, other in enumerate(found.names):
+            apart = 0.5 * np.abs(laws(tables[one], temperature) - laws(tables[other], temperature)).sum(-1)
+            assert found.acceptance[i, j] == pytest.approx(1 - apart.mean(), abs=1e-6)
+    assert found.breach < 1e-6
+
+
+def test_each_model_has_its_own_temperature(tables):
+    heat = {"target": 1.0, "small": 0.0, "tiny": 0.5, "slow": 1.0}
+    found = measured(tables, temperature=heat)
+    apart = 0.5 * np.abs(laws(tables["small"], 0.0) - laws(tables["target"], 1.0)).sum(-1)
+    assert found.acceptance[1, 2] == pytest.approx(1 - apart.mean(), abs=1e-6)
+
+
+@pytest.mark.parametrize("cut", [{"top_k": 2}, {"top_p": 0.6}])
+def test_laws_are_cut_as_they_are_sampled(tables, cut):
+    found = measured(tables, **cut)
+    both = []
+    for name in ("small", "target"):
+        whole = laws(tables[name], 1.0)
+        order = np.argsort(-whole, axis=-1)
+        sizes = np.take_along_axis(whole, order, axis=-1)
+        before = sizes.cumsum(-1) - sizes
+        kept = np.arange(V) < 2 if "top_k" in cut else before < 0.6
+        law = np.zeros_like(whole)
+        np.put_along_axis(law, order, np.where(kept, sizes, 0.0), axis=-1)
+        both.append(law / law.sum(-1, keepdims=True))
+    assert found.acceptance[1, 2] == pytest.approx(np.minimum(*both).sum(-1).mean(), abs=1e-6)
+    assert abs(found.acceptance[1, 2] - measured(tables).acceptance[1, 2]) > 1e-3
+
+
+def test_models_with_one_law_accept_all_and_no_more(tables):
+    """Float32 laws sum to 1 but for rounding; what the optimiser takes is a probability."""
+    found = measured(tables | {"tiny": tables["small"]})
+    assert found.acceptance[0, 1] == pytest.approx(1.0, abs=1e-6) and found.acceptance.max() <= 1.0
+
+
+class Clock:
+    """A fake `time.perf_counter`: prefills take a second, with calls behind them `cost` more for each, both noisy."""
+
+    def __init__(self, cost, noise):
+        self.cost, self.noise, self.rng, self.turns = cost, noise, np.random.default_rng(0), 0
+
+    def seconds(self, run):
+        self.turns += 1
+        steps = run.args[1] if run.func is measure._calls else 0
+        return 1.0 + steps * self.cost + self.rng.normal(0, self.noise)
+
+
+@pytest.mark.parametrize("noise", [1e-4, 0.05, 0.5])
+def test_calls_are_what_is_left_without_their_prefill(tables, monkeypatch, noise):
+    clock = Clock(0.01, noise)
+    monkeypatch.setattr(measure, "_seconds", clock.seconds)
+    found = measure.call_seconds(sc.TableLM(tables["small"]), PROMPT)
+    # the noise of both in the difference; the more of it the more turns, up to the most
+    error = 1.253 * 2**0.5 * noise / (clock.turns / 2) ** 0.5 / measure.STEPS
+    assert abs(found - 0.01) < 3 * error and (error < 0.0004 or clock.turns >= 2 * measure.MOST_TURNS)
+    assert (clock.turns == 2 * measure.TURNS) == (noise < 1e-3)
+
+
+def test_calls_that_the_clock_cannot_tell_from_noise_are_refused(tables, monkeypatch):
+    monkeypatch.setattr(measure, "_seconds", Clock(0.0, 0.1).seconds)
+    with pytest.raises(ValueError, match="no longer than the noise here; give costs="):
+        measure.call_seconds(sc.TableLM(tables["small"]), PROMPT)
+
+
+def test_calls_are_timed_where_no_costs_are_given(tables, monkeypatch):
+    monkeypatch.setattr(measure, "call_seconds", lambda bound, prompt: {"target": 3.0, "small": 2.0}[known[id(bound)]])
+    models = {name: sc.TableLM(tables[name]) for name in ("target", "small")}
+    known = {id(bound): name for name, bound in models.items()}
+    found = hierarchy.measure(models, [PROMPT], [(TOKENS, LENGTHS)])
+    assert found.names == ("small", "target") and found.costs == (2.0, 3.0)
+
+
+def test_a_matrix_that_no_laws_have_shows():
+    assert triangle_breach(np.array([[1, 0.9, 0.2], [0.9, 1, 0.9], [0.2, 0.9, 1]])) == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target": "large"}, "the target 'large' is not among the models target"),
+        ({"temperature": {"target": 1.0}}, "temperature has no entry for slow, small, tiny"),
+        ({"costs": {"target": 1.0}}, "costs has no entry for slow, small, tiny"),
+    ],
+)
+def test_what_is_missing_is_named(tables, changes, message):
+    with pytest.raises(ValueError, match=message):
+        measured(tables, **changes)
+
+
+def test_a_broken_model_is_named(tables):
+    broken = tables | {"small": np.where(np.arange(V) == 2, np.nan, tables["small"])}
+    with pytest.raises(ValueError, match="model 'small' gives NaN"):
+        measured(broken)

@@ -1,0 +1,128 @@
+"""Measure, solve, run, on a tiny pair: what is printed and written is what was found."""
+
+import json
+import types
+
+import numpy as np
+import pytest
+
+from speccascade_jax import hierarchy
+from speccascade_jax.evaluation.points import Evaluation, Level, ModelPair, Sampling
+from speccascade_jax.hierarchy import optimizing
+from speccascade_jax.hierarchy.latency import Hierarchy
+from tests.support import made_records, tiny_pair
+
+
+def chain(*models, budgets):
+    return Hierarchy(models, budgets, 1.0, 1.0, "paper")
+
+
+def test_a_stack_is_a_method_of_the_engine():
+    names = ("a", "b", "c", "target")
+    alone = optimizing.method_of(chain(3, budgets=()), names)
+    assert alone.name == "autoregressive"
+    single = optimizing.method_of(chain(1, 3, budgets=(4,)), names)
+    assert (single.drafters, single.block_size) == (("b",), 4)
+    deep = optimizing.method_of(chain(0, 1, 2, 3, budgets=(2, 5, 7)), names)
+    below = Level(model="b", budget=5, block_size=2, drafters=("a",))
+    assert deep.drafters == (Level(model="c", budget=7, drafters=(below,)),)
+
+
+def test_coins_stand_for_rules_with_the_same_calls():
+    acceptance = np.array([[1, 0.5, 0.3], [0.5, 1, 0.8], [0.3, 0.8, 1]])
+    method = optimizing.method_of(chain(0, 1, 2, budgets=(2, 5)), ("a", "b", "target"), coins=acceptance)
+    (level,) = method.drafters
+    assert (method.name, method.rule, method.alpha, level.rule, level.alpha) == (
+        "speculative", "random_accept", 0.8, "random_accept", 0.5
+    )  # fmt: skip
+    # as under a lossless rule nothing is asked of the draft behind its block, nor of a level behind its own
+    assert method.bonus == level.bonus == "target" and (method.accept, level.accept) == ("deferral", "deferral")
+
+
+def test_tails_stand_at_every_level_but_their_own():
+    names = ("a", "b", "c", "target")
+    deep = optimizing.method_of(chain(0, 1, 2, 3, budgets=(2, 5, 7)), names, tail="a")
+    (upper,), ((lower,),) = deep.drafters, (each.drafters for each in deep.drafters)
+    assert (deep.tail, upper.tail, lower.tail) == ("a", "a", None)
+    assert optimizing.method_of(chain(1, 3, budgets=(2,)), names, tail="a").tail == "a"
+    assert optimizing.method_of(chain(0, 3, budgets=(2,)), names, tail="a").tail is None
+
+
+def test_speed_ups_are_per_token_and_their_intervals_over_examples():
+    """Outputs half as long in half the time: no gain, whatever the clock says of whole outputs."""
+    record = made_records.point("spec_decode", ratio=0.5)
+    record["relative_latency"]["per_token"] = 2 * record["relative_latency"]["value"]
+    record["latency"] |= {"ms_per_token": {"value": 4.0}, "examples": 16}
+    record["target_latency"] |= {"ms_per_token": {"value": 8.0}}
+    row = optimizing._timed(record)
+    assert row["speed_up"] == pytest.approx(1.0, abs=0.03)
+    low, high = row["interval"]
+    assert low < row["speed_up"] < high and high - low < 0.2
+    few = record | {"latency": record["latency"] | {"examples": 3}}
+    assert optimizing._timed(few)["interval"] is None and optimizing._timed(record | {"latency": None}) == {}
+
+
+def test_acceptance_is_measured_under_the_runs_own_sampling(monkeypatch):
+    monkeypatch.setattr(optimizing.surveying, "write", lambda session, point: [])
+    monkeypatch.setattr(optimizing, "measure", lambda *args, **given: given)
+    sampling = Sampling(temperature=0.8, draft_temperature=0.5, top_p=0.9, top_k=7)
+    pair = types.SimpleNamespace(models={"target": None, "draft": None})
+    point = types.SimpleNamespace(sampling=sampling)
+    found = optimizing._measured(types.SimpleNamespace(pair=pair), point, None)
+    told = {"temperature": {"target": 0.8, "draft": 0.5}, "top_p": 0.9, "top_k": 7, "costs": None}
+    assert found == told
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tail": "midle"}, "there is no draft 'midle' for tails: did you mean middle"),
+        ({"tail": "target"}, "there is no draft 'target' for tails"),
+        ({"costs": {"target": 1.0, "draft": 0.1}}, "one for each of draft, middle, target"),
+        ({"costs": {"target": 1.0, "draft": 0.1, "middle": 0.0}}, "must be positive"),
+        ({"max_budget": 0}, "max_budget"),
+    ],
+)
+def test_what_the_pair_has_not_is_refused(tmp_path, settings, message):
+    """Drafts in the pair's folder count too."""
+    folder = tiny_pair.write(tmp_path, middle=True)
+    evaluation = Evaluation(task="tiny_translation", max_new_tokens=8, quality_examples=2, latency_examples=0)
+    given = {"pair": ModelPair(name=str(folder)), "evaluation": evaluation, "sampling": Sampling()}
+    with pytest.raises(ValueError, match=message):
+        optimizing.optimize(**given, **settings, output=str(tmp_path / "h.json"))
+
+
+def test_the_best_single_draft_is_the_best_of_all_pairs():
+    acceptance = np.array([[1, 0.9, 0.4], [0.9, 1, 0.8], [0.4, 0.8, 1]])
+    found = hierarchy.Measured(("a", "b", "target"), (0.1, 1.0, 10.0), acceptance, 1, 0.0)
+    best = optimizing.best_single(found, 8)
+    every = [hierarchy.latency(found.costs, acceptance, (i, 2), (t,)) for i in range(2) for t in range(1, 9)]
+    assert best.latency == pytest.approx(min(every)) and best.models[-1] == 2
+
+
+@pytest.mark.laws
+def test_a_whole_run(tmp_path, capsys):
+    folder = tiny_pair.write(tmp_path)
+    rows = optimizing.optimize(
+        pair=ModelPair(name=str(folder), others={"exit0": "exit:0", "copies": "lookup:4"}),
+        evaluation=Evaluation(task="tiny_translation", max_new_tokens=8, quality_examples=4, latency_examples=1),
+        sampling=Sampling(temperature=1.0, top_p=0.9),
+        max_budget=4,
+        costs={"target": 100.0, "draft": 20.0, "exit0": 1.0, "copies": 0.1},  # stacks must pay
+        tail="copies",
+        output=str(tmp_path / "h.json"),
+    )
+    report = json.loads((tmp_path / "h.json").read_text())
+    assert report["names"] == ["copies", "exit0", "draft", "target"] and report["unit"] == "as given"
+    single, paper, overshoot, tails = rows
+    assert [row["name"] for row in rows[:3]] == ["best single draft", "paper optimum", "overshoot optimum"]
+    assert single["predicted"]["paper"] >= paper["predicted"]["paper"] - 1e-9 and "predicted" not in tails
+    assert paper["predicted"]["overshoot"] >= overshoot["predicted"]["overshoot"] - 1e-9
+    for row in rows:
+        assert row["budgets"] and row["swi"] == pytest.approx(100.0 / row["at_artificial_cost"])
+        spent = sum(report["costs"][report["names"].index(name)] * n for name, n in row["calls_per_token"].items())
+        assert row["at_artificial_cost"] == pytest.approx(spent) and row["speed_up"] > 0
+        assert ("speed_up_by_coin" in row) == (row is not tails)
+    assert [row["models"] for row in rows] == [row["models"] for row in report["rows"]]
+    shown = capsys.readouterr().out
+    assert "cost of a call" in shown and "overshoot optimum" in shown and "with tails of copies" in shown

@@ -1,0 +1,139 @@
+"""Stacks of three and four models: the target's law whatever stands below, and planted bugs that are found."""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.core.types import BoundModel
+from speccascade_jax.drafters.model import ModelDrafter
+from speccascade_jax.drafters.nested import NestedDrafter
+from speccascade_jax.methods import drafting
+from speccascade_jax.models import ngrams
+from speccascade_jax.models.fake import Fake
+from speccascade_jax.pairs.pair import Pair
+from tests.support import conformance
+
+ROWS, V = 20_000, 3
+BOTTOMS = ("table", "bigrams", "lookup", "max_gram")
+
+
+def tables(seed, count):
+    """Logits `[V, V]` of `count` models, all near the last one, the target."""
+    rng = np.random.default_rng(seed)
+    target = rng.normal(size=(V, V)) * 1.2
+    drafts = [target + rng.normal(size=(V, V)) * 0.8 for _ in range(count - 1)]
+    return [table.astype(np.float32) for table in (*drafts, target)]
+
+
+def bottom(kind, logits):
+    """What drafts at the bottom: a model of the table, counted bigrams, or copies from the context."""
+    if kind == "table":
+        return sc.TableLM(logits)
+    counted = {"next": np.tile(np.arange(V, dtype=np.int32), (V, 1)), "logits": logits}
+    if kind == "bigrams":
+        return ngrams.bigrams(counted, V)
+    return ngrams.max_gram(counted, V, 2) if kind == "max_gram" else ngrams.prompt_lookup(V, 2)
+
+
+def stack(seed, depth, kind="table", lossy=False, adaptive=False, greedy=False):
+    """A pair of `depth` models and a hierarchy of all below the target: budgets, blocks, temperatures at random."""
+    rng, logits = np.random.default_rng(seed), tables(seed, depth)
+    pair = Pair(
+        target=sc.TableLM(logits[-1]),
+        draft=bottom(kind, logits[0]),
+        others={f"m{n}": sc.TableLM(table) for n, table in enumerate(logits[1:-1], 1)},
+    )
+    drafter = "draft"
+    for n in range(1, depth - 1):
+        first = {"block_size": int(rng.integers(1, 4))} if n == 1 else {}
+        if n == 1 and adaptive:
+            first |= {"stop": "cumulative_confidence", "stop_threshold": 0.4, "block_size": 3}
+        if n == 1 and lossy:
+            first |= {"rule": "opt", "alpha": 0.2}
+        if n == 1 and greedy:
+            first |= {"draft_temperature": 0.0}
+        temperature = float(rng.choice([0.6, 0.8, 1.0, 1.3]))
+        budget = int(rng.integers(1, 5))
+        drafter = sc.Level(model=f"m{n}", budget=budget, drafters=(drafter,), temperature=temperature, **first)
+    return pair, drafter, logits
+
+
+def p_value(pair, drafter, logits, rule="spec_decode", alpha=None, temperature=1.0, seed=3):
+    out = sc.decode(
+        pair, [[0]] * ROWS, rule=rule, alpha=alpha, drafters=(drafter,), temperature=temperature,
+        max_new_tokens=6, seed=seed,
+    )  # fmt: skip
+    assert 0.2 < out.stats["acceptance_rate"] < 1.0
+    law = conformance.law_by_rule(sc.RULES[rule], logits[-2], logits[-1], alpha or 0.0, temperature, 1.0)
+    return conformance.sequence_p_value(np.asarray(out.tokens), law)
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize(
+    ("seed", "depth", "given", "temperature"),
+    [
+        (1, 3, {}, 1.0),
+        (2, 4, {}, 0.6),
+        (3, 3, {"adaptive": True}, 0.6),
+        (4, 4, {"kind": "bigrams", "adaptive": True}, 1.0),
+        (5, 3, {"kind": "lookup"}, 1.0),
+        (6, 4, {"kind": "max_gram", "lossy": True}, 0.6),
+        (7, 4, {"lossy": True, "adaptive": True}, 1.0),
+        (8, 4, {"greedy": True}, 1.0),
+    ],
+)
+def test_the_law_of_a_stack_is_the_targets(seed, depth, given, temperature):
+    assert p_value(*stack(seed, depth, **given), temperature=temperature) > 1e-3
+
+
+@pytest.mark.laws
+def test_a_lossy_rule_above_a_lossless_level_reads_that_levels_model_whatever_is_below_it():
+    pair, drafter, logits = stack(8, 4, lossy=True)
+    # at one temperature throughout, as `law_by_rule` has it for the two models that it compares
+    drafter = replace(drafter, temperature=1.0)
+    assert p_value(pair, drafter, logits, rule="token_v3", alpha=0.4) > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["fake", pytest.param("lookup", marks=pytest.mark.laws)])
+def test_at_temperature_0_a_stack_of_four_writes_what_the_target_writes(kind):
+    """Models whose laws depend on the whole prefix: a stale cache at any level would change what is kept."""
+    small, middle, upper, target = (BoundModel((), Fake(16, noise=n, seed=s)) for s, n in enumerate((0.5, 0.3, 0.2, 0)))
+    pair = Pair(target, ngrams.prompt_lookup(16, 3) if kind == "lookup" else small, others={"m1": middle, "m2": upper})
+    level = sc.Level(model="m1", budget=3, block_size=2, stop="confidence", stop_threshold=0.1)
+    drafter = sc.Level(model="m2", budget=4, drafters=(level,))
+    prompts, settings = [[3, 4, 5], [7]], {"max_new_tokens": 60}
+    out = sc.decode(pair, prompts, drafters=(drafter,), **settings)
+    alone = sc.decode(pair, prompts, method="autoregressive", **settings)
+    np.testing.assert_array_equal(out.tokens, alone.tokens)
+    assert out.stats["acceptance_rate"] > 0.3
+
+
+class DividesByTheBottom(NestedDrafter):
+    """The planted bug: the level above divides by the law of what drafted for the level, not by the level's own."""
+
+    def _handed(self, pair, law, held):
+        return super()._handed(pair, pair.q_tilde, held)
+
+
+class TakesCopiesForDraws(ModelDrafter):
+    """The planted bug: what is certain (a copy, a greedy draft) counts as drawn from the soft law behind it.
+
+    The other way round nothing is lost but acceptance: whatever token is proposed, judged as certain it leaves the law.
+    """
+
+    def propose(self, params, state, request):
+        draft, state, cache = super().propose(params, state, request)
+        return replace(draft, q_tilde=draft.q, greedy=jnp.zeros_like(draft.greedy)), state, cache
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize(
+    ("planted", "seed", "given"), [(DividesByTheBottom, 2, {}), (TakesCopiesForDraws, 8, {"greedy": True})]
+)
+def test_planted_bugs_are_found(planted, seed, given, monkeypatch):
+    """Each in a stack whose law holds without it."""
+    monkeypatch.setattr(drafting, planted.__base__.__name__, planted)
+    assert p_value(*stack(seed, 4, **given)) < 1e-6

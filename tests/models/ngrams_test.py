@@ -1,0 +1,123 @@
+"""Drafts that copy or count: what they say, against a search in plain Python; and the laws they draft for."""
+
+import jax
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.core.types import Prompt
+from speccascade_jax.models import ngrams
+from speccascade_jax.models.along import continued
+from speccascade_jax.models.fake import FakeLM
+from speccascade_jax.pairs.pair import Pair
+
+V, LONGEST = 5, 3
+run = jax.jit(continued, static_argnums=0)
+
+
+def searched(source, tokens):
+    """The token behind the longest, then latest, earlier match of the last tokens, or `None`."""
+    best, found = (0, -1), None
+    for place, text in [(i, source) for i in range(len(source))] + [
+        (len(source) + i, tokens) for i in range(len(tokens))
+    ]:
+        i = place if text is source else place - len(source)
+        length = 0
+        while length < min(LONGEST, i + 1, len(tokens)) and text[i - length] == tokens[len(tokens) - 1 - length]:
+            length += 1
+        if length and i + 1 < len(text) and (length, place) > best:
+            best, found = (length, place), text[i + 1]
+    return found
+
+
+@pytest.mark.parametrize("encoder", [False, True])
+def test_logits_are_those_of_a_search(encoder):
+    rng = np.random.default_rng(0)
+    rows, given, width = 6, 4, 12
+    source = rng.integers(1, V, (rows, 7)).astype(np.int32)
+    source[::2, 5:] = 0
+    tokens = rng.integers(1, V, (rows, given + width)).astype(np.int32)
+    prompt = Prompt(tokens[:, :given], np.full(rows, given, np.int32), source if encoder else None)
+    bound = ngrams.prompt_lookup(V, LONGEST, encoder_decoder=encoder)
+    logits = np.asarray(run(bound.model, bound.params, prompt, tokens[:, given:]).logits)
+    copies = 0
+    for row in range(rows):
+        for t in range(width + 1):
+            known = [i for i in source[row].tolist() if i] if encoder else []
+            found = searched(known, tokens[row, : given + t].tolist())
+            expected = np.zeros(V) if found is None else np.where(np.arange(V) == found, 0.0, -np.inf)
+            np.testing.assert_array_equal(logits[row, t], expected)
+            copies += found is not None
+    assert 0 < copies < rows * (width + 1)
+
+
+def test_a_table_holds_counts_and_answers_where_nothing_matches():
+    table = ngrams.count_bigrams([[0, 3, 2, 1], [0, 3, 3, 1], [0, 2, 1]], V, most=2)
+    bound = ngrams.bigrams(table, V)
+    prompt = Prompt(np.array([[0]], np.int32), np.array([1], np.int32))
+    logits = run(bound.model, bound.params, prompt, np.array([[3, 2, 4]], np.int32)).logits[0]
+    law = np.asarray(jax.nn.softmax(logits))
+    np.testing.assert_allclose(law[0], [0, 0, 1 / 3, 2 / 3, 0], atol=1e-6)  # after 0
+    np.testing.assert_allclose(law[1], [0, 1 / 2, 1 / 2, 0, 0], atol=1e-6)  # after 3: 3, 2, 1, two of them kept
+    np.testing.assert_allclose(law[2], [0, 1, 0, 0, 0], atol=1e-6)
+    assert law[3].argmax() in (1, 3) and np.isfinite(logits).sum() == 2 + 2 + 1 + 2  # 4 was never seen
+    both = ngrams.max_gram(table, V, LONGEST)
+    found = run(both.model, both.params, prompt, np.array([[3, 2, 3]], np.int32)).logits[0]
+    np.testing.assert_array_equal(found[:3], logits[:3])  # nothing came twice yet
+    np.testing.assert_array_equal(found[3], [-np.inf, -np.inf, 0, -np.inf, -np.inf])  # 3 was followed by 2
+
+
+def test_rolled_back_tokens_are_forgotten():
+    bound = ngrams.prompt_lookup(V, LONGEST)
+    model = bound.model
+
+    @jax.jit
+    def there_and_back(prompt, once, far):
+        cache = model.prefill({}, prompt, 16)
+        _, ahead = model.extend({}, cache, far)
+        back = model.rollback(ahead, model.consumed(cache))
+        return [model.extend({}, each, once)[0].logits for each in (cache, back)]
+
+    prompt = Prompt(np.array([[1, 2, 3, 1]]), np.array([4]))
+    fresh, again = there_and_back(prompt, np.array([[1]]), np.array([[4, 1, 4]]))
+    np.testing.assert_array_equal(fresh, again)
+    assert int(fresh[0, 0].argmax()) == 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_lookup_drafts_what_the_target_writes(temperature):
+    """Greedy output is the target's whatever is copied; sampled, a copied token has a one-hot law and is still kept."""
+    target = FakeLM(V)
+    pair = Pair(target, ngrams.prompt_lookup(V, LONGEST))
+    settings = {"temperature": temperature, "max_new_tokens": 24, "seed": 3}
+    prompts = [[1, 2, 3, 1, 2], [4, 4, 1]]
+    out = sc.decode(pair, prompts, stop="confidence", stop_threshold=0.5, block_size=4, **settings)
+    assert out.stats["draft_share"] > 0
+    if temperature == 0:
+        alone = sc.decode(pair, prompts, method="autoregressive", **settings)
+        np.testing.assert_array_equal(out.tokens, alone.tokens)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "message"),
+    [
+        ([[0, 7]], "token 7 is outside"),
+        ([[3, -1]], "token -1 is outside a vocabulary of 5"),
+        ([[1], []], "no bigrams to count"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused(sequences, message):
+    with pytest.raises(ValueError, match=message):
+        ngrams.count_bigrams(sequences, V)
+
+
+def test_counting_holds_nothing_of_the_size_of_all_pairs():
+    table = ngrams.count_bigrams([[0, 250_000, 1], [0, 250_000, 2]], 256_000, most=2)
+    assert table["next"].shape == (256_000, 2)
+    assert table["next"][0, 0] == 250_000 and set(table["next"][250_000]) == {1, 2}
+
+
+def test_a_table_of_another_vocabulary_is_refused():
+    table = ngrams.count_bigrams([[0, 3]], V)
+    with pytest.raises(ValueError, match="not one of a vocabulary of 6"):
+        ngrams.bigrams(table, 6)

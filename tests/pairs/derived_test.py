@@ -1,0 +1,62 @@
+"""Drafts by a word: exits, lookups and tables of bigrams, wherever paths of drafts are taken."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.data.vocabularies import load
+from speccascade_jax.models.early_exit import EarlyExit
+from speccascade_jax.models.ngrams import Grams, count_bigrams
+from speccascade_jax.pairs.derived import derive, save_bigrams
+from tests.support import tiny_pair
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_pair.write(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def table(folder):
+    vocabulary = load.Vocabulary(folder / "vocabulary.model")
+    save_bigrams(folder / "bigrams.npz", count_bigrams([[0, 5, 7, 1], [0, 5, 1]], vocabulary.vocab_size), vocabulary)
+    return folder / "bigrams.npz"
+
+
+def test_a_pair_takes_words_for_drafts(folder, table):
+    words = {"zero": "exit:0", "copies": "lookup:3", "counts": f"bigrams:{table}", "both": f"max_gram:{table}"}
+    pair = sc.load_pair(folder, others=words)
+    found = {name: pair.model(name).model for name in words}
+    assert found["zero"] == EarlyExit(pair.target.model, 0)
+    size = pair.target.model.vocab_size
+    assert found["copies"] == Grams(size, 3, True) and found["counts"] == Grams(size, 0, True)
+    assert found["both"] == Grams(size, 8, True) and set(pair.model("both").params) == {"next", "logits"}
+
+
+def test_all_of_them_draft_in_one_stack_and_greedy_output_stays(folder, table):
+    pair = sc.load_pair(folder, others={"zero": "exit:0", "both": f"max_gram:{table}"})
+    level = sc.Level(model="zero", budget=3, block_size=2, drafters=("both",))
+    settings = {"max_new_tokens": 12}
+    out = sc.decode(pair, ["Tom is here."], drafters=(level,), **settings)
+    alone = sc.decode(pair, ["Tom is here."], method="autoregressive", **settings)
+    np.testing.assert_array_equal(out.tokens, alone.tokens)
+
+
+def test_the_draft_itself_may_be_one(folder):
+    pair = sc.Pair.load(folder / "target", "exit:1", folder / "vocabulary.model")
+    assert pair.draft.model.layer == 1
+    assert pair.draft.params["token_embedder"]["embedding"] is pair.target.params["token_embedder"]["embedding"]
+
+
+def test_words_that_mean_nothing_are_refused(folder, table):
+    for word, error, message in (
+        ("exit:7", ValueError, "no exit at layer 7"),
+        ("exit:two", ValueError, "'exit:two' says no number: write exit:2"),
+        ("bigrams:nowhere.npz", FileNotFoundError, "no table of bigrams at 'nowhere.npz'"),
+    ):
+        with pytest.raises(error, match=message):
+            sc.load_pair(folder, others={"odd": word})
+    with pytest.raises(ValueError, match="counted with another vocabulary"):
+        derive(f"bigrams:{table}", sc.load_pair(folder).target, SimpleNamespace(fingerprint="another"))
