@@ -17,6 +17,14 @@ Paper 3, of sweeps over fixed block sizes and stop thresholds:
     python -m experiments.tables results/paper3.jsonl --measures forward_times      its Table 2: t_draft, t_target, R²
     python -m experiments.tables results/paper3.jsonl --measures throughput         its Table 1, and theorem 3.1's h
     python -m experiments.tables results/paper3.jsonl --measures dominance          its Figure 4, with verdicts
+
+Of stacks (paper 4): what every level did.
+
+    python -m experiments.tables results/stacks.jsonl --measures levels
+
+Of drafters chosen for each query (paper 5): every way of choosing, domains side by side.
+
+    python -m experiments.tables results/paper5_table1.jsonl --measures selection
 """
 
 from __future__ import annotations
@@ -25,15 +33,19 @@ import argparse
 import io
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from rich.console import Console
 
 from speccascade_jax.core import files
 from speccascade_jax.results import families, labels, panels, printing, store
-from speccascade_jax.results.tables import stopping, table2
+from speccascade_jax.results.tables import levels, selection, stopping, table2
 from speccascade_jax.results.tables.grid import Grid
 from speccascade_jax.runtime import interrupts
+
+LEVELS, SELECTION = "levels", "selection"
+"""The measure that stacks have, and the one of methods that choose among drafters."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,7 +73,7 @@ def _text(records: Sequence[store.Record], shown: Sequence[panels.Panel], args: 
     if args.format == "csv" and not args.measures:
         return store.to_csv(records) if args.points else table2.table2_csv(shown, *_limits(args))
     if args.measures:
-        grids = _measured(records, args.measures)
+        grids = _measured(records, shown, args.measures)
     elif args.beside:
         grids = [table2.beside_grid(panel, args.beside, args.share) for panel in shown if panel.curves]
     else:
@@ -78,20 +90,28 @@ def _limits(args: argparse.Namespace) -> tuple[float, float, float]:
     return args.tolerance, args.margin, args.loss
 
 
-def _measured(records: Sequence[store.Record], measures: Sequence[str]) -> list[Grid]:
-    """Paper 3's tables of every panel; what a panel's records do not give is named on stderr and left out.
+def _measured(records: Sequence[store.Record], shown: Sequence[panels.Panel], measures: Sequence[str]) -> list[Grid]:
+    """The tables of every panel that are asked for; what its records do not give is named on stderr and left out.
 
     Raises:
         ValueError: nothing is left.
     """
     grids, missing = list[Grid](), list[str]()
-    for found, what in itertools.product(families.of_records(records), measures):
+    asked: list[tuple[str, panels.Panel, Callable[[], list[Grid]]]] = []
+    if paper3 := [what for what in measures if what in stopping.GRIDS]:
+        each = itertools.product(families.of_records(records), paper3)
+        asked += [(what, found.panel, partial(stopping.GRIDS[what], found)) for found, what in each]
+    if LEVELS in measures:
+        asked += [(LEVELS, panel, partial(levels.level_grids, panel)) for panel in shown]
+    if SELECTION in measures and shown:
+        asked.append((SELECTION, shown[0], partial(selection.selection_grids, shown)))
+    for what, panel, make in asked:
         try:
-            grids += stopping.GRIDS[what](found)
+            grids += make()
         except ValueError as error:
-            missing.append(f"{what}, {found.panel.title()}: {error}")
+            missing.append(f"{what}, {panel.title()}: {error}")
     if not grids:
-        raise ValueError("\nerror: ".join(missing))
+        raise ValueError("\nerror: ".join(missing) or "the files hold no records")
     for reason in missing:
         print(f"left out: {reason}", file=sys.stderr)
     return grids
@@ -122,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
         help="how much quality the second speed-up may cost, in units of the metric (default %(default)g)",
     )
     parser.add_argument(
-        "--measures", nargs="+", choices=tuple(stopping.GRIDS), help="paper 3's tables instead of Table 2"
+        "--measures", nargs="+", choices=(*stopping.GRIDS, LEVELS, SELECTION), help="these tables instead of Table 2"
     )
     parser.add_argument("--beside", help="compare every point with this method's point of the nearest --share")
     parser.add_argument("--share", choices=tuple(labels.SHARES), default="draft_share")

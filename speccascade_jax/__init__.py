@@ -14,6 +14,7 @@ _HOMES = {
     "pairs.pair": ("Pair", "load_pair", "shipped_pairs"),
     "rules.rule": ("Rule",),
     "rules.deferral": ("RULES", "fuzzy", "lossy"),
+    "methods.settings": ("Arm", "Level"),
     "methods.table": ("METHODS",),
 }
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}

@@ -74,7 +74,7 @@ BAD = {
         r"block_size=4096 is more than an output can hold: max_new_tokens is 14; lower it",
     ),
     "a level beyond outputs": (
-        {"drafters": (Level(model="target", budget=10**9),), "block_size": None},
+        {"drafters": (Level(model="draft", budget=10**9),), "block_size": None},
         r"Level\.budget=1000000000 is more than an output can hold",
     ),
     "block True": ({"block_size": True}, r"block_size=True is not a whole number"),

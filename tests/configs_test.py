@@ -15,6 +15,7 @@ from speccascade_jax.evaluation.calibration import calibrating
 from speccascade_jax.evaluation.profiling import profiling
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.survey import surveying
+from speccascade_jax.hierarchy import optimizing
 from speccascade_jax.methods import drafting
 from speccascade_jax.methods.table import METHODS as TABLE
 from speccascade_jax.metrics import sandbox
@@ -22,23 +23,29 @@ from speccascade_jax.results import store
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.runtime import gin_flags
 from speccascade_jax.runtime.paths import repository_root
+from speccascade_jax.selection import making as selection_data
+from speccascade_jax.selection import report as comparison
+from speccascade_jax.selection import serving
+from speccascade_jax.selection import train as policies
+from speccascade_jax.training import exits
 from speccascade_jax.training.heads import making, train
 from speccascade_jax.training.heads import report as acceptance_report
 from tests.support import text_pair
 from tests.support.acceptance_heads import head_for
 
 ROOT = repository_root()
-MODELS, TASK_FILES, METHODS = (
+MODELS, TASK_FILES, METHODS, SELECTIONS = (
     sorted(f"gin/{kind}/{path.name}" for path in (ROOT / "gin" / kind).glob("*.gin"))
-    for kind in ("models", "tasks", "methods")
+    for kind in ("models", "tasks", "methods", "selection")
 )
 CONFIGS = sorted(f"configs/{path.name}" for path in (ROOT / "configs").glob("*.gin"))
 SIZES = sorted(f"configs/sizes/{path.name}" for path in (ROOT / "configs/sizes").glob("*.gin"))
 QUICKSTART = "configs/quickstart.gin"
 SHIPPED = "gin/models/tatoeba_en_de.gin"
 SWEEPS = [config for config in CONFIGS if "experiment.sweep:" in (ROOT / config).read_text()]
-HEAD = "gin/train_acceptance_head.gin"
-TRAINING = sorted(f"gin/{path.name}" for path in (ROOT / "gin").glob("train_*.gin") if path.name != Path(HEAD).name)
+HEAD, EXITS, POLICY = "gin/train_acceptance_head.gin", "gin/train_exit_heads.gin", "gin/train_policy.gin"
+TRAINING = sorted({f"gin/{path.name}" for path in (ROOT / "gin").glob("train_*.gin")} - {HEAD, EXITS, POLICY})
+COMPARISONS = [config for config in CONFIGS if "report.compare:" in (ROOT / config).read_text()]
 PRESET_PAIRS = ("gemma2_2b_27b", "gemma2_2b_9b", "llama31_8b_70b", "qwen25_7b_32b")
 HIERARCHIES = {"hierarchy": "spec_decode"}
 HOLES = {
@@ -70,8 +77,15 @@ def _stop_before_loading(monkeypatch, tmp_path):
         raise _Resolved((pair, evaluation))
 
     monkeypatch.setattr(experiment, "open_session", stop)
-    for module in (surveying, profiling, calibrating, making):
+
+    def stop_source(pair):
+        raise _Resolved(pair)
+
+    for module in (surveying, profiling, calibrating, making, optimizing):
         monkeypatch.setattr(module, "Session", stop_others)
+    monkeypatch.setattr(comparison, "open_session", stop)
+    for module in (selection_data, serving):
+        monkeypatch.setattr(module, "load_source", stop_source)
     monkeypatch.setattr(sandbox, "available", lambda: None)  # files resolve on systems without one too
     gin.clear_config()
     yield
@@ -152,13 +166,44 @@ def _tiny(config) -> list[str]:
 @pytest.mark.parametrize("config", SWEEPS)
 def test_each_recipe_is_a_sweep_of_the_shipped_pair_and_of_published_sizes(config):
     end = _resolve(experiment.sweep, _tiny(config))
-    assert end.method.name == points.TARGET and end.pair.name == Path(SHIPPED).stem
+    own = "tatoeba_en_de_large" if config == QUICKSTART else Path(SHIPPED).stem
+    assert end.method.name == points.TARGET and end.pair.name == own
     if config != QUICKSTART:
         gin.clear_config()
         parts = ["configs/sizes/published.gin", "gin/models/directory.gin", "gin/tasks/wmt14_en_de.gin"]
         large = _resolve(experiment.sweep, [config, *parts])
         assert large.pair.name == "some/pair" and large.evaluation.quality_examples == 500
         assert large.evaluation.latency_examples in (0, 500)
+
+
+@pytest.mark.parametrize("config", COMPARISONS)
+def test_each_comparison_of_drafters_is_of_the_shipped_example_and_of_others(config):
+    first = _resolve(comparison.compare, [config, "configs/sizes/tiny.gin"])
+    assert first.pair.name in ("tatoeba_two_ways", "tatoeba_en_de") and first.evaluation.quality_examples == 100
+    assert first.evaluation.first_example == 100 and first.evaluation.latency_examples == 12
+    gin.clear_config()
+    large = ["configs/sizes/published.gin", "gin/selection/two_domains.gin"]
+    other = _resolve(comparison.compare, [config, *large])
+    assert other.pair.name == "runs/two_domains/pair" and other.evaluation.quality_examples == 400
+
+
+@pytest.mark.parametrize("file", SELECTIONS)
+def test_each_selection_has_data(file):
+    assert _resolve(selection_data.make, ["gin/selection_data.gin", file]).name
+    assert len(gin.query_parameter("%DRAFTERS")) > 1
+
+
+def test_a_stream_is_served():
+    files = ["configs/paper5_online.gin", "configs/sizes/tiny.gin"]
+    assert _resolve(serving.serve, files).name == "tatoeba_two_ways"
+
+
+@pytest.mark.parametrize("config", [POLICY, "configs/paper5_figure2.gin", "configs/paper5_figure3.gin"])
+def test_a_policy_is_trained_by_the_papers_numbers(config):
+    gin_flags.parse_gin([str(ROOT / config)])
+    trainer = gin.get_configurable(policies.PolicyTrainer)()
+    assert (trainer.rate, trainer.weight_decay, trainer.betas, trainer.batch) == (1e-3, 1e-2, (0.9, 0.99), 64)
+    assert trainer.hidden == (512, 512) and trainer.objective == "reinforce"
 
 
 def test_the_ablations_heads_are_those_that_training_writes():
@@ -304,8 +349,13 @@ def test_every_gin_file_is_one_that_these_tests_know():
         "gin/spec_bench.gin",
         "gin/calibrate.gin",
         "gin/calibrate_appendix_d.gin",
+        "gin/optimize_hierarchy.gin",
         "gin/acceptance_data.gin",
+        "gin/selection_data.gin",
         HEAD,
+        EXITS,
+        POLICY,
+        *SELECTIONS,
         *MODELS,
         *TASK_FILES,
         *METHODS,
@@ -315,6 +365,22 @@ def test_every_gin_file_is_one_that_these_tests_know():
     }
     found = {str(path.relative_to(ROOT)) for folder in ("gin", "configs") for path in (ROOT / folder).rglob("*.gin")}
     assert found == known
+
+
+def test_a_stack_is_sought_for_a_pair_and_a_task():
+    pair, _ = _resolve(optimizing.optimize, ["gin/optimize_hierarchy.gin", SHIPPED, "gin/tasks/tiny_translation.gin"])
+    assert pair.name == Path(SHIPPED).stem
+
+
+@pytest.mark.parametrize("table", ["table3", "table4"])
+def test_the_stacks_of_paper_4_are_sought_among_further_drafts(table):
+    config = f"configs/paper4_{table}.gin"
+    pair, loaded = _resolve(optimizing.optimize, _tiny(config))
+    assert pair.name == Path(SHIPPED).stem and len(pair.others) >= 2 and loaded.latency_examples == 12
+    gin.clear_config()
+    parts = ["configs/sizes/published.gin", "gin/models/two_checkpoints.gin", "gin/tasks/cnn_dailymail.gin"]
+    pair, loaded = _resolve(optimizing.optimize, [config, *parts])
+    assert pair.target == "some/target" and loaded.quality_examples == loaded.latency_examples == 500
 
 
 def test_acceptance_data_are_of_a_pair_and_a_task():
@@ -331,6 +397,12 @@ def test_acceptance_heads_are_of_a_pair_and_reported_on_a_task(tmp_path):
         report.run()
 
 
+def test_heads_of_exits_are_trained_for_a_pair():
+    gin_flags.parse_gin([str(ROOT / EXITS), str(ROOT / SHIPPED)])
+    trainer = gin.get_configurable(exits.ExitTrainer)()
+    assert trainer.pair.name == Path(SHIPPED).stem and (trainer.peak, trainer.epochs, trainer.warmup) == (2e-4, 2, 0.05)
+
+
 @pytest.mark.parametrize("file", TRAINING)
 def test_each_training_file_resolves(file):
     gin_flags.parse_gin([str(ROOT / file)])
@@ -339,7 +411,7 @@ def test_each_training_file_resolves(file):
 @pytest.mark.parametrize(
     ("binding", "message"),
     [
-        ("Method.alfa=1", r"^--gin.Method.alfa=1: Method has no 'alfa': did you mean alpha\?$"),
+        ("Method.alfa=1", r"^--gin.Method.alfa=1: Method has no 'alfa': did you mean alpha, tail\?$"),
         ("Metod.alpha=1", r"^--gin.Metod.alpha=1: nothing is called 'Metod': did you mean Method"),
         ("Method.alpha=", r"^--gin.Method.alpha=: Unable to parse value."),
         ("Method.name='bild", r"^--gin.Method.name='bild: "),

@@ -22,6 +22,7 @@ ROWS = (
     ("api", "streaming"),
     ("evaluation",),
     ("training",),
+    ("hierarchy", "selection"),
 )
 LATE = {"llvmlite", "matplotlib", "orbax", "rouge_score", "scipy", "seqio", "tensorflow", "tensorflow_datasets"}
 LATE |= {"tokenizers"}

@@ -11,18 +11,23 @@ import jax
 import numpy as np
 
 from speccascade_jax.core.names import TARGET
+from speccascade_jax.drafters.selected import choices
 from speccascade_jax.engine.generate import Generation, failures, model_names, raise_if_failed
-from speccascade_jax.engine.measures import per_example, summarise
+from speccascade_jax.engine.measures import level_counters, per_example, summarise, tail_steps
 from speccascade_jax.evaluation import latency
 from speccascade_jax.evaluation.environment import device, package, versions
 from speccascade_jax.evaluation.points import Method, Point
 from speccascade_jax.evaluation.session import Prepared, Session, in_batches
 from speccascade_jax.evaluation.validation import check_code
+from speccascade_jax.methods.drafting import levels_of
 from speccascade_jax.methods.settings import AUTO
 from speccascade_jax.metrics import quality
 from speccascade_jax.pairs.prompts import decoder_context
 from speccascade_jax.results.store import FORMAT, Record
 from speccascade_jax.runtime.program_memory import release_when_crowded
+
+OWN = "own"
+"""What records call an engine inside of a drafter of one's own."""
 
 
 def evaluate(session: Session, points: Sequence[Point]) -> Iterator[Record]:
@@ -49,6 +54,7 @@ def describe(session: Session, point: Point) -> Record:
         "configuration": point.configuration(),
         "fingerprints": session.fingerprints(point.method),
         **session.heads.described(point.method),
+        **session.policies.described(point.method),
         "versions": versions(),
         "package": package(),
         "device": device(),
@@ -77,20 +83,29 @@ def judge(session: Session, points: Sequence[Point]) -> list[Record]:
         alphas = [points[n].method.alpha for n in which[chosen]]
         run = session.prepare(points[0], rows[chosen], alphas)
         generation = run(points[0].seed)
-        per_row = generation.tokens, generation.lengths, generation.stats, generation.failed_at
+        inner = level_counters(generation.inner), tail_steps(generation.inner), choices(generation.inner)
+        per_row = generation.tokens, generation.lengths, generation.stats, inner, generation.failed_at
         generations.append(jax.tree.map(lambda x, kept=kept: np.asarray(x)[:kept], per_row))
         if points[0].method.block_size == AUTO:
             told.append(run.planned(np.asarray(generation.inner["chosen"])[:kept]))
     measured = jax.tree.map(lambda *parts: np.concatenate(parts), *generations)
     alone = points[0].method.recipe.draft_alone
     places = [np.flatnonzero(which == n) for n in range(len(points))]
-    records = [_score(session, jax.tree.map(lambda x, own=own: x[own], measured), rows[own], alone) for own in places]
+    models = [level.model for level in levels_of(points[0].method.drafters)]
+    records = [
+        _score(session, jax.tree.map(lambda x, own=own: x[own], measured), rows[own], alone, models) for own in places
+    ]
     return [record | ({"planned": told} if told else {}) for record in records]
 
 
 def _score(
-    session: Session, measured: tuple[np.ndarray, np.ndarray, Any, np.ndarray], rows: np.ndarray, draft_alone: bool
+    session: Session,
+    measured: tuple[np.ndarray, np.ndarray, Any, tuple[list[Any], list[Any], Any], np.ndarray],
+    rows: np.ndarray,
+    draft_alone: bool,
+    models: Sequence[str],
 ) -> Record:
+    """One point's record: `models` are those of its levels, from the one below the target down."""
     failed = failures(measured[-1], model_names(draft_alone))
     if len(failed) == len(rows):
         raise_if_failed(failed)
@@ -100,7 +115,7 @@ def _score(
         ids = [session.examples[row].id for row in rows[lost]]
         first = f"example {ids[0]}: NaN or infinite logits of the {failed[0].model} at position {failed[0].position}"
         told = {"failed_examples": ids, "failure": first}
-    tokens, lengths, stats = jax.tree.map(lambda x: np.delete(x, lost, axis=0), measured[:-1])
+    tokens, lengths, stats, (inner, tails, arms) = jax.tree.map(lambda x: np.delete(x, lost, axis=0), measured[:-1])
     rows = np.delete(rows, lost)
     decode = session.vocabulary.decode
     context = decoder_context(session.prompts)  # what outputs of decoder-only models continue, spaces included
@@ -112,14 +127,27 @@ def _score(
     scored = quality.measure(session.task.metrics, ids, predictions, references, samples=samples)
     summary = summarise(stats, lengths, draft_alone=draft_alone)  # METHODS section 9
     apart = {name: summary.pop(name) for name in ("by_position", "inconclusive")}
+    # engines inside a drafter of one's own have no names
+    named = itertools.zip_longest(models, inner, tails[1:], fillvalue=None)
+    levels = [{"model": model or OWN, **summarise(own), **_tail(tail)} for model, own, tail in named if own is not None]
     return {
-        "counts": {name: value for name, value in summary.items() if type(value) is int},
+        "counts": {name: value for name, value in summary.items() if type(value) is int} | _tail(tails[0]),
         "measures": {name: value for name, value in summary.items() if type(value) is not int},  # ratios
         **apart,
         "quality": scored | {"tokens_per_example": float(np.mean(lengths))},
-        "per_example": {"ids": ids, **per_example(stats, draft_alone=draft_alone)},
+        "per_example": {"ids": ids, **per_example(stats, draft_alone=draft_alone), **_arms(arms)},
         **told,
+        **({"levels": levels} if levels else {}),
     }
+
+
+def _arms(chosen: np.ndarray | None) -> dict[str, list[int]]:
+    """Of drafters among which was chosen: each example's, a place in the record's `selection.arms`."""
+    return {} if chosen is None else {"arm": chosen.tolist()}
+
+
+def _tail(steps: np.ndarray | None) -> dict[str, int]:
+    return {} if steps is None else {"tail_steps": int(steps.sum())}
 
 
 def time_beside_target(session: Session, points: Sequence[Point]) -> list[Record]:

@@ -21,10 +21,11 @@ from speccascade_jax.data.tasks.seqio_task import SeqioTask
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.methods import table
 from speccascade_jax.methods.recipe import Recipe
-from speccascade_jax.methods.settings import AUTO, DRAFT_MODEL, Level, Settings, drafters_text
+from speccascade_jax.methods.selecting import lossy_arms, selects
+from speccascade_jax.methods.settings import AUTO, DRAFT_MODEL, TAIL, Arm, Level, Settings, chosen_text, usual
 from speccascade_jax.rules.rule import Alpha, Rule
 
-__all__ = ["Evaluation", "Level", "Method", "ModelPair", "Point", "Sampling"]
+__all__ = ["Arm", "Evaluation", "Level", "Method", "ModelPair", "Point", "Sampling"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +117,8 @@ class Method:
         block_size, bonus: `None` is the method's own. Where nothing is drafted for a round there is neither.
         rule: the rule that decides, where the method takes several; `None` is its own.
         stop_threshold: where the method drafts only while it is sure, how unsure it may be.
-        accept, stop, drafters: as of `methods.settings.Settings`.
+        accept, stop, drafters, choose, lossy_arms, tail, tail_size: as of `methods.settings.Settings`.
+        policy: where a trained policy chooses among drafters, the file of another one than the pair's own.
         head: where the method asks an acceptance head, the file of another one than the pair's own.
 
     Raises:
@@ -132,12 +134,18 @@ class Method:
     stop: str | None = None
     stop_threshold: float | None = None
     head: str | None = None
-    drafters: tuple[str | Level, ...] = (DRAFT_MODEL,)
+    drafters: tuple[str | Level | Arm, ...] = (DRAFT_MODEL,)
+    choose: str | None = None
+    policy: str | None = None
+    lossy_arms: bool = False
+    tail: str | None = None
+    tail_size: int = TAIL
 
     def __post_init__(self) -> None:
         _by_name(self)
-        object.__setattr__(self, "head", _text(self.head))
-        _integers(self, "block_size")
+        for name in ("head", "policy"):
+            object.__setattr__(self, name, _text(getattr(self, name)))
+        _integers(self, "block_size", "tail_size")
         typed.check(Method, vars(self))
         object.__setattr__(self, "drafters", tuple(map(_recorded, self.drafters)))
         _convert(self, _number, "alpha", "stop_threshold")
@@ -152,7 +160,8 @@ class Method:
 
     def settings(self, sampling: Sampling | None = None, **changed: Any) -> Settings:
         """What `decode` would be told, under a sampling; `changed` takes the place of some of it."""
-        parts = ("alpha", "block_size", "bonus", "rule", "accept", "stop", "stop_threshold", "drafters")
+        parts = ["alpha", "block_size", "bonus", "rule", "accept", "stop", "stop_threshold"]
+        parts += ["drafters", "choose", "policy", "lossy_arms", "tail", "tail_size"]
         given = {name: getattr(self, name) for name in parts}
         return Settings(**{"method": self.name} | given | dataclasses.asdict(sampling or Sampling()) | changed)
 
@@ -187,7 +196,7 @@ class Method:
 
     def family(self) -> str:
         """The same whatever the stop threshold is."""
-        drafters = "" if self.drafters == (DRAFT_MODEL,) else drafters_text(self.drafters, None)
+        drafters = "" if usual(self) else chosen_text(self)
         rule = "" if self.rule == self.recipe.rule(Settings()).name else self.rule
         planned = AUTO if self.block_size == AUTO else ""
         chosen = "".join(f"[{each}]" for each in (rule, self.accept, self.stop, planned, drafters) if each)
@@ -198,9 +207,12 @@ class Method:
         settings, rule = self.settings(), self.decides
         law = rule.name if self.trade_off is rule.alpha else self.name
         lossless = rule.lossless and self.trade_off is None and not self.recipe.draft_alone
+        lossless &= not lossy_arms(settings)
         if not lossless:  # it hangs on what is drafted
             greedy = ["greedy"] * getattr(self.recipe, "greedy_draft", False)
-            law += "".join(f"[{each}]" for each in [*map(str, self.drafters), *greedy] if each != DRAFT_MODEL)
+            chosen = [] if self.choose is None else [f"{self.choose} {self.policy or ''}".strip()]
+            parts = [*chosen, *map(str, self.drafters), *greedy]
+            law += "".join(f"[{each}]" for each in parts if each != DRAFT_MODEL)
         return {
             "title": self.recipe.heading(settings),
             "details": [*self.recipe.details(settings)],
@@ -251,6 +263,8 @@ class Point:
         out["others"] = [f"{name}={path}" for name, path in self.pair.others.items()]
         out["drafters"] = [str(each) for each in self.method.drafters]
         out |= {"method": self.method.name, "curve": self.method.curve(), "family": self.method.family()}
+        if selects(self.method.settings()):
+            out["chosen"] = self.method.choose
         return out | self.method.facts() | dataclasses.asdict(self.sampling) | {"seed": self.seed}
 
     def configuration(self) -> str:
@@ -303,11 +317,13 @@ def _text(path: Any) -> Any:
     return os.fspath(path) if isinstance(path, os.PathLike) else path
 
 
-def _recorded(drafter: str | Level) -> str | Level:
+def _recorded(drafter: Any) -> Any:
     """A drafter as records hold it: names, and one Python number for each of its numbers."""
     if isinstance(drafter, str):
         return drafter
     _by_name(drafter)
+    if isinstance(drafter, Arm):
+        return dataclasses.replace(drafter, drafter=_recorded(drafter.drafter))
     numbers = {name: getattr(drafter, name) for name in _NUMBERS}
     try:
         known: dict[str, Any] = {name: _number(number) for name, number in numbers.items() if number is not None}
@@ -316,10 +332,10 @@ def _recorded(drafter: str | Level) -> str | Level:
     return dataclasses.replace(drafter, **known, drafters=tuple(map(_recorded, drafter.drafters)))
 
 
-def _by_name(part: Method | Level) -> None:
+def _by_name(part: Method | Level | Arm) -> None:
     """Refuse rules and policies that a record could not name."""
     for name in ("rule", "accept", "stop"):
-        if not isinstance(getattr(part, name), str | None):
+        if not isinstance(getattr(part, name, None), str | None):
             raise ValueError(f"{name}={shown(getattr(part, name))} has no name in a record: write 'module.NAME'")
 
 

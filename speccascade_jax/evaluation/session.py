@@ -21,6 +21,7 @@ from speccascade_jax.evaluation import code_digests
 from speccascade_jax.evaluation.environment import hardware, package
 from speccascade_jax.evaluation.heads import Heads
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.policies import Policies
 from speccascade_jax.evaluation.validation import warn_of_ranges
 from speccascade_jax.methods import costs
 from speccascade_jax.methods.assemble import build
@@ -59,7 +60,7 @@ class Session:
         prompts = [text_ids(self.pair, self.task.build_prompt(example), *limits) for example in self.examples]
         # One bucket for all examples, or every length would be a compilation of its own.
         self.prompts: Prompt = make_prompt(self.pair, prompts, max_new_tokens=self.evaluation.max_new_tokens or 0)
-        self.heads = Heads(self.pair)
+        self.heads, self.policies = Heads(self.pair), Policies(self.pair)
         package()  # as it was loaded: hours later its files may be others
         self._ids = np.asarray([example.id for example in self.examples], np.int32)
         self._built: dict[Method, Built] = {}
@@ -101,11 +102,12 @@ class Session:
         return np.arange(first, end)
 
     def check(self, chosen: Iterable[tuple[Method, Sampling]]) -> None:
-        """ValueError for methods with a drafter that the pair does not hold, and as `Heads.check`; compiles nothing."""
+        """ValueError for methods with a drafter that the pair lacks, and as `Heads.check` and `Policies.check`."""
         chosen = list(chosen)
-        for name in {name for method, _ in chosen for name in models_of(method.drafters)}:
+        for name in {name for method, _ in chosen for name in models_of(method.drafters, method.tail)}:
             self.pair.model(name)
         self.heads.check(chosen)
+        self.policies.check(chosen)
         warn_of_ranges((method for method, _ in chosen), self.pair.target.model.vocab_size)
 
     def key(self, point: Point) -> str:
@@ -115,8 +117,9 @@ class Session:
         )
 
     def fingerprints(self, method: Method) -> dict[str, str]:
-        """Hashes of what is `loaded`, of the acceptance head that a method asks, and of its `code`."""
-        return self.loaded | self.heads.fingerprint(method) | {"code": self.code(method)}
+        """Hashes of what is `loaded`, of the head and the policy that a method asks, and of its `code`."""
+        asked = self.heads.fingerprint(method) | self.policies.fingerprint(method)
+        return self.loaded | asked | {"code": self.code(method)}
 
     def code(self, method: Method) -> str:
         """The digest of a method's rule, stop policy and drafter (`code_digests`), taken once for all its numbers."""
@@ -130,7 +133,7 @@ class Session:
         """The method's program and its parameters: one for all its α's and thresholds."""
         method = replace(method, alpha=None, stop_threshold=None)
         if method not in self._built:
-            settings, head = method.settings(), self.heads.of(method)
+            settings, head = self.policies.settings(method), self.heads.of(method)
             self._built[method] = build(self.pair, settings, stop_ids=self._stop_ids, head=head)
         return self._built[method]
 

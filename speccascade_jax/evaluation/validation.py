@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from speccascade_jax.core import checks
 from speccascade_jax.core.protocols import StopPolicy
 from speccascade_jax.data.tasks.table import get_task
-from speccascade_jax.evaluation.points import Evaluation, Level, Method, ModelPair, Point
+from speccascade_jax.evaluation.points import Arm, Evaluation, Level, Method, ModelPair, Point
 from speccascade_jax.methods.drafting import check_length, models_of, policy_of
 from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.metrics import sandbox
@@ -36,7 +36,9 @@ def validate(point: Point) -> None:
 def _check_models(pair: ModelPair, method: Method) -> None:
     """Refuse drafters that are named and not there; a pair known by its name alone may have more in its folder."""
     held = {"target", "draft", *pair.others}
-    if pair.target is not None and (strange := [name for name in models_of(method.drafters) if name not in held]):
+    if pair.target is not None and (
+        strange := [name for name in models_of(method.drafters, method.tail) if name not in held]
+    ):
         raise ValueError(
             f"method {method.name!r} names the model {strange[0]!r}, and the pair {pair.name!r} holds "
             f"{', '.join(sorted(held))}: give its path as ModelPair.others = {{{strange[0]!r}: 'path'}}"
@@ -80,7 +82,7 @@ def _beyond(method: Method | Level, size: int) -> Iterator[str]:
         value = getattr(method, name)
         if value is not None and useful and (said := beyond(name, whose, value, useful)):
             yield said
-    for each in method.drafters:
+    for each in (arm.drafter if isinstance(arm, Arm) else arm for arm in method.drafters):
         if isinstance(each, Level):
             yield from _beyond(each, size)
 

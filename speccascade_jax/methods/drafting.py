@@ -12,13 +12,17 @@ import numpy as np
 from speccascade_jax.core import names
 from speccascade_jax.core.checks import LONGEST, per_row, whole
 from speccascade_jax.core.controls import make_controls
+from speccascade_jax.core.names import TARGET
 from speccascade_jax.core.protocols import Drafter, Planner, StopPolicy
 from speccascade_jax.core.types import BoundModel, Controls, Params
+from speccascade_jax.drafters.appended import AppendedDrafter
+from speccascade_jax.drafters.exits import ExitDrafter
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
 from speccascade_jax.drafters.planned import PlannedDrafter
 from speccascade_jax.engine.loop import Engine, check_bonus
-from speccascade_jax.methods.settings import Level, Settings
+from speccascade_jax.methods.settings import AUTO, TAIL, Arm, Level, Settings
+from speccascade_jax.models.early_exit import HEAD, EarlyExit
 from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules import deferral
@@ -79,7 +83,10 @@ def checked_threshold(policy: StopPolicy, whose: str, given: Any) -> Any:
     return given
 
 
-def the_one(drafters: tuple[str | Level, ...], whose: str) -> str | Level:
+Drafters = tuple[str | Level | Arm, ...]
+
+
+def the_one(drafters: Drafters, whose: str) -> str | Level:
     """The drafter, where there may be but one.
 
     Raises:
@@ -87,30 +94,51 @@ def the_one(drafters: tuple[str | Level, ...], whose: str) -> str | Level:
     """
     if len(drafters) != 1:
         raise ValueError(f"{whose} takes one drafter, got {len(drafters)} ({', '.join(map(str, drafters)) or 'none'})")
-    return drafters[0]
+    return _plain(drafters[0])
 
 
-def by_model(drafters: tuple[str | Level, ...]) -> bool:
-    """Whether one of the pair's models drafts, which alone a stop policy can ask."""
-    return all(isinstance(each, str) and "." not in each for each in drafters)
+def _plain(drafter: str | Level | Arm) -> str | Level:
+    return drafter.drafter if isinstance(drafter, Arm) else drafter
 
 
-def check(drafters: tuple[str | Level, ...], whose: str) -> None:
+def by_model(drafters: Drafters) -> bool:
+    """Whether the pair's models draft, which alone a stop policy can ask."""
+    return all(isinstance(each, str) and "." not in each for each in map(_plain, drafters))
+
+
+def check_tail(settings: Settings | Level, whose: str) -> None:
+    """Refuse a tail that nothing could append: where what is drafted has no end, or none that is known.
+
+    Raises:
+        ValueError: names the value and the remedy.
+    """
+    size = whole("tail_size", settings.tail_size, 1)
+    if settings.tail is None and size != TAIL:
+        raise ValueError(f"tail_size={size} of {whose} means nothing without a tail: name one, or leave it out")
+    if settings.tail is not None and settings.block_size == AUTO:
+        raise ValueError(f"block_size={AUTO!r} of {whose} plans all that is drafted: give a number, or no tail")
+
+
+def check(drafters: Drafters, whose: str) -> None:
     """Refuse drafters that cannot be, all the way down, before anything is loaded.
 
     Raises:
         ValueError: as `drafter_of`, but for models, which only a pair knows; a choice that nothing would read.
     """
-    which = the_one(drafters, whose)
-    if isinstance(which, Level):
-        _check_level(which)
-    elif not by_model(drafters):
-        names.look_up("drafter", which, {}, FunctionType)
+    for which in map(_plain, drafters):
+        if isinstance(which, Level):
+            the_one(which.drafters, f"level {which.model!r}")
+            _check_level(which)
+        elif not by_model((which,)):
+            names.look_up("drafter", which, {}, FunctionType)
 
 
 def _check_level(level: Level) -> None:
     whose = f"level {level.model!r}"
     whole("budget", level.budget, 1)
+    if level.model == "target":
+        raise ValueError("level 'target' is the target itself: levels stand below it; name a smaller model of the pair")
+    check_tail(level, whose)
     check_bonus(level.bonus)
     verifier_of(level.accept, deferral.get(level.rule))
     policy_of(level.stop, level.block_size)
@@ -125,21 +153,27 @@ def _check_level(level: Level) -> None:
             raise ValueError(f"{name}={given!r} of {whose} means nothing under what drafts for it: leave it out")
 
 
-def asks_head(drafters: tuple[str | Level, ...], policy: StopPolicy) -> bool:
+def asks_head(drafters: Drafters, policy: StopPolicy) -> bool:
     """Whether a model among them drafts under an acceptance head."""
-    levels = [each for each in drafters if isinstance(each, Level)]
+    levels = [each for each in map(_plain, drafters) if isinstance(each, Level)]
     own = by_model(drafters) and isinstance(policy, AcceptanceHead)
     return own or any(asks_head(each.drafters, policy_of(each.stop, each.block_size)) for each in levels)
 
 
 def drafter_of(
-    pair: Pair, drafters: tuple[str | Level, ...], policy: StopPolicy, whose: str, head: Head | None = None
+    pair: Pair,
+    drafters: Drafters,
+    policy: StopPolicy,
+    whose: str,
+    head: Head | None = None,
+    above: str = "target",
 ) -> tuple[Drafter, Params]:
     """What drafts for an engine, and its parameters.
 
     Args:
         policy: of a model that drafts; its block size is that of a drafter of one's own too.
         whose: the method or level that is drafted for, for errors; head: instead of the pair's own.
+        above: the model that is drafted for: an early exit of it drafts in its cache.
 
     Raises:
         ValueError: a name that is neither a model of the pair's nor a function of one's own; as `Pair.require_head`.
@@ -149,33 +183,62 @@ def drafter_of(
         engine, params = level_engine(pair, which, head)
         return NestedDrafter(engine, which.budget), params
     if which in pair.models:
-        return _model_drafter(pair, pair.models[which], policy, head)
+        return _model_drafter(pair, pair.models[which], policy, head, pair.model(above))
     build = names.look_up("drafter", which, pair.models, FunctionType)
     made: tuple[Drafter, Params] = build(pair, policy.block)
     return made
 
 
-def planned(pair: Pair, drafters: tuple[str | Level, ...], plan: Cheapest, whose: str) -> tuple[Planner, Params]:
+def planned(pair: Pair, drafters: Drafters, plan: Cheapest, whose: str) -> tuple[Planner, Params]:
     """One of the pair's models in blocks of planned length; its costs are still to be added (`costs.ready`)."""
     bound = pair.model(str(the_one(drafters, whose)))
     return PlannedDrafter(bound.model, plan), {"model": bound.params}
 
 
-def _model_drafter(pair: Pair, bound: BoundModel, policy: StopPolicy, head: Head | None) -> tuple[ModelDrafter, Params]:
-    params: dict[str, Params] = {"model": bound.params}
+def _model_drafter(
+    pair: Pair, bound: BoundModel, policy: StopPolicy, head: Head | None, above: BoundModel
+) -> tuple[Drafter, Params]:
+    params: dict[str, Params] = {}
     if isinstance(policy, AcceptanceHead):
         own = pair.require_head() if head is None else head
         if own is not pair.head or bound is not pair.draft:
             own.check(bound, pair.name)
         params["stop"] = own.params
-    return ModelDrafter(bound.model, policy), params
+    if _is_exit_of(bound, above):
+        kernel = {HEAD: bound.params["decoder"]["logits_dense"]["kernel"]} if bound.model.own_head else {}
+        return ExitDrafter(bound.model, policy), {**params, **kernel}
+    return ModelDrafter(bound.model, policy), {**params, "model": bound.params}
+
+
+def _is_exit_of(bound: BoundModel, above: BoundModel) -> bool:
+    """Whether a draft is the first layers of the very model above it, or of the one that this is an exit of."""
+    model, over = bound.model, above.model
+    if not isinstance(model, EarlyExit):
+        return False
+    if isinstance(over, EarlyExit):
+        shares = over.of == model.of and over.layer >= model.layer and (model.own_head or not over.own_head)
+    else:
+        shares = over == model.of
+    return shares and bound.params["token_embedder"]["embedding"] is above.params["token_embedder"]["embedding"]
+
+
+def with_tail(pair: Pair, settings: Settings | Level, drafter: Drafter, params: Params) -> tuple[Drafter, Params]:
+    """The drafter with the tail that is asked for, and the parameters of both; ValueError: no such model."""
+    if settings.tail is None:
+        return drafter, params
+    bound = pair.model(settings.tail)
+    tail = ModelDrafter(bound.model, STOPS["fixed"](settings.tail_size))
+    return AppendedDrafter(drafter, tail), {"first": params, "tail": {"model": bound.params}}
 
 
 def level_engine(pair: Pair, level: Level, head: Head | None = None) -> tuple[Engine, Params]:
     """The engine that a level is, and its parameters."""
     whose = f"level {level.model!r}"
     check_bonus(level.bonus)
-    drafter, params = drafter_of(pair, level.drafters, policy_of(level.stop, level.block_size), whose, head)
+    drafter, params = drafter_of(
+        pair, level.drafters, policy_of(level.stop, level.block_size), whose, head, level.model
+    )
+    drafter, params = with_tail(pair, level, drafter, params)
     bound = pair.model(level.model)
     engine = Engine(
         target=bound.model,
@@ -186,7 +249,7 @@ def level_engine(pair: Pair, level: Level, head: Head | None = None) -> tuple[En
     return engine, {"target": bound.params, "drafter": params}
 
 
-def draft_sampling(drafters: tuple[str | Level, ...], own: Any) -> Any:
+def draft_sampling(drafters: Drafters, own: Any) -> Any:
     """The temperature that a draft is sampled at: a level's own, if it has one, in place of `own`."""
     first = drafters[0] if len(drafters) == 1 else None
     return first.temperature if isinstance(first, Level) and first.temperature is not None else own
@@ -198,7 +261,8 @@ def inner_controls(above: Settings, temperature: Any, rows: int) -> tuple[Contro
     Args:
         above: what is drafted for; temperature: that its drafts are sampled at.
     """
-    return tuple(_level_controls(each, above, temperature, rows) for each in above.drafters if isinstance(each, Level))
+    levels = [each for each in map(_plain, above.drafters) if isinstance(each, Level)]
+    return tuple(_level_controls(each, above, temperature, rows) for each in levels)
 
 
 def _level_controls(level: Level, above: Settings, temperature: Any, rows: int) -> Controls:
@@ -235,15 +299,28 @@ def check_length(max_new_tokens: Any, settings: Settings) -> int:
     return longest
 
 
-def _sizes(drafters: tuple[str | Level, ...]) -> list[tuple[str, int]]:
-    levels = [each for each in drafters if isinstance(each, Level)]
+def _sizes(drafters: Drafters) -> list[tuple[str, int]]:
+    arms = [("Arm.block_size", each.block_size) for each in drafters if isinstance(each, Arm) and each.block_size]
+    levels = [each for each in map(_plain, drafters) if isinstance(each, Level)]
     own = [[("Level.block_size", each.block_size), ("Level.budget", each.budget)] for each in levels]
-    return [size for each, sizes in zip(levels, own, strict=True) for size in (*sizes, *_sizes(each.drafters))]
+    return arms + [size for each, sizes in zip(levels, own, strict=True) for size in (*sizes, *_sizes(each.drafters))]
 
 
-def models_of(drafters: tuple[str | Level, ...]) -> list[str]:
-    """The pair's models that are named among drafters and levels, those of one's own left out."""
-    found = list[str]()
-    for each in drafters:
-        found += [each.model, *models_of(each.drafters)] if isinstance(each, Level) else [each] * ("." not in each)
+def levels_of(drafters: Drafters) -> list[Level]:
+    """The levels of a stack, from the one right below the target down."""
+    found: list[Level] = []
+    while len(drafters) == 1 and isinstance(drafters[0], Level):
+        found.append(drafters[0])
+        drafters = drafters[0].drafters
+    return found
+
+
+def models_of(drafters: Drafters, tail: str | None = None) -> list[str]:
+    """The pair's models that are named among drafters, levels and their tails, those of one's own left out."""
+    found = [] if tail is None else [tail]
+    for each in map(_plain, drafters):
+        if isinstance(each, Level):
+            found += [each.model, *models_of(each.drafters, each.tail)]
+        elif "." not in each and each != TARGET:
+            found.append(each)
     return found

@@ -18,7 +18,7 @@ from speccascade_jax.engine.loop import Engine
 from speccascade_jax.methods import costs, table
 from speccascade_jax.methods.assemble import build, check_pair, engine_of
 from speccascade_jax.methods.recipe import Built, Recipe
-from speccascade_jax.methods.settings import Settings
+from speccascade_jax.methods.settings import Arm, Level, Settings
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules.rule import Rule
 from speccascade_jax.runtime.notices import said_if_long
@@ -194,7 +194,15 @@ def _key(settings: Mapping[str, Any], stop_ids: Sequence[int] | None) -> Any:
     """What tells a call's plan from others, types included: `True` is no 1. `None`: it is not to be kept."""
     stops = tuple(stop_ids) if isinstance(stop_ids, (list, tuple)) else (stop_ids,)
     values = (*settings.values(), *stops)
-    for value in values:
-        if not isinstance(value, _PLAIN) or (isinstance(value, str) and "." in value):
-            return None
+    if settings.get("policy") is not None or not all(map(_plain, values)):  # a file may be another one next time
+        return None
     return (*settings, stop_ids is None, *values, *map(type, values))
+
+
+def _plain(value: Any) -> bool:
+    """Whether a value stands for the same whenever it is equal; drafters do if all that they are made of does."""
+    if isinstance(value, tuple):
+        return all(map(_plain, value))
+    if isinstance(value, Level | Arm):
+        return all(map(_plain, vars(value).values()))
+    return isinstance(value, _PLAIN) and not (isinstance(value, str) and "." in value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from speccascade_jax.core import names, typed
@@ -11,6 +12,9 @@ from speccascade_jax.rules.rule import Rule
 
 DRAFT_MODEL = "draft"
 """The model of a pair that drafts where nothing else is said."""
+
+TAIL = 10
+"""Tokens of a tail where nothing else is said (paper 4, appendix D)."""
 
 AUTO: Final = "auto"
 """A block size for each round, chosen by what rounds cost and by what was kept so far."""
@@ -28,6 +32,7 @@ class Level:
         draft_temperature: of the model that drafts for it; `None`: this one's own.
         drafters: what drafts for it: the name of one of the pair's models, a `Level`, or `module.NAME`, a drafter of
             one's own (`methods.drafting`).
+        tail: another of the pair's models that goes on behind what is drafted; tail_size: for so many tokens at most.
     """
 
     model: str
@@ -44,26 +49,61 @@ class Level:
     top_k: Any = None
     draft_temperature: Any = None
     drafters: tuple[str | Level, ...] = (DRAFT_MODEL,)
+    tail: str | None = None
+    tail_size: int = TAIL
 
     def __post_init__(self) -> None:
         if self.block_size == AUTO:
             raise ValueError(
                 f"level {self.model!r}: block_size={AUTO!r} is for what drafts for the target: give a level a number"
             )
-        for name in ("budget", "block_size", "top_k"):
+        for name in ("budget", "block_size", "top_k", "tail_size"):
             object.__setattr__(self, name, integer(f"level {self.model!r}: {name}", getattr(self, name)))
         typed.check(Level, vars(self))
         object.__setattr__(self, "drafters", tuple(self.drafters))
 
     def __str__(self) -> str:
         """For readers: model and budget, and all that is out of the ordinary: levels that differ read differently."""
-        told = {"model", "budget", "block_size", "drafters"}
+        told = {"model", "budget", "block_size", "drafters", "tail", "tail_size"}
         own = "".join(
             f" {each.name.replace('_', ' ')} {_text(getattr(self, each.name))}"
             for each in fields(self)
             if each.name not in told and getattr(self, each.name) != each.default
         )
-        return f"{drafters_text(self.drafters, self.block_size)} → {self.model} {self.budget}{own}"
+        drawn = drafters_text(self.drafters, self.block_size) + tail_text(self.tail, self.tail_size)
+        return f"{drawn} → {self.model} {self.budget}{own}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One of several drafters among which is chosen for each query (paper 5), where it takes more than a name.
+
+    Attributes:
+        drafter: as in `Settings.drafters`; "autoregressive" is none: the target alone.
+        block_size: of a model that drafts; `None`: the method's.
+        rule: what decides about its drafts; `None`: the method's rule.
+        name: what policies, records and `Settings.choose` call it; by default what drafts and its own block size.
+    """
+
+    drafter: str | Level
+    block_size: int | None = None
+    rule: str | Rule | None = None
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "block_size", integer("block_size of an Arm", self.block_size))
+        typed.check(Arm, vars(self))
+
+    @property
+    def called(self) -> str:
+        """Its name."""
+        return self.name or drafters_text((self.drafter,), self.block_size)
+
+    def __str__(self) -> str:
+        """For readers: what it is called, what drafts where that is another word, and a rule of its own."""
+        drawn = drafters_text((self.drafter,), self.block_size)
+        named = drawn if self.called == drawn else f"{self.called}: {drawn}"
+        return named + ("" if self.rule is None else f" by {_text(self.rule)}")
 
 
 def _text(value: Any) -> str:
@@ -72,10 +112,30 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def drafters_text(drafters: tuple[str | Level, ...], block_size: int | str | None) -> str:
+def drafters_text(drafters: tuple[str | Level | Arm, ...], block_size: int | str | None) -> str:
     """What drafts, for readers; of a model its block size too."""
     size = "" if block_size is None else f" {block_size}"
-    return " | ".join(str(each) if isinstance(each, Level) else f"{each}{size}" for each in drafters)
+    return " | ".join(f"{each}{size}" if isinstance(each, str) else str(each) for each in drafters)
+
+
+def chosen_text(settings: Any, block_size: int | str | None = None) -> str:
+    """What drafts under settings or a point's method, for readers, and how it is chosen where there are several."""
+    drawn = drafters_text(settings.drafters, block_size) + tail_text(settings.tail, settings.tail_size)
+    if settings.choose is None:
+        return drawn
+    path = settings.policy if isinstance(settings.policy, str | Path) else None
+    asked = "" if path is None else f" ({Path(path).parent.name or Path(path).stem})"  # files are mostly called alike
+    return f"{settings.choose}{asked} of {drawn}"
+
+
+def usual(settings: Any) -> bool:
+    """Whether the draft alone drafts, which need not be said."""
+    return settings.drafters == (DRAFT_MODEL,) and settings.tail is None and settings.choose is None
+
+
+def tail_text(tail: str | None, size: int) -> str:
+    """What goes on behind what drafts, for readers."""
+    return "" if tail is None else f" + {tail} {size}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +154,13 @@ class Settings:
         bonus: what follows a fully kept block: "rule", "target" or "none" (METHODS section 2).
         stop: when the draft ends before its block is full: a name of `stopping.policies.STOPS`, `module.NAME`, or a
             policy's class.
-        drafters: what drafts for the target, as in `Level`: another of the pair's models, or a hierarchy of levels.
+        drafters: what drafts for the target, as in `Level`: another of the pair's models, or a hierarchy of levels. Of
+            several, each of which may be an `Arm`, one is chosen for each query; "autoregressive" is the target alone.
+        choose: how: "greedy" or "dynamic" (the best by a trained policy, or drawn from it; one that knows how sure it
+            is can be asked for "thompson" or "optimistic" too), "random", or the name of one of them.
+        policy: the policy's file (`pairs.policy_files`), or a loaded one; `None`: the pair's own.
+        lossy_arms: whether drafters may be among them whose rule is lossy.
+        tail, tail_size: as in `Level`: paper 4's horizontal heuristic, for what drafts for the target.
         alpha: the rule's trade-off, a number or `[B]`; rules without one ignore it.
         stop_threshold: where the draft goes on only while it is sure, how unsure it may be, a number or `[B]`.
         temperature: 0 is greedy; a number or `[B]`. So are `top_p`, `top_k` (0: off) and `draft_temperature`
@@ -107,7 +173,12 @@ class Settings:
     block_size: int | Literal["auto"] | None = None
     bonus: str | None = None
     stop: Any = None
-    drafters: tuple[str | Level, ...] = (DRAFT_MODEL,)
+    drafters: tuple[str | Level | Arm, ...] = (DRAFT_MODEL,)
+    choose: str | None = None
+    policy: Any = None
+    lossy_arms: bool = False
+    tail: str | None = None
+    tail_size: int = TAIL
     alpha: Any = None
     stop_threshold: Any = None
     temperature: Any = 0.0

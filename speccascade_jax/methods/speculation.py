@@ -1,23 +1,26 @@
 """Speculation: a draft, a rule, an acceptance, a stop policy, and what follows a kept block."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from speccascade_jax.core.checks import whole
 from speccascade_jax.core.controls import make_controls
+from speccascade_jax.core.names import TARGET
 from speccascade_jax.core.protocols import Drafter, Planner, StopPolicy
 from speccascade_jax.core.types import Controls, Params
 from speccascade_jax.engine.generate import Generator
 from speccascade_jax.engine.loop import Engine, check_bonus
-from speccascade_jax.methods import drafting
+from speccascade_jax.methods import drafting, selecting
 from speccascade_jax.methods.recipe import Built, Recipe
-from speccascade_jax.methods.settings import AUTO, DRAFT_MODEL, Level, Settings, drafters_text
+from speccascade_jax.methods.settings import AUTO, Level, Settings, chosen_text, usual
 from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules import deferral
 from speccascade_jax.rules.rule import Alpha, Rule, checked_alpha
+from speccascade_jax.rules.verification import TokenWise, Verifier
 from speccascade_jax.stopping.lengths import LENGTHS, Cheapest
 from speccascade_jax.stopping.policies import Fixed
 
@@ -62,7 +65,13 @@ class Speculation(Recipe):
         return chosen
 
     def alpha(self, settings: Settings) -> Alpha | None:
-        return self.rule(settings).alpha
+        """The rule's, or that of the first drafter's own rule that has one: α is one number for all."""
+        return next((rule.alpha for rule in self._rules(settings) if rule.alpha is not None), None)
+
+    def _rules(self, settings: Settings) -> list[Rule]:
+        """The method's rule and those of single drafters."""
+        own = [arm.rule for arm in selecting.arms_of(settings) if arm.rule is not None]
+        return [self.rule(settings), *(self.rule(replace(settings, rule=rule)) for rule in own)]
 
     def heading(self, settings: Settings) -> str:
         """The method's title, or the rule's where the method is but the frame for one."""
@@ -78,8 +87,7 @@ class Speculation(Recipe):
         accept = "" if settings.accept in (None, self.accept) else settings.accept
         if settings.stop is not None:
             stop = settings.stop if isinstance(settings.stop, str) else getattr(settings.stop, "__name__", "own stop")
-        drafters = settings.drafters
-        drawn = "" if drafters == (DRAFT_MODEL,) else drafters_text(drafters, None)
+        drawn = "" if usual(settings) else chosen_text(settings)
         planned = "γ auto" if settings.block_size == AUTO else ""
         return tuple(each for each in (self.detail, kind, accept, stop.rpartition(".")[2], planned, drawn) if each)
 
@@ -122,7 +130,10 @@ class Speculation(Recipe):
 
     def sweeps_block(self, settings: Settings) -> bool:
         """Whether a model drafts blocks that end at γ, whatever γ is."""
-        if self.fixed_block or settings.block_size == AUTO or any(isinstance(d, Level) for d in settings.drafters):
+        if self.fixed_block or settings.block_size == AUTO:
+            return False
+        arms = selecting.arms_of(settings)
+        if all(isinstance(arm.drafter, Level) or arm.drafter == TARGET or arm.block_size for arm in arms):
             return False
         return isinstance(self.policy(settings), Fixed)
 
@@ -139,8 +150,9 @@ class Speculation(Recipe):
 
     def resolved(self, settings: Settings) -> Settings:
         """With the method's own block size and bonus; where a level drafts, blocks have no size of their own."""
-        drafting.verifier_of(settings.accept or self.accept, self.rule(settings))
         drafting.check(settings.drafters, self.called)
+        self._check_choice(settings)
+        drafting.check_tail(settings, self.called)
         size: Any = self.policy(settings).block
         if settings.block_size == AUTO:
             size = AUTO
@@ -148,7 +160,7 @@ class Speculation(Recipe):
             raise ValueError(
                 f"{self.called} ends blocks by {stop!r}, which asks a model: name one of the pair's to draft"
             )
-        if isinstance(settings.drafters[0], Level):
+        if isinstance(settings.drafters[0], Level) and not selecting.selects(settings):
             if settings.block_size is not None:
                 raise ValueError(
                     f"block_size={settings.block_size} means nothing where a level drafts: set Level.block_size, of "
@@ -159,9 +171,22 @@ class Speculation(Recipe):
         check_bonus(bonus)
         return replace(settings, block_size=size, bonus=bonus)
 
+    def _check_choice(self, settings: Settings) -> None:
+        verifier = partial(self._verifier, settings)
+        verifier(None)
+        if selecting.selects(settings):
+            selecting.check(settings, self.called, verifier)
+        elif settings.policy is not None or settings.lossy_arms:
+            raise ValueError(f"{self.called} has one drafter: leave policy and lossy_arms out, or name several")
+
+    def _verifier(self, settings: Settings, rule: str | Rule | None) -> Verifier:
+        """What decides under a rule, the method's own for `None`."""
+        chosen = self.rule(settings if rule is None else replace(settings, rule=rule))
+        return drafting.verifier_of(settings.accept or self.accept, chosen)
+
     def controls(self, settings: Settings, rows: int) -> Controls:
         """α, thresholds and sampling of the target, of its draft and of the levels below, all checked."""
-        rule, heat = self.rule(settings), settings.draft_temperature
+        heat = settings.draft_temperature
         if self.greedy_draft and heat is None:
             heat = 0.0
         drawn = drafting.draft_sampling(settings.drafters, heat)
@@ -170,8 +195,11 @@ class Speculation(Recipe):
                 f"draft_temperature={heat} and the temperature={drawn} of the level that drafts are one number: leave "
                 f"the former out"
             )
-        rule.check_temperatures(settings.temperature, drawn)
-        alpha = checked_alpha(rule.alpha, f"rule {rule.name!r}", settings.alpha, rows)
+        alpha = np.zeros(rows, np.float32)
+        for each in self._rules(settings):
+            each.check_temperatures(settings.temperature, drawn)
+            found = checked_alpha(each.alpha, f"rule {each.name!r}", settings.alpha, rows)
+            alpha = alpha if each.alpha is None else found
         return make_controls(
             rows,
             alpha=alpha,
@@ -196,14 +224,20 @@ class Speculation(Recipe):
     ) -> tuple[Engine, Params]:
         """The engine and its parameters; arguments and errors as of `build`."""
         settings = self.resolved(settings)
-        verifier = drafting.verifier_of(settings.accept or self.accept, self.rule(settings))
+        verifier = self._verifier(settings, None)
         drafter: Drafter | Planner
-        if settings.block_size == AUTO:
+        if selecting.selects(settings):
+            verifier = selecting.verifier_of(settings, partial(self._verifier, settings))
+            part = partial(self._arm, pair, settings, head)
+            told = not isinstance(verifier, TokenWise)
+            drafter, params = selecting.drafter_of(pair, settings, self.called, part, told)
+        elif settings.block_size == AUTO:
             # a rule that reads q needs a pass of the draft for every token: a round without drafts saves it nothing
             plan = Cheapest(LENGTHS[1:] if verifier.reads_q else LENGTHS, settings.bonus or self.bonus)
             drafter, params = drafting.planned(pair, settings.drafters, plan, self.called)
         else:
             drafter, params = drafting.drafter_of(pair, settings.drafters, self.policy(settings), self.called, head)
+            drafter, params = drafting.with_tail(pair, settings, drafter, params)
         engine = Engine(
             target=pair.target.model,
             drafter=drafter,
@@ -213,6 +247,13 @@ class Speculation(Recipe):
             verify_final=self.verify_final,
         )
         return engine, {"target": pair.target.params, "drafter": params}
+
+    def _arm(
+        self, pair: Pair, settings: Settings, head: Head | None, drafter: str | Level, block_size: int | None
+    ) -> tuple[Drafter, Params]:
+        """One of several drafters, and its parameters."""
+        own = settings if block_size is None else replace(settings, block_size=block_size)
+        return drafting.drafter_of(pair, (drafter,), self.policy(own), self.called, head)
 
     def build(self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None) -> Built:
         engine, params = self.engine(pair, settings, stop_ids, head)

@@ -1,27 +1,18 @@
 """The file that an acceptance head is kept in, and what it was trained on."""
 
-import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import flax.serialization
-import jax
-import jax.numpy as jnp
-import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
-
-from speccascade_jax.checkpoints.checksums import digest
-from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, damaged
-from speccascade_jax.core import checksums
-from speccascade_jax.core.files import expanded, write_atomically
+from speccascade_jax.checkpoints.errors import CheckpointError
+from speccascade_jax.core.files import expanded
 from speccascade_jax.core.types import BoundModel, Params, count
 from speccascade_jax.models import fingerprints
 from speccascade_jax.models.along import features
+from speccascade_jax.pairs import carded
 
 FILE = "acceptance_head.msgpack"
 """How a pair's own head is called in its folder."""
-FORMAT = 1
 _TRAIN = "train one for this pair (experiments/train_acceptance_head.py), or choose the pair that it was trained for"
 
 
@@ -72,8 +63,7 @@ class Head:
     @property
     def fingerprint(self) -> str:
         """Hash of parameters and card: what a record that used the head belongs to."""
-        parts = {name: digest(np.asarray(leaf)) for name, leaf in flatten_dict(self.params, sep="/").items()}
-        return _text_digest(json.dumps({"card": asdict(self.card), **parts}, sort_keys=True))
+        return carded.fingerprint(self.params, asdict(self.card))
 
     def check(self, draft: BoundModel, pair: str) -> None:
         """Refuse a head of another draft; compiles nothing.
@@ -101,12 +91,7 @@ class Head:
 
 def save(path: str | Path, head: Head) -> None:
     """Write a head as one file, whole or not at all."""
-    arrays = {name: np.asarray(leaf, np.float32) for name, leaf in flatten_dict(head.params, sep="/").items()}
-    card = json.dumps(asdict(head.card), sort_keys=True)
-    digests = {name: digest(array) for name, array in arrays.items()} | {"card": _text_digest(card)}
-    payload = {"format": FORMAT, "card": card, "digests": digests, "arrays": arrays}
-    content = flax.serialization.msgpack_serialize(payload)
-    write_atomically(path, content, checksums.seal(content))
+    carded.save(path, head.params, asdict(head.card))
 
 
 def load(path: str | Path) -> Head:
@@ -116,34 +101,13 @@ def load(path: str | Path) -> Head:
         FileNotFoundError: no such file.
         CheckpointError: it is damaged (names what in it), or of another format.
     """
-    path = expanded(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"no acceptance head at {path}: {_TRAIN}")
-    content = checksums.unsealed(path, path.read_bytes(), COPY_AGAIN, CheckpointError)
-    try:
-        payload = flax.serialization.msgpack_restore(content)
-        number, text, digests, arrays = (payload[name] for name in ("format", "card", "digests", "arrays"))
-        found = {name: digest(array) for name, array in arrays.items()} | {"card": _text_digest(text)}
-        missing = digests.keys() - found.keys()
-    except Exception as error:  # msgpack has an error of its own for every kind of damage
-        raise damaged(path, {"the file": f"it is no acceptance head ({error!r})"}) from error
-    if number != FORMAT:
-        raise CheckpointError(f"{path} has format {number!r}, this version reads {FORMAT}: train the head again")
-    changed = [name for name, one in found.items() if one != digests.get(name)]
-    wrong = dict.fromkeys(changed, "its bytes are not those written") | dict.fromkeys(missing, "it is not there")
-    if wrong:
-        raise damaged(path, wrong)
-    return Head(jax.tree.map(jnp.asarray, unflatten_dict(arrays, sep="/")), _card(path, text))
+    params, card = carded.load(path, "acceptance head", _TRAIN)
+    return Head(params, _card(expanded(path), card))
 
 
-def _card(path: Path, text: str) -> Card:
-    given: dict[str, Any] = json.loads(text)
+def _card(path: Path, given: dict[str, Any]) -> Card:
     known = {field.name for field in fields(Card)}
     try:
         return Card(**{name: value for name, value in given.items() if name in known})
     except TypeError as error:
         raise CheckpointError(f"{path}: its card lacks an entry ({error}); train the head again") from error
-
-
-def _text_digest(text: str) -> str:
-    return digest(np.frombuffer(text.encode(), np.uint8))

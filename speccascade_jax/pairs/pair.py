@@ -18,7 +18,8 @@ from speccascade_jax.data import directory as data_directory
 from speccascade_jax.data.vocabularies.load import FileVocabulary, candidates, first_difference, load_vocabulary
 from speccascade_jax.data.vocabularies.vocabulary import TextVocabulary
 from speccascade_jax.models import fingerprints
-from speccascade_jax.pairs import head_files
+from speccascade_jax.pairs import head_files, policy_files
+from speccascade_jax.pairs.derived import derive, is_derived
 from speccascade_jax.runtime.paths import shipped
 
 PAIRS_DIRECTORY = shipped("pairs")
@@ -36,6 +37,7 @@ class Pair:
         name: for records.
         head: predicts which of the draft's tokens are kept, for methods that stop drafting by it (`head_files`).
         others: further drafts by name, for hierarchies of levels and for methods that choose among drafts.
+        policy: chooses among drafts for each query (`policy_files`); whose it is shows where it is asked.
 
     Raises:
         ValueError: the vocabularies differ in size, only one of the models is an encoder-decoder, or the head belongs
@@ -49,6 +51,7 @@ class Pair:
     name: str = "custom"
     head: head_files.Head | None = None
     others: Mapping[str, BoundModel] = field(default_factory=dict)
+    policy: policy_files.Policy | None = None
 
     def __repr__(self) -> str:
         """A line: the models and their sizes, without their numbers."""
@@ -57,6 +60,8 @@ class Pair:
             parts.append(f"vocabulary of {self.vocabulary.vocab_size}")
         if self.head is not None:
             parts.append("acceptance head")
+        if self.policy is not None:
+            parts.append("selection policy")
         return f"Pair({self.name!r}: {', '.join(parts)})"
 
     def __post_init__(self) -> None:
@@ -136,6 +141,16 @@ class Pair:
             fingerprints.add(digest, bound)
         return digest.hexdigest()
 
+    def print_of(self, name: str) -> str:
+        """The fingerprint of one of the models (`fingerprints.of_model`), taken once."""
+        if name not in self._prints:
+            self._prints[name] = fingerprints.of_model(self.models[name])
+        return self._prints[name]
+
+    @cached_property
+    def _prints(self) -> dict[str, str]:
+        return {}
+
     @property
     def encoder_decoder(self) -> bool:
         """Whether prompts go to an encoder; otherwise outputs continue them."""
@@ -170,10 +185,10 @@ class Pair:
         knows how many of its rows are real (T5's 32,100 of 32,128): models padded to different sizes go together.
 
         Args:
-            target, draft: paths as `checkpoints.load` takes them.
+            target, draft: paths as `checkpoints.load` takes them; drafts may be words too (`pairs.derived`: "exit:2").
             vocabulary: a file or folder as `load_vocabulary` takes it; without it, what lies beside the models. Where
                 there are several, all are compared. With none at all, the pair takes and gives ids only.
-            others: paths of further drafts by name.
+            others: further drafts by name, as the draft.
             dtype: of the parameters: "float32", "bfloat16", "float16" or "int8" (`checkpoints.load`, prepared).
             max_prompt_length, name: as the attributes.
 
@@ -184,9 +199,13 @@ class Pair:
             ImportError: a `tokenizer.json`, and `tokenizers` is not installed.
         """
         paths = {"target": target, "draft": draft, **(others or {})}
-        text = _shared_vocabulary([expanded(path) for path in paths.values()], vocabulary)
-        models = {name: _bound(path, dtype, text) for name, path in paths.items()}
-        large, small = models.pop("target"), models.pop("draft")
+        words = {name: str(path) for name, path in paths.items() if name != "target" and is_derived(path)}
+        read = {name: path for name, path in paths.items() if name not in words}
+        text = _shared_vocabulary([expanded(path) for path in read.values()], vocabulary)
+        models = {name: _bound(path, dtype, text) for name, path in read.items()}
+        large = models.pop("target")
+        models |= {name: derive(word, large, text) for name, word in words.items()}
+        small = models.pop("draft")
         return cls(large, small, vocabulary=text, max_prompt_length=max_prompt_length, name=name, others=models)
 
 
@@ -255,7 +274,7 @@ def load_pair(name: str | Path, *, others: Mapping[str, str | Path] | None = Non
     beside the models; an acceptance head, where there is one, in the directory too (`acceptance_head.msgpack`). A head
     belongs to the draft's weights as it was trained on them: in another `dtype` (as in `Pair.load`) the pair has none,
     and one of other weights is left out with a warning. Every folder in `drafts/` is a further draft of that name;
-    `others` adds more, as in `Pair.load`.
+    `others` adds more, as in `Pair.load`. A selection policy there is the pair's too (`selection_policy.msgpack`).
 
     Raises:
         ValueError: no such pair; names those there are. Otherwise as `Pair.load`.
@@ -284,6 +303,8 @@ def load_pair(name: str | Path, *, others: Mapping[str, str | Path] | None = Non
     pair = Pair.load(
         target, draft, directory if own else None, others=beside | dict(others or {}), dtype=dtype, name=directory.name
     )
+    if (policy := directory / policy_files.FILE).is_file():
+        pair = dataclasses.replace(pair, policy=policy_files.load(policy))
     return _with_head(pair, directory / head_files.FILE, dtype) if (directory / head_files.FILE).is_file() else pair
 
 

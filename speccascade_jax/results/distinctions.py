@@ -9,15 +9,16 @@ from speccascade_jax.results.store import Record
 MIXABLE = {"block_size": "γ = {}", "bonus": "bonus {}", "draft_temperature": "draft T = {}"}
 """What keeps panels apart unless a table is asked to put it side by side -> how it is then told in a curve's name."""
 
-HEAD = "head"
-"""Acceptance heads, which never keep panels apart: other weights are another curve, whatever their file is called."""
+HEAD, POLICY = "head", "policy"
+"""Acceptance heads and selection policies never keep panels apart: other weights are another curve, whatever their file
+is called."""
 
 
 def suffixes(records: Sequence[Record], kinds: Sequence[Hashable], names: Sequence[str]) -> list[str]:
     """For each record what tells it from the others of its kind, as " (γ = 3, head 73861f)"; empty where nothing does.
 
     Args:
-        kinds: of each record, what it would otherwise be called; names: in `MIXABLE`, or `HEAD`.
+        kinds: of each record, what it would otherwise be called; names: in `MIXABLE`, `HEAD` or `POLICY`.
     """
     values: dict[tuple[Hashable, str], set[Any]] = defaultdict(set)
     for kind, record in zip(kinds, records, strict=True):
@@ -31,13 +32,13 @@ def suffixes(records: Sequence[Record], kinds: Sequence[Hashable], names: Sequen
 
 
 def setting(record: Record, name: str) -> Any:
-    """A value that tells records apart; of a head its fingerprint, `None` where none is asked."""
-    return record["fingerprints"].get(HEAD) if name == HEAD else record["point"][name]
+    """A value that tells records apart; of a head or a policy its fingerprint, `None` where none is asked."""
+    return record["fingerprints"].get(name) if name in (HEAD, POLICY) else record["point"][name]
 
 
 def _told(record: Record, name: str) -> str:
     """A value for a curve's name; a draft temperature that is not named is the method's own or the target's."""
     value = setting(record, name)
-    if name == HEAD:
-        return f"head {value[:6]}" if value else "no head"
+    if name in (HEAD, POLICY):
+        return f"{name} {value[:6]}" if value else f"no {name}"
     return MIXABLE[name].format(f"{value:g}" if isinstance(value, int | float) else "own" if value is None else value)

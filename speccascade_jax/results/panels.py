@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from speccascade_jax.core.names import DRAFT, TARGET, natural
-from speccascade_jax.results.distinctions import HEAD, MIXABLE, suffixes
+from speccascade_jax.results.distinctions import HEAD, MIXABLE, POLICY, suffixes
 from speccascade_jax.results.labels import label, place
 from speccascade_jax.results.store import Record, check_format
 
@@ -209,7 +209,7 @@ def is_swept(record: Record) -> bool:
 
 def _panel(setting: dict[str, Any], records: Sequence[Record]) -> Panel:
     by_point: dict[tuple[str, float | None], dict[int, Record]] = defaultdict(dict)
-    apart = suffixes(records, [_along(record)[0] for record in records], (*MIXABLE, HEAD))
+    apart = suffixes(records, [_along(record)[0] for record in records], (*MIXABLE, HEAD, POLICY))
     words = dict[str, str]()
     for record, word in zip(records, apart, strict=True):
         name, at = _along(record)

@@ -1,5 +1,8 @@
 """Peak memory of loading: the model and two of its largest arrays, above an empty start-up.
 
+Half an array more is allowed: how early freed pages go back differs by 10 MB from run to run (120 to 132 MB were
+seen where two arrays are allowed to make 132); a third array would still be found.
+
 At a gigabyte, printed: SPECCASCADE_LARGE=1 python -m pytest -s tests/checkpoints/memory_test.py
 """
 
@@ -72,4 +75,4 @@ def test_peak_is_the_model_and_two_arrays(paths, options):
     largest = 4 * VOCABULARY * WIDTH  # in the file, which is read as it is stored
     print(f"{options}: {size / 1e6:.0f} MB, largest array {largest / 1e6:.0f} MB, peak {peak / 1e6:.0f} MB")
     assert size > 5e7
-    assert peak <= size + 2 * largest, f"{peak / 1e6:.0f} MB for a model of {size / 1e6:.0f} MB"
+    assert peak <= size + 2.5 * largest, f"{peak / 1e6:.0f} MB for a model of {size / 1e6:.0f} MB"

@@ -1,13 +1,24 @@
 """What is timed was warm before the clock ran, and what a record says of planned blocks."""
 
+import dataclasses
+import sys
+import types
+
 import numpy as np
 import pytest
 
+from speccascade_jax.drafters.model import ModelDrafter
+from speccascade_jax.drafters.nested import NestedDrafter
+from speccascade_jax.engine.loop import Engine
 from speccascade_jax.evaluation import latency, measuring, session
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.rules.acceptance import Speculative
+from speccascade_jax.rules.deferral import RULES
+from speccascade_jax.stopping.policies import Fixed
 from tests.support import text_pair
 
 SOURCE = ModelPair(name="tabular")
+LOSSLESS = Speculative(RULES["spec_decode"])
 SMALL = Evaluation(
     task="tiny_translation", max_new_tokens=6, quality_examples=3, quality_batch=2, latency_examples=3, latency_trials=2
 )
@@ -58,3 +69,27 @@ def test_records_say_what_lengths_were_planned_and_by_what(loaded):
     assert timed["rows"] == 6 and timed["prefill_ms"] >= 0 and 0 < timed["acceptance"] < 1
     assert loaded.code(point.method) != loaded.code(_point(block_size=2).method)
     assert point.method.recipe.details(point.method.settings()) == ("γ auto",)
+
+
+class OwnStack(NestedDrafter):
+    """The engine inside decides with the numbers of the one above."""
+
+    def propose(self, params, state, request):
+        controls = dataclasses.replace(request.controls, inner=(request.controls,))
+        return super().propose(params, state, dataclasses.replace(request, controls=controls))
+
+
+def stack_of_ones_own(pair, block):
+    """A drafter that is an engine: the pair's draft under itself."""
+    bound = pair.draft
+    inner = Engine(target=bound.model, drafter=ModelDrafter(bound.model, Fixed(block)), verifier=LOSSLESS)
+    return OwnStack(inner, 2), {"target": bound.params, "drafter": {"model": bound.params}}
+
+
+def test_engines_inside_of_a_drafter_of_ones_own_are_in_the_record(loaded, monkeypatch):
+    module = types.ModuleType("ideas_of_ones_own")
+    module.stack = stack_of_ones_own
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    (record,) = measuring.judge(loaded, [_point(drafters=("ideas_of_ones_own.stack",), block_size=2)])
+    (level,) = record["levels"]
+    assert level["model"] == "own" and level["target_calls"] > 0

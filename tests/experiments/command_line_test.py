@@ -32,8 +32,15 @@ FLAGS = {
     "describe": "block-size",
     "make_acceptance_data": "gin_file",
     "train_acceptance_head": "mode",
+    "train_exit_heads": "gin_file",
     "train_t5": "mode",
     "train_vocab": "output",
+    "count_bigrams": "output",
+    "optimize_hierarchy": "gin_file",
+    "make_selection_data": "gin_file",
+    "train_policy": "mode",
+    "compare_drafters": "gin_file",
+    "serve_online": "gin_file",
 }
 
 
@@ -82,7 +89,7 @@ def test_gin_files_are_found_from_any_folder_and_settings_apply(tmp_path):
     arguments = ["--gin_file=configs/quickstart.gin", "--gin.sweep.dry_run=True", "--gin.sweep.methods=('opt',)"]
     done = _call("-m", "experiments.sweep", *arguments, "--gin.sweep.alphas={'opt': (0.25,)}", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "opt alpha=0.25 block=3 T=0" in done.stdout and len(done.stdout.splitlines()) == 3
+    assert "opt alpha=0.25 block=5 T=0" in done.stdout and len(done.stdout.splitlines()) == 3
 
 
 def test_a_bad_setting_is_one_line_without_a_trace():
@@ -113,7 +120,7 @@ def test_plausible_slips_are_named(setting, said):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("-m", "experiments.show", "--pair=tatoba_en_de"), "no pair 'tatoba_en_de': did you mean tatoeba_en_de?"),
+        (("-m", "experiments.show", "--pair=tatoba_en_de"), "no pair 'tatoba_en_de': did you mean tatoeba_en_de,"),
         (("-m", "experiments.show", "Hello"), "unexpected argument 'Hello'; flags look like --method=chow"),
     ],
 )

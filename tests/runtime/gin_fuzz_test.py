@@ -1,5 +1,6 @@
 """Mutated gin files: whatever is written into one, what comes out is a run, or one line that says what is wrong."""
 
+import ast
 import random
 import re
 import resource
@@ -13,9 +14,14 @@ from speccascade_jax.evaluation import experiment
 from speccascade_jax.evaluation.calibration import calibrating
 from speccascade_jax.evaluation.profiling import profiling
 from speccascade_jax.evaluation.survey import surveying
+from speccascade_jax.hierarchy import optimizing
 from speccascade_jax.metrics import sandbox
 from speccascade_jax.runtime import gin_flags
 from speccascade_jax.runtime.paths import repository_root
+from speccascade_jax.selection import making as selection_data
+from speccascade_jax.selection import report, serving
+from speccascade_jax.selection import train as policies
+from speccascade_jax.training import exits
 from speccascade_jax.training.heads import making, train
 from speccascade_jax.training.t5 import loop
 
@@ -35,6 +41,12 @@ WHOLE = [
     (profiling.profile, ["gin/profiling.gin", PAIR, TASK, METHODS[0]]),
     (making.make, ["gin/acceptance_data.gin", PAIR, TASK]),
     (train.HeadTrainer, ["gin/train_acceptance_head.gin", PAIR]),
+    (exits.ExitTrainer, ["gin/train_exit_heads.gin", PAIR]),
+    (optimizing.optimize, ["gin/optimize_hierarchy.gin", PAIR, TASK]),
+    (selection_data.make, ["gin/selection_data.gin", "gin/selection/tiny_two_ways.gin"]),
+    (report.compare, ["configs/paper5_table1.gin", "configs/sizes/tiny.gin"]),
+    (serving.serve, ["configs/paper5_online.gin", "configs/sizes/tiny.gin"]),
+    (policies.PolicyTrainer, ["gin/train_policy.gin"]),
     (loop.Trainer, ["gin/train_draft.gin"]),
     (loop.Trainer, ["gin/train_target.gin"]),
 ]
@@ -54,7 +66,15 @@ def _value(lines, rng):
     space, name, equals, _ = BINDING.match(lines[number]).groups()
     value = rng.choice(VALUES)
     lines[number] = f"{space}{name}{equals}{value}"
-    return name.rpartition(".")[2], value
+    return name.rpartition(".")[2], value, *_read(value)
+
+
+def _read(value):
+    """The value as Python writes it: 1e9 is 1000000000.0."""
+    try:
+        return (repr(ast.literal_eval(value.strip())),)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return ()
 
 
 def _name(lines, rng):
@@ -108,8 +128,11 @@ def _stop_before_loading(monkeypatch, tmp_path):
         raise _Resolved
 
     monkeypatch.setattr(experiment, "open_session", stop)
-    for module in (surveying, profiling, calibrating, making):
+    for module in (surveying, profiling, calibrating, making, optimizing):
         monkeypatch.setattr(module, "Session", stop)
+    monkeypatch.setattr(report, "open_session", stop)
+    for module in (selection_data, serving):
+        monkeypatch.setattr(module, "load_source", stop)
     monkeypatch.setattr(sandbox, "available", lambda: None)
     yield
     gin.clear_config()

@@ -1,7 +1,6 @@
 """Acceptance heads: the function, the loss, the file, and which pair a head belongs to."""
 
 import dataclasses
-import json
 
 import flax.serialization
 import jax
@@ -128,7 +127,7 @@ def test_a_torn_file_a_strange_card_and_no_file_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="no acceptance head at"):
         head_files.load(tmp_path / "none")
     with pytest.raises(CheckpointError, match="its card lacks an entry"):
-        head_files._card(path, json.dumps({"depth": 1}))
+        head_files._card(path, {"depth": 1})
 
 
 def test_a_head_belongs_to_one_draft(pair):

@@ -13,6 +13,7 @@ from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Poi
 from speccascade_jax.results.store import FORMAT, Record
 
 EXAMPLES = 400
+DRAWS = 0
 TASK = Evaluation(task="tiny_translation", latency_examples=16, latency_trials=1)
 SOURCE = ModelPair(name="fake")
 
@@ -48,7 +49,9 @@ class FakeSession:
     def _record(self, point: Point) -> Record:
         quality, latency, kept, *used = self.law(point.method)
         ids, timed = examples_of(point), point.evaluation.latency_examples
-        own = np.random.default_rng(zlib.crc32(f"{point.method} {point.seed}".encode()))
+        # not the method's repr: a setting added to `Method` must not change the draws
+        said = (DRAWS, point.method.name, point.method.alpha, point.method.block_size, point.seed)
+        own = np.random.default_rng(zlib.crc32(repr(said).encode()))
         hard = np.random.default_rng(0).normal(50, 10, EXAMPLES)
         exact = point.method.name in ("autoregressive", "spec_decode")
         scores = (hard * quality + (0 if exact else self.noise) * own.normal(size=EXAMPLES))[ids]

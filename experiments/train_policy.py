@@ -1,0 +1,55 @@
+r"""Train a policy that chooses a drafter for each query; compare objectives, numbers of queries, weights of rewards.
+
+    python -m experiments.make_selection_data --gin_file=gin/selection_data.gin --gin_file=gin/selection/two_ways.gin
+    python -m experiments.train_policy --gin_file=gin/train_policy.gin
+
+The policy ends up in <run_dir>/selection_policy.msgpack: put it into the pair's folder, or name it as a method's
+`policy`. A run that was killed goes on where it last saved: give the same command again.
+
+    --gin.PolicyTrainer.objective="'best_arm'"     reinforce (the paper's), expected, best_arm, linucb
+    --gin.PolicyTrainer.hidden="()"                a linear policy
+    --gin.PolicyTrainer.alignment_weight=0.5       half alignment, half how small a candidate is
+    --gin.PolicyTrainer.arms="('draft', 'de_en')"  some of the data's candidates
+    --mode=curves                                  rewards by number of queries, for every objective (paper 5, Figure 3)
+    --mode=weights                                 choices and rewards by alignment_weight (paper 5, Figure 2)
+
+Curves and weights print a table and write rows and a picture beside <run_dir>: <run_dir>/curves.json, curves.png.
+"""
+
+from __future__ import annotations
+
+import json
+
+import gin
+from absl import app, flags, logging
+
+from speccascade_jax.runtime import gin_flags, interrupts, malloc
+from speccascade_jax.selection import comparing, train
+
+gin_flags.define_flags()
+MODE = flags.DEFINE_enum(
+    "mode",
+    "train",
+    ["train", "curves", "weights"],
+    "train: one policy. curves: by number of queries and objective. weights: by alignment_weight.",
+)
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unknown argument {argv[1]!r}; flags look like --gin.NAME=VALUE")
+    if not flags.FLAGS.gin_file:
+        raise app.UsageError("name a --gin_file, for example --gin_file=gin/train_policy.gin")
+    with gin_flags.one_line_errors():
+        gin_flags.parse_gin(flags.FLAGS.gin_file, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths)
+        trainer = gin.get_configurable(train.PolicyTrainer)()
+        if MODE.value == "train":
+            print(json.dumps(trainer.run(), indent=1))
+        else:
+            gin.get_configurable(comparing.curves if MODE.value == "curves" else comparing.weights)(trainer)
+
+
+if __name__ == "__main__":
+    malloc.keep_freed_memory()
+    logging.set_verbosity(logging.INFO)
+    gin_flags.run_app(main, interrupts.SAVED)

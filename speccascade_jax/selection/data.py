@@ -1,0 +1,191 @@
+"""What policies learn from: queries as the target reads them, and how well each candidate agrees with the target.
+
+A folder (`selection.making`) holds `manifest.json`: `format` (1), `pair`, `target` and `features`; `arms`, `prints` and
+`parameters`, of each candidate its name, fingerprint and size; `seed`; and `domains`, each with its `task`, `queries`,
+`outputs`, the folder of the target's shards, and `alignment`, the file and key of each candidate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from speccascade_jax.core import archives, names
+from speccascade_jax.core.files import expanded, point_key
+from speccascade_jax.core.names import TARGET
+from speccascade_jax.core.readers import json_object
+from speccascade_jax.methods import selecting
+from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.selection.outputs import AGAIN, Outputs, joined, shard_names
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+_MAKE = "python -m experiments.make_selection_data"
+
+
+@dataclass(frozen=True)
+class Data:
+    """`N` queries of `M` domains and `K` candidates.
+
+    Attributes:
+        features: float32 `[N, D]`, what the target's prefill makes of a query; domain: int32 `[N]`.
+        alignment: float32 `[N, K]`, ROUGE-L against the target's greedy output, 0 to 1.
+        domains, arms: names; prints: of the arms; parameters: how many draft.
+        target: its fingerprint; pair: its name; key: hash of all that the data hang on.
+    """
+
+    features: np.ndarray
+    domain: np.ndarray
+    alignment: np.ndarray
+    domains: tuple[str, ...]
+    arms: tuple[str, ...]
+    prints: tuple[str, ...]
+    parameters: tuple[int, ...]
+    target: str
+    pair: str
+    key: str
+
+    def among(self, arms: Sequence[str]) -> Data:
+        """The data of some of the candidates, in this order; ValueError: one that the data lack."""
+        if unknown := [name for name in arms if name not in self.arms]:
+            raise ValueError(f"the data lack the candidate {unknown[0]!r}: {names.unknown(unknown[0], self.arms)}")
+        if not arms:
+            raise ValueError(f"arms is empty: name some of {', '.join(self.arms)}")
+        at = [self.arms.index(name) for name in arms]
+        picked: Any = {name: tuple(getattr(self, name)[n] for n in at) for name in ("arms", "prints", "parameters")}
+        key = self.key if tuple(arms) == self.arms else point_key(data=self.key, arms=list(arms))
+        return replace(self, alignment=self.alignment[:, at], key=key, **picked)
+
+    def rows(self, chosen: np.ndarray) -> Data:
+        """Some of the queries."""
+        return replace(
+            self, features=self.features[chosen], domain=self.domain[chosen], alignment=self.alignment[chosen]
+        )
+
+    def alignment_by_domain(self) -> dict[str, list[float]]:
+        """Each candidate's mean alignment on each domain."""
+        found = {name: self.alignment[self.domain == n].mean(0) for n, name in enumerate(self.domains)}
+        return {name: [round(float(one), 4) for one in means] for name, means in found.items()}
+
+    def costs(self) -> np.ndarray:
+        """`c = 1 − e^{P} / e^{P_max}` float64 `[K]`, `P` in billions of parameters (paper 5, appendix A.5): 0 for the
+        largest candidate, near 1 for one that is billions smaller."""
+        billions = np.asarray(self.parameters, np.float64) / 1e9
+        return 1.0 - np.exp(billions - billions.max())
+
+    def rewards(self, alignment_weight: float, costs: Mapping[str, float] | None = None) -> np.ndarray:
+        """`w · alignment + (1 − w) · c`, float32 `[N, K]` (paper 5, eq. 2).
+
+        Args:
+            alignment_weight: `w`, 0 to 1; costs: `c` of each candidate, instead of those by parameters.
+
+        Raises:
+            ValueError: `w` outside [0, 1]; costs of other candidates; rewards that are not finite (says where).
+        """
+        if not 0 <= alignment_weight <= 1:
+            raise ValueError(f"alignment_weight={alignment_weight:g} is outside 0 … 1: 1 is alignment alone")
+        if costs is not None and set(costs) != set(self.arms):
+            raise ValueError(f"costs={dict(costs)} must have a number for each of {', '.join(self.arms)}")
+        cheap = self.costs() if costs is None else np.asarray([costs[name] for name in self.arms], np.float64)
+        found = (alignment_weight * self.alignment + (1 - alignment_weight) * cheap[None]).astype(np.float32)
+        check_rewards(found, self.arms)
+        return found
+
+
+def check_rewards(rewards: np.ndarray, arms: Sequence[str]) -> None:
+    """ValueError for rewards `[N, K]` that are not finite; names the first."""
+    if (bad := np.argwhere(~np.isfinite(rewards))).size:
+        query, arm = bad[0]
+        raise ValueError(
+            f"the reward of {arms[arm]!r} for query {query} is {rewards[query, arm]}: rewards must be finite; make the "
+            f"data again, or give other costs"
+        )
+
+
+def manifest(
+    pair: str, loaded: Pair, prints: Mapping[str, str], sizes: Mapping[str, int], domains: list[Any], seed: int
+) -> dict[str, Any]:
+    """What the folder holds: see the module."""
+    target, features = selecting.target_of(loaded)
+    return {
+        "format": FORMAT,
+        "pair": pair,
+        "target": target,
+        "features": features,
+        "arms": list(prints),
+        "prints": list(prints.values()),
+        "parameters": list(sizes.values()),
+        "seed": seed if TARGET in prints else None,
+        "domains": domains,
+    }
+
+
+def read(folder: str | Path) -> Data:
+    """The data of a folder's last call of `make`.
+
+    Raises:
+        FileNotFoundError: a folder without a manifest.
+        ValueError: another format, or a file that is missing or damaged (names it).
+    """
+    path = expanded(folder)
+    if not (path / MANIFEST).is_file():
+        raise FileNotFoundError(f"{path} holds no selection data (no {MANIFEST}): make some with {_MAKE}")
+    told = json_object(path / MANIFEST, "make the folder again")
+    if told.get("format") != FORMAT:
+        raise ValueError(f"{path / MANIFEST} has format {told.get('format')!r}, this version reads {FORMAT}")
+    try:
+        domains = told["domains"]
+        truths = [_target(path / each["outputs"], each["first_example"], each["queries"]) for each in domains]
+        aligned = [_alignments(path, told["arms"], each) for each in domains]
+        return Data(
+            features=np.concatenate([each.features for each in truths if each.features is not None]),
+            domain=np.repeat(np.arange(len(domains), dtype=np.int32), [len(each.ids) for each in truths]),
+            alignment=np.concatenate(aligned),
+            domains=tuple(each["task"] for each in domains),
+            arms=tuple(told["arms"]),
+            prints=tuple(told["prints"]),
+            parameters=tuple(told["parameters"]),
+            target=told["target"],
+            pair=told["pair"],
+            key=point_key(manifest=told),
+        )
+    except KeyError as error:
+        raise ValueError(f"{path / MANIFEST} lacks an entry ({error}): make the folder again with {_MAKE}") from error
+
+
+def is_there(path: Path, key: str) -> bool:
+    """Whether a file of arrays is whole and has this key."""
+    try:
+        return path.exists() and archives.read(path)[0] == key
+    except Exception:  # see `archives.read`
+        return False
+
+
+def _arrays(path: Path) -> tuple[str, dict[str, np.ndarray]]:
+    try:
+        return archives.read(path)
+    except Exception as error:  # see `archives.read`; a file that is not there too
+        raise ValueError(f"{path} is damaged or missing ({error!r}): {AGAIN}") from error
+
+
+def _target(folder: Path, first: int, count: int) -> Outputs:
+    found = joined([Outputs(**_arrays(folder / name)[1]) for name in shard_names(first, count)])
+    if len(found.ids) != count or found.features is None or not math.isfinite(float(np.abs(found.features).sum())):
+        raise ValueError(f"{folder} holds {len(found.ids)} queries, {count} are wanted, with finite features: {AGAIN}")
+    return found
+
+
+def _alignments(folder: Path, arms: Sequence[str], domain: Mapping[str, Any]) -> np.ndarray:
+    columns = []
+    for name in arms:
+        told = domain["alignment"][name]
+        key, arrays = _arrays(folder / told["file"])
+        if key != told["key"]:
+            raise ValueError(f"{folder / told['file']} belongs to other outputs: {AGAIN}")
+        columns.append(arrays["alignment"])
+    return np.stack(columns, axis=1)

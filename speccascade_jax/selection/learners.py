@@ -1,0 +1,169 @@
+"""Learning while serving: what a learner believes, what it tells the decoder, what it makes of a measured time.
+
+The decoder chooses in its own program, by numbers that change from query to query and by bits of the query's own round
+(`drafters.choosing`), so that learning compiles nothing and no choice can see its draft. A reward is minus the log of a
+query's time per token, relative to the first query's: the scale of the machine drops out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade_jax.core.types import Params
+from speccascade_jax.drafters import choosing
+from speccascade_jax.drafters.choosing import Chooser
+from speccascade_jax.pairs.policy_files import Policy
+from speccascade_jax.selection.posterior import Posterior, Whitening
+
+EXPLORED = 4.0
+"""Times per token from a quarter to four times the first one's are told apart by `Exp3`."""
+
+
+class Learner(Protocol):
+    """One way of learning; `chooser` is what the decoder is compiled with."""
+
+    @property
+    def chooser(self) -> Chooser: ...
+
+    def params(self) -> Params:
+        """The chooser's numbers for the next query."""
+
+    def learn(self, features: np.ndarray, arm: int, reward: float) -> None:
+        """Take in what became of a query: its embedding `[D]`, the arm that drafted, its reward."""
+
+
+@dataclass
+class Always:
+    """Learns nothing: one arm, which is what regret is counted against."""
+
+    arm: int
+    arms: int
+    chooser: Chooser = Chooser()
+
+    def params(self) -> Params:
+        return choosing.always(self.arm, self.arms)[1]
+
+    def learn(self, features: np.ndarray, arm: int, reward: float) -> None:
+        """Nothing."""
+
+
+@dataclass
+class Thompson:
+    """Linear Thompson sampling on the target's embedding (`posterior`)."""
+
+    posterior: Posterior
+    chooser: Chooser = Chooser("ridge", "thompson")
+
+    def params(self) -> Params:
+        return self.posterior.params()
+
+    def learn(self, features: np.ndarray, arm: int, reward: float) -> None:
+        self.posterior.learn(features[None], np.array([arm]), np.array([reward]))
+
+
+@dataclass
+class Exp3:
+    """No regret against the best arm of any stream, without features (Auer et al., 2002: Exp3.S, which shares weight).
+
+    Losses are in [0, 1] and estimated by importance: the arm that drafted pays its loss, less a running mean that all
+    pay alike, over its probability. Without the mean whoever was not tried for long would look good.
+
+    Attributes:
+        rate: of learning; explore: share of queries at random; share: of every weight that goes to all arms after each
+            query, so that an arm can come back after a shift.
+    """
+
+    arms: int
+    rate: float = 0.3
+    explore: float = 0.05
+    share: float = 0.0005
+    log_weights: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    usual: float = 0.5
+    chooser: Chooser = Chooser(draws="dynamic")
+
+    def __post_init__(self) -> None:
+        if not (self.rate > 0 and 0 < self.explore <= 1 and 0 <= self.share < 1):
+            raise ValueError(
+                f"rate={self.rate:g} must be above 0, explore={self.explore:g} in (0, 1] and share={self.share:g} in "
+                f"[0, 1)"
+            )
+        self.log_weights = np.zeros(self.arms)
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """float64 `[K]`."""
+        weights = np.exp(self.log_weights - self.log_weights.max())
+        return (1 - self.explore) * weights / weights.sum() + self.explore / self.arms
+
+    def params(self) -> Params:
+        return {"scores": np.log(self.probabilities).astype(np.float32)}
+
+    def learn(self, features: np.ndarray, arm: int, reward: float) -> None:
+        loss = min(max(0.5 - 0.5 * reward / math.log(EXPLORED), 0.0), 1.0)
+        self.log_weights[arm] -= self.rate * (loss - self.usual) / self.probabilities[arm]
+        self.usual += 0.05 * (loss - self.usual)
+        weights = np.exp(self.log_weights - self.log_weights.max())
+        self.log_weights = np.log((1 - self.share) * weights + self.share * weights.mean())
+
+
+LEARNERS = ("thompson", "thompson_prior", "exp3", "greedy", "random")
+"""What can be served with: two ways to learn, Thompson sampling with a trained policy as its prior, and that policy, or
+any arm at random, without learning."""
+
+
+@dataclass
+class Fixed:
+    """A chooser and numbers that stay as they are: a trained policy, or any arm at random."""
+
+    chooser: Chooser
+    numbers: Params
+
+    def params(self) -> Params:
+        return self.numbers
+
+    def learn(self, features: np.ndarray, arm: int, reward: float) -> None:
+        """Nothing."""
+
+
+def thompson(
+    sample: np.ndarray, arms: int, *, noise: float = 0.3, ridge: float = 1.0, discount: float = 1.0
+) -> Thompson:
+    """Thompson sampling from nothing.
+
+    Args:
+        sample: embeddings `[N, D]` that say how features are spread; their rewards are not known.
+        noise, ridge, discount: as of `Posterior`.
+    """
+    return Thompson(Posterior.empty(Whitening.of(sample), arms, noise=noise, ridge=ridge, discount=discount))
+
+
+def with_prior(learner: Thompson, policy: Policy, numbers: Params, sample: np.ndarray, gain: float = 0.7) -> Thompson:
+    """Begin with what a trained policy says: as if each query of a sample had shown every arm, at `gain · (π(a) − 1)`.
+
+    A policy is no forecast of times. It says which arm is the best: that one is taken to be as fast as the first query
+    was, the others slower by `gain` (0.7 in logs: twice the time), until measured queries overrule it.
+
+    Args:
+        numbers: the policy's parameters, its arms in the decoder's order; sample: embeddings `[N, D]`.
+    """
+    scores = choosing.SCORERS[policy.card.scores](numbers, jnp.asarray(sample)).mean
+    law = np.asarray(jax.nn.softmax(scores, -1), np.float64)
+    posterior, discount = learner.posterior, learner.posterior.discount
+    posterior.discount = 1.0  # the arms are told one after the other, and none is to be forgotten meanwhile
+    for arm in range(law.shape[1]):
+        posterior.learn(sample, np.full(len(sample), arm), gain * (law[:, arm] - 1.0))
+    posterior.discount = discount
+    return learner
+
+
+def state(learner: Learner) -> dict[str, Any]:
+    """All that moves in a learner, as lists: two that were told the same are equal."""
+    if isinstance(learner, Thompson):
+        return {"inverse": learner.posterior.inverse.tolist(), "moment": learner.posterior.moment.tolist()}
+    return {"log_weights": learner.log_weights.tolist(), "usual": learner.usual} if isinstance(learner, Exp3) else {}

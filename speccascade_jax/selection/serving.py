@@ -1,0 +1,278 @@
+"""Serving a stream of queries whose domain shifts, learning on the way: what `experiments/serve_online.py` runs.
+
+Every query is decoded once for each learner and once with each drafter always, in an order that changes from query to
+query; a learner is told its own time alone. What each query gave is one line of a file, written before the next begins:
+a run that was killed reads its lines, tells them to its learners again, and goes on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from speccascade_jax.core.checks import several, whole
+from speccascade_jax.core.files import claim, expanded, plain, point_key
+from speccascade_jax.core.flat import Flat
+from speccascade_jax.core.names import hint
+from speccascade_jax.drafters.selected import SelectedDrafter
+from speccascade_jax.engine.generate import Generator, raise_on_failure
+from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.session import Prepared, Session, load_source
+from speccascade_jax.evaluation.validation import validate
+from speccascade_jax.methods import selecting
+from speccascade_jax.methods.settings import Arm, Level
+from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.results.printing import clock_time
+from speccascade_jax.selection import learners, regret
+from speccascade_jax.selection.learners import LEARNERS, Learner
+from speccascade_jax.selection.outputs import embedded
+from speccascade_jax.training import runs
+
+Row = dict[str, Any]
+QUERIES = "queries.jsonl"
+
+
+def serve(
+    *,
+    pair: ModelPair,
+    phases: Sequence[Evaluation],
+    drafters: Sequence[str | Level | Arm],
+    learning: Sequence[str] = ("thompson", "exp3"),
+    policy: str | None = None,
+    block_size: int = 7,
+    temperature: float = 0.0,
+    sample: int = 64,
+    noise: float = 0.3,
+    discount: float = 1.0,
+    seed: int = 0,
+    output: str = "results/online",
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[Row]:
+    """Serve the phases one after the other; print what learning cost against knowing, and draw the regret.
+
+    Args:
+        pair, drafters, block_size, temperature: how is decoded; phases: tasks, each with how many of its examples for
+            latency are queries; a task may come again, with other examples.
+        learning: names of `learners.LEARNERS`.
+        policy: of "thompson_prior" and "greedy"; `None`: the pair's own.
+        sample: examples for quality of each phase whose embeddings alone say how features are spread.
+        noise, discount: of Thompson sampling (`posterior`); seed: of choices and outputs.
+        output: a folder; clock: seconds, a fake one in tests.
+
+    Returns:
+        A row for each query: `round`, `phase`, `domain`, and `runs`, by learner and by arm ("always NAME"): `arm`,
+        `seconds`, `tokens`.
+
+    Raises:
+        ValueError: a value without meaning, a policy of others, a folder begun with other settings.
+        LockedError: another process serves into the folder.
+    """
+    _check(phases, learning, sample)
+    folder = expanded(output)
+    with runs.alone(folder):
+        server = Server(
+            pair=pair, phases=tuple(each.resolved() for each in phases), drafters=tuple(drafters),
+            learning=tuple(learning), policy=policy, block_size=block_size, temperature=temperature, sample=sample,
+            noise=noise, discount=discount, seed=seed,
+        )  # fmt: skip
+        taught = server.learners()  # refuses what cannot be learnt with, before anything is written
+        claim(folder / "settings.json", server.settings(), "name another output, or remove the folder")
+        rows = server.run(taught, folder, clock)
+        regret.report(rows, folder)
+    return rows
+
+
+def _check(phases: Sequence[Evaluation], learning: Sequence[str], sample: int) -> None:
+    several("phases", phases, 1)
+    several("learning", learning, 1)
+    whole("sample", sample, 2)
+    for name in learning:
+        if name not in LEARNERS:
+            raise ValueError(f"unknown learner {name!r}; {hint(name, LEARNERS)}choose among {', '.join(LEARNERS)}")
+    if len(set(learning)) < len(learning):
+        raise ValueError(f"learning={tuple(learning)} names one twice: name each once")
+    for each in phases:
+        whole("latency_examples of a phase", each.latency_examples, 1)
+
+
+@dataclass(kw_only=True)
+class Server:
+    """A stream being served; see `serve`."""
+
+    pair: ModelPair
+    phases: tuple[Evaluation, ...]
+    drafters: tuple[str | Level | Arm, ...]
+    learning: tuple[str, ...]
+    policy: str | None
+    block_size: int
+    temperature: float
+    sample: int
+    noise: float
+    discount: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        self.point = Point(
+            pair=self.pair,
+            evaluation=self.phases[0],
+            method=Method(
+                name="spec_decode", drafters=self.drafters, choose=selecting.RANDOM, block_size=self.block_size
+            ),
+            sampling=Sampling(temperature=self.temperature),
+            seed=self.seed,
+        )
+        for each in self.phases:
+            validate(replace(self.point, evaluation=each))
+        self.loaded: Pair = load_source(self.pair)
+        self.sessions = [Session(self.pair, each, self.loaded) for each in self.phases]
+        self.sessions[0].check([(self.point.method, self.point.sampling)])
+        self.arms = [arm.called for arm in selecting.arms_of(self.point.method.settings())]
+
+    @property
+    def asks(self) -> bool:
+        """Whether a trained policy is asked."""
+        return any(name in ("thompson_prior", "greedy") for name in self.learning)
+
+    def settings(self) -> Row:
+        """What the result hangs on beside the clock."""
+        given = {name: getattr(self, name) for name in ("learning", "block_size", "temperature", "sample", "noise")}
+        given |= {"discount": self.discount, "seed": self.seed, "arms": self.arms}
+        given["max_new_tokens"] = [each.max_new_tokens for each in self.phases]
+        arms = selecting.arms_of(self.point.method.settings())
+        given["drafters"] = [
+            [str(arm), print_] for arm, print_ in zip(arms, selecting.prints(self.loaded, arms).values(), strict=True)
+        ]
+        given["policy"] = selecting.policy_of(self.loaded, self.policy).fingerprint if self.asks else None
+        given["queries"] = [point_key(examples=session.loaded, count=session.evaluation.latency_examples,
+                                      first=session.evaluation.first_example) for session in self.sessions]  # fmt: skip
+        return dict(plain(given))
+
+    def run(self, taught: dict[str, Learner], folder: Path, clock: Callable[[], float]) -> list[Row]:
+        """Serve what is left of the stream."""
+        fixed = {f"always {name}": learners.Always(n, len(self.arms)) for n, name in enumerate(self.arms)}
+        log = runs.MetricsLog(folder / QUERIES, 2**62)
+        rows = [json.loads(line) for line in (folder / QUERIES).read_text().splitlines()]
+        for row in rows:
+            _tell(taught, row, rows[0])
+        stream = [(n, place) for n, each in enumerate(self.phases) for place in range(each.latency_examples)]
+        warm, began, first = set[int](), time.monotonic(), len(rows)
+        for number in range(len(rows), len(stream)):
+            phase, place = stream[number]
+            if phase not in warm:
+                self._warm(taught | fixed, phase)
+                warm.add(phase)
+            row = self._served(taught | fixed, number, phase, place, clock)
+            rows.append(row)
+            log.append(row)
+            _tell(taught, row, rows[0])
+            if (number + 1) % 50 == 0 or number + 1 == len(stream):
+                print(
+                    f"{number + 1} of {len(stream)} queries served, {_left(began, first, number, len(stream))} left",
+                    flush=True,
+                )
+        return rows
+
+    def learners(self) -> dict[str, Learner]:
+        """Those of `learning`, at the beginning of the stream."""
+        sample = np.concatenate([self._embeddings(session) for session in self.sessions])
+        found: dict[str, Learner] = {}
+        for name in self.learning:
+            found[name] = self._learner(name, sample)
+        return found
+
+    def _learner(self, name: str, sample: np.ndarray) -> Learner:
+        if name == "exp3":
+            return learners.Exp3(len(self.arms))
+        if name == "thompson":
+            return learners.thompson(sample, len(self.arms), noise=self.noise, discount=self.discount)
+        settings = self.point.method.settings(
+            choose=selecting.RANDOM if name == selecting.RANDOM else "greedy", policy=self.policy
+        )
+        chooser, numbers = selecting.chooser_of(self.loaded, settings, "serving")
+        if name != "thompson_prior":
+            return learners.Fixed(chooser, numbers)
+        plain_learner = learners.thompson(sample, len(self.arms), noise=self.noise, discount=self.discount)
+        policy = selecting.policy_of(self.loaded, self.policy)
+        return learners.with_prior(plain_learner, policy, numbers, sample)
+
+    def _embeddings(self, session: Session) -> np.ndarray:
+        """Of some examples for quality, whose rewards nobody knows: how features are spread."""
+        asked = session.evaluation
+        rows = session.window(asked, min(self.sample, asked.quality_examples))
+        given = session.prepare(self.point, rows).given
+        return np.asarray(embedded(self.loaded.target.model, self.loaded.target.params, given["prompt"]))
+
+    def _warm(self, ways: dict[str, Learner], phase: int) -> None:
+        """Compile what a phase needs: prompts of another task may be padded to another width."""
+        for learner in ways.values():
+            jax.block_until_ready(self._prepared(learner, phase, 0, 0)(self.seed).tokens)
+
+    def _served(self, ways: dict[str, Learner], number: int, phase: int, place: int, clock: Callable[[], float]) -> Row:
+        """One query by every way, whoever went first last time going later now."""
+        names = list(ways)
+        order = names[number % len(names) :] + names[: number % len(names)]
+        found = {name: self._timed(ways[name], number, phase, place, clock) for name in order}
+        told = {name: found[name] for name in names}
+        domain = self.sessions[phase].task.name
+        row = {"step": number, "round": number, "phase": phase, "place": place, "domain": domain}
+        return row | {"arms": self.arms, "runs": told}
+
+    def _timed(self, learner: Learner, number: int, phase: int, place: int, clock: Callable[[], float]) -> Row:
+        """A query's arm, time and tokens; what is learnt and laid ready between queries is no query's time."""
+        ready = self._prepared(learner, phase, place, number)
+        begin = clock()
+        generation = ready(self.seed)
+        jax.block_until_ready(generation.tokens)
+        seconds = clock() - begin
+        raise_on_failure(generation)
+        inner, length = generation.inner, int(generation.lengths[0])
+        told: Row = {"arm": int(inner["choice"][0]), "seconds": seconds, "tokens": length}
+        if learner.chooser.reads_features:
+            told["features"] = _packed(np.asarray(inner["features"][0], np.float32))
+        return told
+
+    def _prepared(self, learner: Learner, phase: int, place: int, number: int) -> Prepared:
+        """A phase's query with the learner's chooser and numbers; its bits hang on its round, not on its place."""
+        session = self.sessions[phase]
+        program, params = session.built(self.point.method)
+        assert isinstance(program, Generator) and isinstance(program.engine.drafter, SelectedDrafter)
+        drafter = replace(program.engine.drafter, chooser=learner.chooser)
+        row = int(session.window(session.evaluation, session.evaluation.latency_examples)[place])
+        given = session.arguments(self.point, np.asarray([row]), [None])
+        numbers = {**params["drafter"], "policy": jax.device_put(learner.params())}
+        given |= {"params": Flat({**params, "drafter": numbers}), "example_ids": np.asarray([number], np.int32)}
+        return Prepared(Generator(replace(program.engine, drafter=drafter)), given)
+
+
+def _tell(taught: dict[str, Learner], row: Row, first: Row) -> None:
+    """What a query taught every learner: its own run alone, against the first query's."""
+    for name, learner in taught.items():
+        own, begun = row["runs"][name], first["runs"][name]
+        reward = -math.log(_cost(own) / _cost(begun))
+        features = _unpacked(own["features"]) if "features" in own else np.zeros(0, np.float32)
+        learner.learn(features, own["arm"], reward)
+
+
+def _cost(run: Row) -> float:
+    return float(run["seconds"]) / max(int(run["tokens"]), 1)
+
+
+def _packed(features: np.ndarray) -> str:
+    return base64.b64encode(features.tobytes()).decode()
+
+
+def _unpacked(text: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), np.float32)
+
+
+def _left(began: float, first: int, number: int, total: int) -> str:
+    return clock_time((time.monotonic() - began) / (number + 1 - first) * (total - number - 1))

@@ -1,0 +1,231 @@
+"""Drafters beside each other, one for each row: the target's law whoever drafts, and idle ones cost no call."""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.core.controls import make_controls
+from speccascade_jax.core.types import Prompt
+from speccascade_jax.drafters.choosing import Chooser
+from speccascade_jax.drafters.model import ModelDrafter
+from speccascade_jax.drafters.nested import NestedDrafter
+from speccascade_jax.drafters.none import NoDrafter
+from speccascade_jax.drafters.selected import SelectedDrafter
+from speccascade_jax.engine.generate import generate
+from speccascade_jax.engine.loop import Engine
+from speccascade_jax.models.fake import Fake
+from speccascade_jax.rules.acceptance import Speculative
+from speccascade_jax.rules.by_arm import ByArm
+from speccascade_jax.rules.deferral import RULES
+from speccascade_jax.stopping.policies import Confidence, Fixed
+from tests.support import conformance
+from tests.support.drafters import Repeats
+
+LOSSLESS, LOSSY = Speculative(RULES["spec_decode"]), Speculative(RULES["token_v3"])
+ROWS = 12
+PROMPT = Prompt(np.tile(np.array([[3, 4, 5, 0]], np.int32), (ROWS, 1)), np.array([3, 1, 4] * 4, np.int32))
+SMALL, MIDDLE, LARGE = Fake(16, noise=0.5, seed=1), Fake(16, noise=0.3, seed=2), Fake(16, seed=3)
+INNER = Engine(target=MIDDLE, drafter=ModelDrafter(SMALL, Fixed(2)), verifier=LOSSLESS)
+ARMS = (
+    ModelDrafter(SMALL, Fixed(4)),
+    NoDrafter(),
+    NestedDrafter(INNER, 3),
+    ModelDrafter(MIDDLE, Confidence(3)),
+    Repeats(2, 16),
+)
+OWN = ({"model": ()}, {}, {"target": (), "drafter": {"model": ()}}, {"model": ()}, ())
+
+
+def engine_of(drafter, verifier=LOSSLESS, target=LARGE, **more):
+    return Engine(target=target, drafter=drafter, verifier=verifier, **more)
+
+
+def among(arms=ARMS, **more):
+    return SelectedDrafter(arms, Chooser(draws="dynamic"), **more)
+
+
+def run(engine, own, temperature=1.0, length=24, prompt=PROMPT, rows=None, **more):
+    chosen = jax.tree.map(lambda x: x if rows is None else x[rows], prompt)
+    count = len(chosen.length)
+    inner = (make_controls(count, temperature=temperature),)
+    controls = make_controls(count, alpha=0.3, temperature=temperature, inner=inner, stop_threshold=0.6)
+    ids = np.arange(len(prompt.length)) if rows is None else np.asarray(rows)
+    return generate(
+        engine,
+        {"target": (), "drafter": own},
+        chosen,
+        5,
+        controls=controls,
+        max_new_tokens=length,
+        example_ids=ids,
+        **more,
+    )
+
+
+def selection(own=OWN, scores=None):
+    return {"arms": own, "policy": {"scores": np.zeros(len(own), np.float32) if scores is None else scores}}
+
+
+@pytest.mark.parametrize(
+    "verifier", [LOSSLESS, pytest.param(LOSSY, marks=pytest.mark.laws)], ids=["lossless", "reads q"]
+)
+@pytest.mark.parametrize("bonus", ["rule", pytest.param("none", marks=pytest.mark.laws)])
+def test_every_row_of_a_mixed_batch_is_what_its_drafter_alone_would_have_made(verifier, bonus):
+    """To the last bit and count. The fakes' laws hang on the whole prefix, so that a law that another arm wrote over, a
+    stale cache or somebody else's bits would show."""
+    mixed = run(engine_of(among(), verifier, bonus=bonus), selection())
+    choice = np.asarray(mixed.inner["choice"])
+    assert set(choice) == set(range(len(ARMS))), choice
+    for place, (arm, own) in enumerate(zip(ARMS, OWN, strict=True)):
+        rows = np.flatnonzero(choice == place)
+        if verifier.reads_q and not arm.block:  # nothing drafts: no engine of its own has such a rule
+            alone = run(engine_of(arm, LOSSLESS, bonus=bonus), own, rows=rows)
+        else:
+            alone = run(engine_of(arm, verifier, bonus=bonus), own, rows=rows)
+        np.testing.assert_array_equal(np.asarray(mixed.tokens)[rows], alone.tokens, str(arm))
+        for name in ("rounds", "target_calls", "drafted", "kept", "rejected", "draft_steps"):
+            np.testing.assert_array_equal(
+                np.asarray(getattr(mixed.stats, name))[rows], getattr(alone.stats, name), name
+            )
+    assert int(mixed.stats.kept.sum()) > 20 and int(mixed.stats.rejected.sum()) > 0
+
+
+def test_greedy_tokens_are_the_targets_and_a_row_alone_is_the_row_in_a_batch():
+    engine = engine_of(among())
+    mixed = run(engine, selection(), temperature=0.0)
+    np.testing.assert_array_equal(mixed.tokens, run(engine_of(NoDrafter()), {}, temperature=0.0).tokens)
+    for row in range(5):
+        one = run(engine, selection(), temperature=0.0, rows=[row])
+        assert one.inner["choice"][0] == mixed.inner["choice"][row]
+        for name in ("rounds", "drafted", "kept"):
+            assert getattr(one.stats, name)[0] == getattr(mixed.stats, name)[row]
+
+
+def _tabular(seed, chooser=Chooser(draws="dynamic"), kind=SelectedDrafter):  # noqa: B008 (frozen)
+    q_table, p_table = conformance.tables(3, seed=seed)
+    arms = tuple(sc.TableLM(table) for table in (q_table, -q_table))
+    drafters = (*(ModelDrafter(arm.model, Fixed(size)) for arm, size in zip(arms, (2, 1), strict=True)), NoDrafter())
+    own = (*({"model": arm.params} for arm in arms), {})
+    engine = engine_of(kind(drafters, chooser), target=sc.TableLM(p_table).model)
+    params = {"target": jnp.asarray(p_table), "drafter": selection(own)}
+    return engine, params, conformance.law_by_rule(RULES["spec_decode"], q_table, p_table, 0.0, 0.8, 1.0)
+
+
+def test_law_under_a_random_policy_in_rows_with_different_arms():
+    """Of all rows, and of the rows of each arm: the choice tells nothing of what is written."""
+    engine, params, law = _tabular(11)
+    rows = 40_000
+    prompt = Prompt(jnp.zeros((rows, 1), jnp.int32), jnp.ones((rows,), jnp.int32))
+    out = generate(engine, params, prompt, 3, controls=make_controls(rows, temperature=0.8), max_new_tokens=5)
+    tokens, choice = np.asarray(out.tokens), np.asarray(out.inner["choice"])
+    counts = np.bincount(choice, minlength=3)
+    assert conformance.pooled_p_value(counts, np.full(3, rows / 3)) > 1e-3
+    found = [conformance.sequence_p_value(tokens, law)]
+    found += [conformance.sequence_p_value(tokens[choice == arm], law) for arm in range(3)]
+    assert conformance.holm(found) > 1e-3, found
+    assert out.stats.kept.sum() > 0 and out.stats.rejected.sum() > 0
+
+
+@dataclass(frozen=True)
+class Peeking(SelectedDrafter):
+    """Wrong on purpose: drafts with both models, and takes the arm whose first token is the smaller one."""
+
+    peeks: ClassVar[bool] = True
+
+    def propose(self, params: Any, state: Any, request: Any) -> Any:
+        first = replace(state, choice=jnp.zeros_like(state.choice))
+        firsts = []
+        for arm in range(2):
+            forced = replace(first, choice=jnp.full_like(state.choice, arm))
+            draft, forced, _ = SelectedDrafter.propose(self, params, forced, request)
+            firsts.append((draft, forced))
+        (a, _), (b, _) = firsts
+        takes = (b.tokens[:, 0] < a.tokens[:, 0]).astype(jnp.int32)
+        return SelectedDrafter.propose(self, params, replace(state, choice=takes), request)
+
+
+@pytest.mark.laws
+def test_choosing_the_arm_after_looking_at_its_draft_is_found():
+    """Negative control. The arms draw with bits of their own, or the smaller token would say nothing."""
+    q_table, p_table = conformance.tables(3, seed=11)
+    arms = tuple(sc.TableLM(table) for table in (q_table, np.roll(q_table, 1, axis=1)))
+    drafters = tuple(ModelDrafter(arm.model, Fixed(1)) for arm in arms)
+    own = tuple({"model": arm.params} for arm in arms)
+    law = conformance.law_by_rule(RULES["spec_decode"], q_table, p_table, 0.0, 0.8, 1.0)
+    found = {}
+    for kind in (SelectedDrafter, Peeking):
+        engine = engine_of(kind(drafters, Chooser(draws="dynamic")), target=sc.TableLM(p_table).model)
+        params = {"target": jnp.asarray(p_table), "drafter": selection(own)}
+        (tokens,) = conformance.run_rows(engine, params, 30_000, 0.0, [(0.8, 1.0)], length=4, conclusive=True)
+        found[kind] = conformance.sequence_p_value(tokens, law)
+    assert found[SelectedDrafter] > 1e-3 and found[Peeking] < 1e-6, found
+
+
+def test_arms_with_rules_of_their_own():
+    """Rows of the lossy arm are what an engine with that rule makes, the others' the lossless one's."""
+    arms, own = (ModelDrafter(SMALL, Fixed(4)), ModelDrafter(SMALL, Fixed(4))), ({"model": ()}, {"model": ()})
+    mixed = run(engine_of(among(arms, tells_arm=True), ByArm((LOSSLESS, LOSSY))), selection(own))
+    choice = np.asarray(mixed.inner["choice"])
+    for place, verifier in enumerate((LOSSLESS, LOSSY)):
+        rows = np.flatnonzero(choice == place)
+        alone = run(engine_of(arms[0], verifier), own[0], rows=rows)
+        np.testing.assert_array_equal(np.asarray(mixed.tokens)[rows], alone.tokens)
+    both = [run(engine_of(arms[0], verifier), own[0]).tokens for verifier in (LOSSLESS, LOSSY)]
+    assert (np.asarray(both[0]) != np.asarray(both[1])).any(), "the rules tell nothing apart"
+    with pytest.raises(ValueError, match="hangs on who drafted"):
+        ByArm((LOSSLESS, LOSSY)).law(None, None)
+
+
+@dataclass(frozen=True)
+class Counting(Fake):
+    """A model that tells whenever it is called."""
+
+    name: str = ""
+
+    def prefill(self, params: Any, prompt: Any, max_len: int, max_rollback: int | None = None) -> Any:
+        jax.debug.callback(lambda: CALLS.append(f"{self.name} reads"))
+        return super().prefill(params, prompt, max_len, max_rollback)
+
+    def extend(self, params: Any, cache: Any, tokens: Any) -> Any:
+        jax.debug.callback(lambda: CALLS.append(f"{self.name} {tokens.shape[1]}"))
+        return super().extend(params, cache, tokens)
+
+
+CALLS: list[str] = []
+
+
+def test_what_no_row_chose_is_never_called_and_short_blocks_are_scored_narrow():
+    draft, other = (Counting(16, noise=0.4, seed=n, name=f"draft{n}") for n in (1, 2))
+    target = Counting(16, seed=3, name="target")
+    arms = (ModelDrafter(draft, Fixed(3)), ModelDrafter(other, Fixed(5)), NoDrafter())
+    engine = engine_of(among(arms), target=target)
+    own = ({"model": ()}, {"model": ()}, {})
+    called, read = {}, {"target reads", "target 3"}
+    for place in range(3):
+        CALLS.clear()
+        scores = np.eye(3, dtype=np.float32)[place] * 100
+        out = run(engine, selection(own, scores), rows=[0, 1], length=8)
+        jax.effects_barrier()
+        called[place] = set(CALLS)
+        assert set(np.asarray(out.inner["choice"])) == {place}
+    assert called[0] == read | {"draft1 reads", "draft1 3", "draft1 1", "target 4"}
+    assert called[1] == read | {"draft2 reads", "draft2 3", "draft2 1", "target 6"}
+    assert called[2] == read | {"target 1"}
+
+
+def test_a_selection_needs_arms():
+    with pytest.raises(ValueError, match="among no drafters"):
+        SelectedDrafter((), Chooser())
+
+
+def test_the_choice_is_a_rows_own_and_no_other_draws_bits():
+    """It depends on the row's id and the seed alone: neither on the batch nor on the temperature."""
+    engine = engine_of(among())
+    first = np.asarray(run(engine, selection()).inner["choice"])
+    np.testing.assert_array_equal(first, run(engine, selection(), temperature=0.3).inner["choice"])
+    np.testing.assert_array_equal(first[[7, 2]], run(engine, selection(), rows=[7, 2]).inner["choice"])

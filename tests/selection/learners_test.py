@@ -1,0 +1,121 @@
+"""Learners on streams whose best arm is known: what they find, and that they find it again after a shift."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from speccascade_jax.drafters import choosing
+from speccascade_jax.pairs.policy_files import Card, Policy
+from speccascade_jax.selection import learners
+from speccascade_jax.selection.posterior import Posterior, Whitening
+from tests.support import selection_folders
+
+ARMS = 3
+
+
+def stream(phases, queries, seed=0):
+    """Features `[N, D]` and times per token `[N, 3]`, domain after domain: the domain's own arm takes half as long."""
+    features, domain, _ = selection_folders.clusters(4000, seed)
+    rng = np.random.default_rng(seed)
+    rows = np.concatenate([rng.choice(np.flatnonzero(domain == n), queries) for n in phases])
+    times = np.exp(rng.normal(0, 0.1, (len(rows), ARMS))) * np.where(np.eye(ARMS)[domain[rows]] > 0, 1.0, 2.0)
+    return features[rows], domain[rows], times
+
+
+def served(learner, features, times, seed=0):
+    """The arms that a learner takes, by its own chooser's bits of each round."""
+    taken = []
+    for number, (x, own) in enumerate(zip(features, times, strict=True)):
+        uniforms = jax.random.uniform(jax.random.fold_in(jax.random.key(seed), number), (1, ARMS))
+        arm = int(learner.chooser(jax.tree.map(jnp.asarray, learner.params()), x[None], uniforms)[0])
+        learner.learn(x, arm, -float(np.log(own[arm])))
+        taken.append(arm)
+    return np.asarray(taken)
+
+
+def test_thompson_finds_each_domains_arm_and_loses_nothing_by_a_shift():
+    features, domain, times = stream((0, 1, 0), 200)
+    taken = served(learners.thompson(features[:50], ARMS), features, times)
+    right = taken == domain
+    assert right[:30].mean() < 0.8 and right[100:200].mean() > 0.9, "before the shift"
+    assert right[300:400].mean() > 0.9, "after it"
+    assert right[400:430].mean() > 0.9, "what was learnt of the first domain is still known"
+    regret = times[np.arange(len(times)), taken] - times[np.arange(len(times)), domain]
+    assert regret[150:200].mean() < 0.3 * regret[:50].mean()
+
+
+def test_a_prior_spares_the_first_queries():
+    features, domain, times = stream((0, 1), 100)
+    centers = np.zeros((ARMS, features.shape[1]))
+    for n in set(domain):
+        centers[n] = features[domain == n].mean(0)
+    numbers = {"layers_0": {"kernel": 3 * centers.T.astype(np.float32),
+                            "bias": (-1.5 * (centers**2).sum(1)).astype(np.float32)}}  # fmt: skip
+    card = Card(scores="perceptron", features=12, arms=("a", "b", "c"), prints=("1", "2", "3"), target="t")
+    policy = Policy(numbers, card)
+    plain, begun = (learners.thompson(features[:64], ARMS) for _ in range(2))
+    begun = learners.with_prior(begun, policy, numbers, features[:150:3])
+    right = [(served(each, features, times) == domain)[:40].mean() for each in (plain, begun)]
+    assert right[1] > 0.9 > right[0]
+
+
+def test_a_wrong_prior_is_overruled():
+    features, domain, times = stream((0,), 300)
+    numbers = {"layers_0": {"kernel": np.zeros((12, 3), np.float32), "bias": np.array([0, 0, 6.0], np.float32)}}
+    card = Card(scores="perceptron", features=12, arms=("a", "b", "c"), prints=("1", "2", "3"), target="t")
+    begun = learners.with_prior(learners.thompson(features, ARMS), Policy(numbers, card), numbers, features[:20])
+    taken = served(begun, features, times)
+    assert (taken[:10] == 2).mean() > 0.5 and (taken[200:] == domain[200:]).mean() > 0.8
+
+
+def test_exp3_has_no_regret_against_the_best_fixed_arm_and_comes_back_after_a_shift():
+    features, domain, times = stream((0, 1), 1500)
+    taken = served(learners.Exp3(ARMS), features, times)
+    spent = times[np.arange(len(times)), taken]
+    for first, last in ((0, 1500), (1500, 3000)):
+        best = times[first:last].sum(0).min() / (last - first)
+        early, late = spent[first : first + 200].mean() - best, spent[last - 500 : last].mean() - best
+        assert late < 0.35 * early and late < 0.2, (first, early, late)
+    assert (taken[-500:] == 1).mean() > 0.8
+
+
+def test_exp3_probabilities_and_bad_numbers():
+    learner = learners.Exp3(2, rate=0.5, explore=0.1, share=0.0)
+    learner.learn(np.zeros(0), 0, -10.0)  # a loss of 1, 0.5 above the usual one, at probability 1/2
+    weights = np.exp([-0.5 * 0.5 / 0.5, 0.0])
+    assert learner.usual == 0.525
+    np.testing.assert_allclose(learner.probabilities, 0.9 * weights / weights.sum() + 0.05)
+    law = np.asarray(jax.nn.softmax(learner.params()["scores"]))
+    np.testing.assert_allclose(law, learner.probabilities, rtol=1e-6)
+    for wrong in ({"rate": 0.0}, {"explore": 0.0}, {"share": 1.0}):
+        with pytest.raises(ValueError, match="must be above 0"):
+            learners.Exp3(2, **wrong)
+
+
+def test_the_posterior_is_ridge_regression():
+    rng = np.random.default_rng(0)
+    features, rewards, arms = rng.normal(size=(40, 5)), rng.normal(size=40), rng.integers(0, 2, 40)
+    posterior = Posterior.empty(Whitening.of(features), 2, ridge=0.7, noise=0.3)
+    posterior.learn(features, arms, rewards)
+    white = posterior.whitening(features)
+    for arm in range(2):
+        x, r = white[arms == arm], rewards[arms == arm]
+        precision = x.T @ x + 0.7 * np.eye(6)
+        np.testing.assert_allclose(posterior.weights()[arm], np.linalg.solve(precision, x.T @ r), rtol=1e-8)
+        np.testing.assert_allclose(posterior.inverse[arm], np.linalg.inv(precision), rtol=1e-8, atol=1e-12)
+    scores = choosing.ridge(jax.tree.map(jnp.asarray, posterior.params()), jnp.asarray(features, jnp.float32))
+    np.testing.assert_allclose(scores.mean, white @ posterior.weights().T, atol=1e-5)
+    with pytest.raises(ValueError, match="the reward of query 1 is nan"):
+        posterior.learn(features[:2], arms[:2], np.array([0.0, np.nan]))
+    with pytest.raises(ValueError, match="discount=0 in"):
+        Posterior.empty(Whitening.of(features), 2, discount=0.0)
+
+
+def test_a_discount_forgets_and_stays_bounded():
+    rng = np.random.default_rng(1)
+    features = rng.normal(size=(2000, 3))
+    posterior = Posterior.empty(Whitening.of(features), 1, discount=0.95)
+    posterior.learn(features, np.zeros(2000, int), np.r_[np.full(1000, 1.0), np.full(1000, -1.0)])
+    np.testing.assert_allclose(posterior.whitening(features[:5]) @ posterior.weights()[0], -1.0, atol=0.2)
+    assert np.isfinite(posterior.inverse).all() and np.trace(posterior.inverse[0]) <= 4.0 / 1.0 + 1e-6

@@ -1,0 +1,118 @@
+"""Serving a stream with a shift on a tiny pair: what each query leaves, what a kill leaves, what is refused."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from speccascade_jax.evaluation.points import Evaluation, ModelPair
+from speccascade_jax.selection import learners, regret, serving
+from tests.support import tiny_pair
+
+LEARNING = ("thompson", "exp3", "random")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return ModelPair(name=str(tiny_pair.write(tmp_path_factory.mktemp("pair"), middle=True)))
+
+
+def ticks():
+    """A clock by which everything takes a second."""
+    now = [0.0]
+
+    def clock():
+        now[0] += 1.0
+        return now[0]
+
+    return clock
+
+
+def serve(pair, folder, **changed):
+    given = {"max_new_tokens": 6, "quality_examples": 4, "latency_examples": 3}
+    phases = [Evaluation(task=task, **given) for task in ("tiny_translation", "tiny_translation_de_en")]
+    told = {"phases": phases, "drafters": ("draft", "middle", "autoregressive"), "learning": LEARNING, "block_size": 2}
+    told |= {"sample": 4, "output": str(folder), "clock": ticks(), "temperature": 1.0}
+    return serving.serve(pair=pair, **told | changed)
+
+
+@pytest.fixture(scope="module")
+def unbroken(pair, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("unbroken")
+    return folder, serve(pair, folder)
+
+
+def test_every_query_is_served_by_every_way(unbroken):
+    folder, rows = unbroken
+    assert [row["round"] for row in rows] == list(range(6)) and [row["phase"] for row in rows] == [0, 0, 0, 1, 1, 1]
+    ways = [*LEARNING, "always draft", "always middle", "always autoregressive"]
+    for row in rows:
+        assert list(row["runs"]) == ways
+        assert [row["runs"][way]["arm"] for way in ways[3:]] == [0, 1, 2]
+        assert all(run["seconds"] == 1.0 and 1 <= run["tokens"] <= 6 for run in row["runs"].values())
+        assert "features" in row["runs"]["thompson"] and "features" not in row["runs"]["exp3"]
+    taken = {row["runs"]["random"]["arm"] for row in rows}
+    assert len(taken) > 1, "every round has bits of its own"
+    found = json.loads((folder / "regret.json").read_text())
+    assert [phase["queries"] for phase in found["phases"]] == [3, 3] and set(found["learners"]) == set(LEARNING)
+    assert (folder / "regret.png").stat().st_size > 1000
+
+
+def test_a_killed_stream_ends_as_an_unbroken_one(pair, unbroken, tmp_path, monkeypatch):
+    """Learners are told what the file holds, in its order, so that they choose as they would have."""
+    told, states = serving._tell, []
+
+    def dies(taught, row, first):
+        told(taught, row, first)
+        if row["round"] == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(serving, "_tell", dies)
+    with pytest.raises(KeyboardInterrupt):
+        serve(pair, tmp_path)
+    assert len((tmp_path / "queries.jsonl").read_text().splitlines()) == 4
+
+    def watched(taught, row, first):
+        told(taught, row, first)
+        states.append({name: learners.state(each) for name, each in taught.items()})
+
+    monkeypatch.setattr(serving, "_tell", watched)
+    assert serve(pair, tmp_path) == unbroken[1]
+    assert (tmp_path / "queries.jsonl").read_text() == (unbroken[0] / "queries.jsonl").read_text()
+    assert len(states) == 6 and states[-1]["thompson"] != states[0]["thompson"]
+
+
+def test_regret_by_hand():
+    runs = [{"a": (1, 2), "l": (2, 2)}, {"a": (4, 2), "l": (1, 2)}]
+    rows = [
+        {"phase": n, "domain": f"d{n}", "arms": ["a", "b"], "runs": {
+            "l": {"arm": 0, "seconds": each["l"][0], "tokens": 2},
+            "always a": {"arm": 0, "seconds": each["a"][0], "tokens": 2},
+            "always b": {"arm": 1, "seconds": 2, "tokens": 2}}}
+        for n, each in enumerate(runs)
+    ]  # fmt: skip
+    found = regret.summary(rows)
+    assert found["best"] == "always b" and [phase["best"] for phase in found["phases"]] == ["always a", "always b"]
+    told = found["learners"]["l"]
+    assert told["regret"] == pytest.approx(1e3 * ((1 - 1) + (0.5 - 1)) / 2)
+    assert told["over_knowing"] == pytest.approx((1 + 0.5) / (0.5 + 1) - 1)
+    np.testing.assert_allclose(regret.running(np.array([1.0, 3.0])), [1.0, 2.0])
+
+
+def test_what_has_no_meaning_is_refused_in_a_line(pair, unbroken, tmp_path):
+    for changed, words in (
+        ({"learning": ("thomson",)}, "unknown learner 'thomson'; did you mean thompson"),
+        ({"learning": ("exp3", "exp3")}, "names one twice"),
+        ({"learning": ()}, "learning"),
+        ({"phases": ()}, "phases"),
+        ({"sample": 1}, "sample"),
+        ({"drafters": ()}, "among no drafters"),
+        ({"learning": ("greedy",)}, "has no selection policy"),
+        ({"noise": 0.0}, "noise=0 must be above 0"),
+    ):
+        with pytest.raises(ValueError, match=words) as caught:
+            serve(pair, tmp_path, **changed)
+        assert not re.search("\n", str(caught.value))
+    with pytest.raises(ValueError, match="was begun with another block_size"):
+        serve(pair, unbroken[0], block_size=3)
