@@ -42,7 +42,7 @@ $(NEWEST)/.ready: pyproject.toml
 quickstart: $(BIN)/.ready  ## set up, sweep alpha with the shipped pair, print the table and the plot's path
 	$(BIN)/python -m experiments.sweep --gin_file=configs/quickstart.gin
 
-bench: $(BIN)/.ready  ## set up and measure speed against the machine's limits, about twenty minutes: results/bench.json
+bench: $(BIN)/.ready  ## set up and measure speed against the machine's limits, about half an hour: results/bench.json
 	$(BIN)/python -m benchmarks
 
 # one environment per library that excludes another; what can't be installed is left out with a line that says so

@@ -1,6 +1,6 @@
 r"""Speed against the limits of the machine: memory, the models' calls, and what acceptance predicts.
 
-    python -m benchmarks                                              everything, about five minutes on 2 cores
+    python -m benchmarks                                              everything, about half an hour on 2 cores
     python -m benchmarks --sections=bandwidth,steps
     python -m benchmarks --sections=acceptance --pair=runs/my_pair    for a model card
     python -m benchmarks --markdown results/bench.json                the tables of a run, for a page
@@ -83,7 +83,7 @@ SECTIONS = {
     "verification": Section(verification, 60),
     "stopping": Section(stopping, 40),
     "speedup": Section(speedup, 60),
-    "decode": Section(decoding, 300),
+    "decode": Section(decoding, 420),
     "batches": Section(batches, 20),
     "calls": Section(calls, 20),
     "auto": Section(auto, 480),

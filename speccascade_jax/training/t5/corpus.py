@@ -150,9 +150,10 @@ class MixedCorpus:
         return [part.tokens(vocabulary) for part in self.parts]
 
     def examples(self, pairs: Sequence[Sequence[TokenPair]], rng: np.random.Generator) -> list[TokenPair]:
-        """One pass over every part (from `tokens`) as joined examples, part after part."""
+        """One pass over every part (from `tokens`) as joined examples, in random order: any number of the first is mixed."""
         each = zip(self.parts, pairs, strict=True)
-        return [example for part, inside in each for example in part.examples(inside, rng)]
+        found = [example for part, inside in each for example in part.examples(inside, rng)]
+        return [found[i] for i in rng.permutation(len(found))]
 
     def epoch(self, pairs: Sequence[Sequence[TokenPair]], seed: int, epoch: int) -> list[Batch]:
         """The batches of one epoch over `pairs` (from `tokens`), shuffled (by width first: `short_first`)."""

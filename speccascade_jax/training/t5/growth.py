@@ -94,8 +94,10 @@ def _silent(tree: Any, name: str = "") -> Any:
 def _check(found: T5Config, wanted: T5Config) -> None:
     free = {name: getattr(wanted, name) for name in (*FREE, *GROWING)}
     smaller = [name for name in GROWING if getattr(wanted, name) < getattr(found, name)]
-    if dataclasses.replace(found, **free) != wanted or smaller:
+    # a layer grows from one below it, and there is none
+    rootless = found.num_decoder_layers == 0 < wanted.num_decoder_layers
+    if dataclasses.replace(found, **free) != wanted or smaller or rootless:
         raise ValueError(
             f"the checkpoint holds {found}, from which {wanted} cannot grow: only {', '.join(GROWING)} may differ, "
-            f"and only be larger; name another init_from, or train afresh"
+            f"and only be larger, layers from one at least; name another init_from, or train afresh"
         )

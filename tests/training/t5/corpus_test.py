@@ -119,8 +119,61 @@ def test_examples_that_do_not_fit_are_refused():
         sentence_pairs.group([long], 4, np.random.default_rng(0), 7)
 
 
+def test_targets_are_padded_to_widths_of_their_own():
+    pairs = [sentence_pairs.TokenPair([7] * 6, [8] * length) for length in (1, 2, 3)]
+    shapes = {
+        widths: batching.bucketed(pairs[:count], (8,), 32, widths)[0].target.shape
+        for widths, count in (((), 3), ((4,), 3), ((2, 4), 1), ((2,), 2))
+    }
+    assert shapes == {(): (4, 8), (4,): (4, 4), (2, 4): (4, 2), (2,): (4, 8)}  # the source's where none holds them
+
+
+class Numbers:
+    """A vocabulary of numbers, which are their own ids."""
+
+    def encode(self, text):
+        return [int(word) for word in text.split()]
+
+
+def test_a_corpus_reads_some_of_the_lines_and_cuts_sources(tmp_path):
+    lines = "".join(f"{i} {' '.join(['5'] * (i % 7))}\t{i + 100}\n" for i in range(10, 40))
+    (tmp_path / "a.tsv").write_text(lines, encoding="utf-8")
+    path = str(tmp_path / "a.tsv")
+    found = _corpus(path=path, widths=(5,), limit=20, every=3, cut=2).tokens(Numbers())
+    assert [pair.source[0] for pair in found] == list(range(10, 30, 3))
+    assert [len(pair.source) for pair in found] == [1 if i % 7 == 0 else 2 for i in range(10, 30, 3)]
+    whole = _corpus(path=path, widths=(5,), limit=20).tokens(Numbers())
+    assert [pair.source[0] for pair in whole] == [i for i in range(10, 30) if i % 7 < 4]  # longer ones are left out
+    swapped = _corpus(path=path, widths=(5,), columns=(1, 0), cut=2).tokens(Numbers())
+    assert swapped[0] == sentence_pairs.TokenPair([110], [10, 5, 5, 5])
+
+
+def test_a_mixture_is_all_of_its_parts_and_joins_none_of_two():
+    parts = tuple(_corpus(max_joined=most) for most in (1, 3))
+    mixed = batching.MixedCorpus(parts, widths=WIDTHS, tokens_per_batch=64)
+    one = _pairs(60)
+    other = [sentence_pairs.TokenPair([t + 3000 for t in p.source], [t + 3000 for t in p.target]) for p in _pairs(60)]
+    batches = mixed.epoch([one, other], seed=0, epoch=0)
+    assert _tokens(batches, "source") == Counter(token for pair in [*one, *other] for token in pair.source)
+    rows = [row[row > 1] for batch in batches for row in batch.target]
+    assert all((row > 3000).all() or (row < 3000).all() for row in rows)
+
+
+def test_the_first_examples_of_a_mixture_are_of_every_part():
+    mixed = batching.MixedCorpus((_corpus(max_joined=1), _corpus(max_joined=1)), widths=WIDTHS)
+    other = [sentence_pairs.TokenPair([3000], [3000])] * 200
+    first = mixed.examples([_pairs(200), other], np.random.default_rng(0))[:100]
+    assert 30 < sum(example.source == [3000] for example in first) < 70
+
+
 @pytest.mark.parametrize(
-    ("changes", "message"), [({"widths": (8, 4)}, "must increase"), ({"max_joined": 0}, "at least 1")]
+    ("changes", "message"),
+    [
+        ({"widths": (8, 4)}, "must increase"),
+        ({"max_joined": 0}, "at least 1"),
+        ({"every": 0}, "every=0"),
+        ({"cut": -1}, "cut=-1"),
+    ],
 )
 def test_bad_corpora_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
@@ -140,3 +193,24 @@ def test_read_pairs_names_the_damaged_line(tmp_path):
     (tmp_path / "a.tsv").write_text("One.\tEins.\nTwo.\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"a.tsv:2 has 1 columns"):
         sentence_pairs.read_pairs(tmp_path / "a.tsv")
+
+
+def test_read_pairs_takes_either_side_and_fields_of_json_lines(tmp_path):
+    (tmp_path / "a.tsv").write_text("One.\tEins.\n", encoding="utf-8")
+    assert sentence_pairs.read_pairs(tmp_path / "a.tsv", (1, 0)) == [("Eins.", "One.")]
+    with pytest.raises(ValueError, match=r"columns=\(0, 2\) of .*a.tsv"):
+        sentence_pairs.read_pairs(tmp_path / "a.tsv", (0, 2))
+    with gzip.open(tmp_path / "b.jsonl.gz", "wt", encoding="utf-8") as out:
+        out.write('{"id": 3, "long": "A b c.", "short": "B."}\n')
+    assert sentence_pairs.read_pairs(tmp_path / "b.jsonl.gz", ("long", "short")) == [("A b c.", "B.")]
+    with pytest.raises(ValueError, match=r"b.jsonl.gz:1 has no field 'brief'; columns names two of id, long, short"):
+        sentence_pairs.read_pairs(tmp_path / "b.jsonl.gz", ("long", "brief"))
+
+
+@pytest.mark.parametrize(
+    ("parts", "widths", "message"),
+    [((), WIDTHS, "needs parts"), ((_corpus(),), (4, 8), "a part has wider pairs")],
+)
+def test_bad_mixtures_are_refused(parts, widths, message):
+    with pytest.raises(ValueError, match=message):
+        batching.MixedCorpus(parts, widths=widths)

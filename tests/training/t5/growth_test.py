@@ -99,6 +99,12 @@ def test_what_cannot_grow_is_refused(small, changes):
         growth.grow(small, SMALL, dataclasses.replace(SMALL, **changes), small)
 
 
+def test_layers_do_not_grow_from_none(small):
+    none = dataclasses.replace(SMALL, num_decoder_layers=0)
+    with pytest.raises(ValueError, match="layers from one at least"):
+        growth.grow({}, none, SMALL, small)
+
+
 @pytest.mark.laws
 def test_a_run_goes_on_from_a_smaller_one_and_a_killed_one_to_the_same_weights(finished, tmp_path):
     """The first evaluation is the smaller model's; killed after three steps it ends with the same bits."""
