@@ -150,7 +150,7 @@ class MixedCorpus:
         return [part.tokens(vocabulary) for part in self.parts]
 
     def examples(self, pairs: Sequence[Sequence[TokenPair]], rng: np.random.Generator) -> list[TokenPair]:
-        """One pass over every part (from `tokens`) as joined examples, in random order: any number of the first is mixed."""
+        """One pass over every part (from `tokens`) as joined examples, in random order: the first few are mixed too."""
         each = zip(self.parts, pairs, strict=True)
         found = [example for part, inside in each for example in part.examples(inside, rng)]
         return [found[i] for i in rng.permutation(len(found))]
