@@ -7,7 +7,8 @@ Examples:
         --input=runs/tatoeba_en_de/outputs.pieces.gz --output=runs/tatoeba_en_de/bigrams.npz
 
 A pair takes the table as a draft by the words bigrams:FILE and max_gram:FILE, where it takes paths of drafts.
-The input's second column is counted, behind the token that decoding begins with (0) and up to the end.
+The input's second column is counted, behind the token that decoding begins with and up to the end. Of a decoder-only
+model, whose outputs continue their prompts, the table holds no step from a prompt to an output.
 """
 
 from __future__ import annotations
@@ -20,11 +21,19 @@ from speccascade_jax.models.ngrams import count_bigrams
 from speccascade_jax.pairs.derived import save_bigrams
 from speccascade_jax.runtime import gin_flags, interrupts
 
-VOCABULARY = flags.DEFINE_string("vocabulary", None, "The pair's sentencepiece file.", required=True)
+VOCABULARY = flags.DEFINE_string(
+    "vocabulary", None, "The pair's vocabulary: any file that pairs read, or its folder.", required=True
+)
 INPUT = flags.DEFINE_string(
     "input", "tatoeba_en_de/train.en-de.tsv.gz", "source<TAB>target per line, text or pieces (x.pieces.gz)."
 )
 OUTPUT = flags.DEFINE_string("output", "runs/bigrams.npz", "File to write.")
+BEGIN = flags.DEFINE_integer(
+    "begin",
+    None,
+    "Id that decoding begins with; by default the vocabulary's beginning of sequence, or without one 0, as of T5.",
+    0,
+)
 MOST = flags.DEFINE_integer("most", 64, "Successors kept of each token, the most frequent.", 1)
 
 
@@ -32,9 +41,10 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown argument {argv[1]!r}; flags look like --output=PATH")
     with gin_flags.one_line_errors():
-        vocabulary = load.Vocabulary(VOCABULARY.value)
+        vocabulary = load.load_vocabulary(VOCABULARY.value)
+        begin = BEGIN.value if BEGIN.value is not None else vocabulary.bos_id or 0
         pairs = read_tokens(INPUT.value, vocabulary)
-        sequences = ([0, *pair.target, vocabulary.eos_id] for pair in pairs)
+        sequences = ([begin, *pair.target, vocabulary.eos_id] for pair in pairs)
         table = count_bigrams(sequences, vocabulary.vocab_size, MOST.value)
         save_bigrams(OUTPUT.value, table, vocabulary)
         logging.info("counted %d outputs into %s", len(pairs), OUTPUT.value)

@@ -1,7 +1,7 @@
 """Sentence pairs: reading them, as texts or token ids, and joining neighbours."""
 
 import math
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ import numpy as np
 from speccascade_jax.core.files import expanded
 from speccascade_jax.core.readers import lines, parsed
 from speccascade_jax.data import directory
-from speccascade_jax.data.vocabularies.load import Vocabulary
+from speccascade_jax.data.vocabularies.load import FileVocabulary, SentencePieceVocabulary
 
 TextPair = tuple[str, str]
 Columns = tuple[int | str, int | str]
@@ -66,10 +66,18 @@ def holds_pieces(path: str | Path) -> bool:
 
 
 def read_tokens(
-    path: str | Path, vocabulary: Vocabulary, limit: int | None = None, columns: Columns = (0, 1)
+    path: str | Path, vocabulary: FileVocabulary, limit: int | None = None, columns: Columns = (0, 1)
 ) -> list[TokenPair]:
-    """Token ids of the first `limit` pairs of a file (`read_pairs`), text or pieces (`holds_pieces`)."""
-    ids = vocabulary.ids_of_pieces if holds_pieces(path) else vocabulary.encode
+    """Token ids of the first `limit` pairs of a file (`read_pairs`), text or pieces (`holds_pieces`).
+
+    Raises:
+        ValueError: pieces, and a vocabulary that is no sentencepiece file; as `read_pairs`.
+    """
+    ids: Callable[[str], list[int]] = vocabulary.encode
+    if holds_pieces(path):
+        if not isinstance(vocabulary, SentencePieceVocabulary):
+            raise ValueError(f"{path} holds pieces, which {vocabulary!r} can't read: give text, or a sentencepiece file")
+        ids = vocabulary.ids_of_pieces
     return [TokenPair(ids(source), ids(target)) for source, target in read_pairs(path, columns)[:limit]]
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax.core.arrays import write_slots
+from speccascade_jax.core.checks import whole
 from speccascade_jax.core.types import Array, BoundModel, LMOutput, Params, Prompt
 
 _NONE, _OUTSIDE = -1, -2
@@ -111,8 +112,14 @@ def prompt_lookup(vocab_size: int, longest: int = 8, *, encoder_decoder: bool = 
 
 
 def max_gram(table: Params, vocab_size: int, longest: int = 8, *, encoder_decoder: bool = False) -> BoundModel:
-    """A bound model that copies from the context, or draws from a table of bigrams (`count_bigrams`)."""
-    return BoundModel(params=_checked(table, vocab_size), model=Grams(vocab_size, longest, encoder_decoder))
+    """A bound model that copies from the context, or draws from a table of bigrams (`count_bigrams`).
+
+    Raises:
+        ValueError: no table of this vocabulary.
+    """
+    _check(table, vocab_size)
+    params = {"next": jnp.asarray(table["next"], jnp.int32), "logits": jnp.asarray(table["logits"], jnp.float32)}
+    return BoundModel(params=params, model=Grams(vocab_size, longest, encoder_decoder))
 
 
 def bigrams(table: Params, vocab_size: int, *, encoder_decoder: bool = False) -> BoundModel:
@@ -125,12 +132,13 @@ def count_bigrams(sequences: Iterable[Sequence[int]], vocab_size: int, most: int
 
     Args:
         sequences: of token ids, the one that decoding begins with and the end included.
-        most: `K`, successors kept of each token, the most frequent ones. A token that none followed has those that are
-            most frequent behind any token.
+        most: `K`, at least 1: successors kept of each token, the most frequent ones. A token that none followed has
+            those that are most frequent behind any token.
 
     Raises:
-        ValueError: an id outside the vocabulary, or nothing to count.
+        ValueError: an id outside the vocabulary, nothing to count, or nothing to keep.
     """
+    whole("most", most, 1)
     pairs, counts = _pairs(sequences, vocab_size)
     if not len(pairs):
         raise ValueError("there are no bigrams to count: give sequences of at least two tokens")
@@ -162,11 +170,36 @@ def _pairs(sequences: Iterable[Sequence[int]], vocab_size: int) -> tuple[np.ndar
     return np.unique(np.concatenate([np.zeros(0, np.int64), *codes]), return_counts=True)
 
 
-def _checked(table: Params, vocab_size: int) -> Params:
-    rows = {name: np.shape(table.get(name)) for name in ("next", "logits")}
-    if len(set(rows.values())) > 1 or rows["next"][:1] != (vocab_size,) or np.max(table["next"]) >= vocab_size:
+def widened(table: Params, counted: int, vocab_size: int) -> Params:
+    """A table of `counted` ids with rows for the further ids of a model of `vocab_size`, such as T5's sentinels.
+
+    Nothing drafts them; behind them stands what is most frequent in the table, as behind ids that none followed.
+
+    Raises:
+        ValueError: no table of `counted` ids.
+    """
+    _check(table, counted)
+    successors, logits = np.asarray(table["next"]), np.asarray(table["logits"], np.float64)
+    followed = np.bincount(successors.ravel(), weights=np.exp(logits - logits.max()).ravel(), minlength=counted)
+    common = np.argsort(-followed, kind="stable")[: successors.shape[1]]
+    with np.errstate(divide="ignore"):
+        rows = {"next": common, "logits": np.log(followed[common])}
+    more = max(vocab_size - counted, 0)
+    return {name: np.concatenate([table[name], np.tile(row, (more, 1))]) for name, row in rows.items()}
+
+
+def _check(table: Params, vocab_size: int) -> None:
+    shapes = {name: np.shape(table.get(name)) for name in ("next", "logits")}
+    rows, *more = shapes["next"] or (0,)
+    if len(set(shapes.values())) > 1 or rows != vocab_size or len(more) != 1 or not more[0]:
         raise ValueError(
-            f"a table of bigrams of shapes {rows} is not one of a vocabulary of {vocab_size}: [V, K] both, and tokens "
-            f"below V; count it with the pair's own vocabulary"
+            f"a table of bigrams of shapes {shapes} is not one of a vocabulary of {vocab_size}: [V, K] both; count it "
+            f"with the pair's own vocabulary"
         )
-    return {"next": jnp.asarray(table["next"], jnp.int32), "logits": jnp.asarray(table["logits"], jnp.float32)}
+    successors, logits = np.asarray(table["next"]), np.asarray(table["logits"])
+    if successors.min() < 0 or successors.max() >= vocab_size:
+        wrong = successors.min() if successors.min() < 0 else successors.max()
+        raise ValueError(f"a table of bigrams names token {wrong}, outside a vocabulary of {vocab_size}: count it anew")
+    if not np.all(np.isfinite(logits.max(-1))):  # of a row with a NaN it is NaN
+        row = int(np.argmin(np.isfinite(logits.max(-1))))
+        raise ValueError(f"a table of bigrams has NaN, infinite or no logits behind token {row}: count it anew")

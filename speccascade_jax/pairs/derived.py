@@ -11,15 +11,15 @@ Where a pair takes paths of drafts (`Pair.load`, `load_pair(others=…)`, `Model
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from speccascade_jax.core.files import expanded, write_atomically
-from speccascade_jax.core.types import BoundModel
+from speccascade_jax.checkpoints.errors import CheckpointError
+from speccascade_jax.core import archives
+from speccascade_jax.core.files import expanded
+from speccascade_jax.core.types import BoundModel, Params
 from speccascade_jax.data.vocabularies.vocabulary import TextVocabulary
 from speccascade_jax.models import ngrams
 from speccascade_jax.models.early_exit import early_exit
@@ -28,6 +28,9 @@ from speccascade_jax.pairs import exit_files
 
 LONGEST = 8
 """The most last tokens that a match is looked for with, where nothing else is said."""
+MOST_MATCHED = 128
+"""The most that may be said: the search is unrolled over them."""
+_COUNT = "count one (experiments.count_bigrams)"
 
 
 def is_derived(spec: object) -> bool:
@@ -40,6 +43,7 @@ def derive(spec: str, target: BoundModel, vocabulary: TextVocabulary | None) -> 
 
     Raises:
         ValueError: a layer or length that is no number or that there is not; a table of another vocabulary.
+        CheckpointError: a file that is no table, or a damaged one.
         FileNotFoundError: no table at the path.
     """
     kind, _, rest = spec.partition(":")
@@ -48,10 +52,7 @@ def derive(spec: str, target: BoundModel, vocabulary: TextVocabulary | None) -> 
 
 def save_bigrams(path: str | Path, table: dict[str, np.ndarray], vocabulary: TextVocabulary) -> None:
     """Write a table of `ngrams.count_bigrams` and which vocabulary it is of."""
-    content = io.BytesIO()
-    named: dict[str, Any] = {"vocabulary": vocabulary.fingerprint, **table}
-    np.savez_compressed(content, **named)
-    write_atomically(expanded(path), content.getvalue())
+    archives.write(expanded(path), vocabulary.fingerprint, table)
 
 
 def _exit(spec: str, rest: str, target: BoundModel, vocabulary: TextVocabulary | None) -> BoundModel:
@@ -68,26 +69,37 @@ def _exit(spec: str, rest: str, target: BoundModel, vocabulary: TextVocabulary |
 
 def _lookup(spec: str, rest: str, target: BoundModel, vocabulary: TextVocabulary | None) -> BoundModel:
     longest = _number(spec, rest) if rest else LONGEST
+    if not 1 <= longest <= MOST_MATCHED:
+        raise ValueError(f"{spec!r} must match from 1 to {MOST_MATCHED} tokens: write lookup:{LONGEST}")
     return ngrams.prompt_lookup(target.model.vocab_size, longest, encoder_decoder=_reads_encoder(target))
 
 
 def _counted(longest: int) -> Callable[[str, str, BoundModel, TextVocabulary | None], BoundModel]:
     def make(spec: str, rest: str, target: BoundModel, vocabulary: TextVocabulary | None) -> BoundModel:
-        path = expanded(rest)
+        path, size = expanded(rest), target.model.vocab_size
         if not rest or not path.is_file():
-            raise FileNotFoundError(f"{spec!r}: no table of bigrams at {rest!r}; count one (experiments.count_bigrams)")
-        with np.load(path) as stored:
-            table, of = {name: stored[name] for name in ("next", "logits")}, str(stored["vocabulary"])
-        if vocabulary is not None and of != vocabulary.fingerprint:
-            raise ValueError(f"{path} was counted with another vocabulary: count it anew (experiments.count_bigrams)")
-        size, encoder = target.model.vocab_size, _reads_encoder(target)
-        return ngrams.max_gram(table, size, longest, encoder_decoder=encoder)
+            raise FileNotFoundError(f"{spec!r}: no table of bigrams at {rest!r}; {_COUNT}")
+        return ngrams.max_gram(_table(path, size, vocabulary), size, longest, encoder_decoder=_reads_encoder(target))
 
     return make
 
 
+def _table(path: Path, size: int, vocabulary: TextVocabulary | None) -> Params:
+    """The table in a file, with rows for all `size` ids of the model, which may be more than the vocabulary's."""
+    try:
+        of, table = archives.read(path)
+    except Exception as error:  # of any kind, see `archives.read`
+        raise CheckpointError(f"{path} is no table of bigrams, or a damaged one ({error!r}): {_COUNT}") from error
+    if vocabulary is not None and of != vocabulary.fingerprint:
+        raise ValueError(f"{path} was counted with another vocabulary: {_COUNT}")
+    try:
+        return ngrams.widened(table, size if vocabulary is None else vocabulary.vocab_size, size)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
 def _number(spec: str, text: str) -> int:
-    if not text.isdigit():
+    if not (text.isascii() and text.isdigit()):
         raise ValueError(f"{spec!r} says no number: write {spec.partition(':')[0]}:2")
     return int(text)
 

@@ -117,7 +117,43 @@ def test_counting_holds_nothing_of_the_size_of_all_pairs():
     assert table["next"][0, 0] == 250_000 and set(table["next"][250_000]) == {1, 2}
 
 
-def test_a_table_of_another_vocabulary_is_refused():
-    table = ngrams.count_bigrams([[0, 3]], V)
-    with pytest.raises(ValueError, match="not one of a vocabulary of 6"):
-        ngrams.bigrams(table, 6)
+def test_ids_beyond_the_vocabulary_are_never_drafted_and_followed_by_what_is_common():
+    """The further rows are those of ids that none followed: by count and in the same order."""
+    table = ngrams.count_bigrams([[0, 3, 2, 1], [0, 3, 3, 1], [0, 2, 1]], V, most=4)
+    wide = ngrams.widened(table, V, V + 2)
+    law = {size: np.asarray(jax.nn.softmax(wide["logits"][size])) for size in (4, V, V + 1)}
+    for row in (V, V + 1):
+        np.testing.assert_array_equal(wide["next"][row], table["next"][4])
+        np.testing.assert_allclose(law[row], law[4], atol=1e-6)
+    prompt = Prompt(np.array([[0]], np.int32), np.array([1], np.int32))
+    bound = ngrams.bigrams(wide, V + 2)
+    logits = run(bound.model, bound.params, prompt, np.array([[3, 6]], np.int32)).logits[0]
+    assert np.isneginf(logits[:, V:]).all() and np.isfinite(logits.max(-1)).all()
+    np.testing.assert_array_equal(ngrams.widened(table, V, V)["logits"], table["logits"])
+
+
+def _with(**changed):
+    return {"next": np.ones((V, 2), np.int32), "logits": np.zeros((V, 2), np.float32)} | changed
+
+
+@pytest.mark.parametrize(
+    ("table", "size", "message"),
+    [
+        (ngrams.count_bigrams([[0, 3]], V), 6, "not one of a vocabulary of 6"),
+        (_with(next=np.zeros((V, 0)), logits=np.zeros((V, 0))), V, r"shapes .*\(5, 0\).* is not one of a vocabulary"),
+        (_with(next=np.zeros(V), logits=np.zeros(V)), V, "is not one of a vocabulary of 5"),
+        ({}, V, "is not one of a vocabulary of 5"),
+        (_with(next=np.array([[1, -1]] * V)), V, "names token -1, outside a vocabulary of 5"),
+        (_with(next=np.array([[1, 5]] * V)), V, "names token 5, outside a vocabulary of 5"),
+        (_with(logits=np.array([[0, 0], [0, np.nan]] + [[0, 0]] * 3)), V, "NaN, infinite or no logits behind token 1"),
+        (_with(logits=np.array([[0, 0]] * 4 + [[-np.inf] * 2])), V, "NaN, infinite or no logits behind token 4"),
+    ],
+)
+def test_what_is_no_table_of_this_vocabulary_is_refused(table, size, message):
+    with pytest.raises(ValueError, match=message):
+        ngrams.bigrams(table, size)
+
+
+def test_a_table_that_keeps_nothing_is_refused():
+    with pytest.raises(ValueError, match="most=0 is not a whole number >= 1"):
+        ngrams.count_bigrams([[0, 3]], V, most=0)

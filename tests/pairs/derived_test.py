@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
+from speccascade_jax.checkpoints.errors import CheckpointError
+from speccascade_jax.core import archives
 from speccascade_jax.data.vocabularies import load
 from speccascade_jax.models.early_exit import EarlyExit
 from speccascade_jax.models.ngrams import Grams, count_bigrams
@@ -54,9 +56,47 @@ def test_words_that_mean_nothing_are_refused(folder, table):
     for word, error, message in (
         ("exit:7", ValueError, "no exit at layer 7"),
         ("exit:two", ValueError, "'exit:two' says no number: write exit:2"),
+        ("lookup:²", ValueError, "'lookup:²' says no number: write lookup:2"),
+        ("lookup:0", ValueError, "'lookup:0' must match from 1 to 128 tokens: write lookup:8"),
+        ("lookup:129", ValueError, "'lookup:129' must match from 1 to 128 tokens"),
         ("bigrams:nowhere.npz", FileNotFoundError, "no table of bigrams at 'nowhere.npz'"),
     ):
         with pytest.raises(error, match=message):
             sc.load_pair(folder, others={"odd": word})
     with pytest.raises(ValueError, match="counted with another vocabulary"):
         derive(f"bigrams:{table}", sc.load_pair(folder).target, SimpleNamespace(fingerprint="another"))
+
+
+def test_a_model_may_have_more_ids_than_the_vocabulary_that_was_counted_with(tmp_path):
+    """T5's sentinels: 32,100 entries over 32,000 pieces."""
+    folder = tiny_pair.write(tmp_path, more=3)
+    vocabulary = load.Vocabulary(folder / "vocabulary.model")
+    path = folder / "bigrams.npz"
+    save_bigrams(path, count_bigrams([[0, 5, 7, 1], [0, 5, 1]], vocabulary.vocab_size), vocabulary)
+    pair = sc.load_pair(folder, others={"counts": f"bigrams:{path}", "both": f"max_gram:{path}"})
+    assert pair.model("counts").model.vocab_size == vocabulary.vocab_size + 3 == pair.target.model.vocab_size
+    settings = {"max_new_tokens": 8, "temperature": 0.0}
+    alone = sc.decode(pair, ["Tom is here."], method="autoregressive", **settings)
+    for name in ("counts", "both"):
+        out = sc.decode(pair, ["Tom is here."], drafters=(name,), **settings)
+        np.testing.assert_array_equal(out.tokens, alone.tokens)
+
+
+def _damage(path, kind):
+    content = path.read_bytes()
+    if kind == "next":
+        key, arrays = archives.read(path)
+        archives.write(path, key, {"logits": arrays["logits"]})
+        return
+    flipped = bytes([*content[:200], content[200] ^ 1, *content[201:]])
+    path.write_bytes({"cut": content[: len(content) // 2], "none": b"", "text": b"a b\n", "bit": flipped}[kind])
+
+
+@pytest.mark.parametrize("kind", ["next", "cut", "none", "text", "bit"])
+def test_a_damaged_table_is_named_in_one_line(folder, table, tmp_path, kind):
+    path = tmp_path / "damaged.npz"
+    path.write_bytes(table.read_bytes())
+    _damage(path, kind)
+    with pytest.raises(CheckpointError, match="experiments.count_bigrams|the pair's own vocabulary") as caught:
+        sc.load_pair(folder, others={"odd": f"bigrams:{path}"})
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)

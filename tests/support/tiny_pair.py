@@ -16,15 +16,16 @@ from speccascade_jax.models.t5 import T5, T5Config
 PIECES = 340  # all bytes among them
 
 
-def write(folder: Path, vocabulary: Path | None = None, *, middle: bool = False) -> Path:
+def write(folder: Path, vocabulary: Path | None = None, *, middle: bool = False, more: int = 0) -> Path:
     """`folder` with `vocabulary.model` (a copy of `vocabulary`, or one trained here), `target/` and `draft/` in it.
 
-    `middle`: with a further draft of that name.
+    `middle`: with a further draft of that name; `more`: ids that the models have beyond the vocabulary's, and as many
+    rows of padding.
     """
     path = folder / "vocabulary.model"
     path.write_bytes(_trained() if vocabulary is None else vocabulary.read_bytes())
-    pieces = load.Vocabulary(path).vocab_size
-    config = T5Config(pieces, pieces, 16, 2, 8, 16, 1, 1)
+    pieces = load.Vocabulary(path).vocab_size + more
+    config = T5Config(pieces, pieces + more, 16, 2, 8, 16, 1, 1)
     draws = np.random.default_rng(0)
     for part in ("target", "draft", *(["drafts/middle"] if middle else [])):
         flat = {name: draws.normal(size=shape) / 4 for name, shape in expected_shapes(config).items()}
