@@ -77,6 +77,14 @@ BAD = {
         {"drafters": (Level(model="draft", budget=10**9),), "block_size": None},
         r"Level\.budget=1000000000 is more than an output can hold",
     ),
+    "a tail beyond outputs": (
+        {"tail": "draft", "tail_size": 10**6},
+        r"tail_size=1000000 is more than an output can hold: max_new_tokens is 14; lower it",
+    ),
+    "a level's tail beyond outputs": (
+        {"drafters": (Level(model="draft", budget=2, tail="draft", tail_size=21),), "block_size": None},
+        r"Level\.tail_size=21 is more than an output can hold",
+    ),
     "block True": ({"block_size": True}, r"block_size=True is not a whole number"),
     "rule of a number": ({"rule": 3}, r"rule=3 is no name: give a text, one of speccascade_jax\.RULES"),
     "method of several": ({"method": ("bild",)}, r"method=\('bild',\) is no name"),

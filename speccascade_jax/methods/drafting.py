@@ -289,11 +289,12 @@ def check_length(max_new_tokens: Any, settings: Settings) -> int:
     """The most tokens to generate, as an int; refuses blocks that no output can hold: they would cost memory alone.
 
     Raises:
-        ValueError: no whole number from 1 to `checks.LONGEST`; a block or a level's budget that is larger (one of up to
-            20, which some methods have of their own, is fine however short the output).
+        ValueError: no whole number from 1 to `checks.LONGEST`; a block, a tail or a level's budget that is larger (one
+            of up to 20, which some methods have of their own, is fine however short the output).
     """
     longest = whole("max_new_tokens", max_new_tokens, 1, LONGEST)
-    for name, size in [("block_size", settings.block_size), *_sizes(settings.drafters)]:
+    own = [("block_size", settings.block_size), ("tail_size", settings.tail_size)]
+    for name, size in [*own, *_sizes(settings.drafters)]:
         if isinstance(size, int) and size > max(longest, 20):
             raise ValueError(f"{name}={size} is more than an output can hold: max_new_tokens is {longest}; lower it")
     return longest
@@ -302,8 +303,8 @@ def check_length(max_new_tokens: Any, settings: Settings) -> int:
 def _sizes(drafters: Drafters) -> list[tuple[str, int]]:
     arms = [("Arm.block_size", each.block_size) for each in drafters if isinstance(each, Arm) and each.block_size]
     levels = [each for each in map(_plain, drafters) if isinstance(each, Level)]
-    own = [[("Level.block_size", each.block_size), ("Level.budget", each.budget)] for each in levels]
-    return arms + [size for each, sizes in zip(levels, own, strict=True) for size in (*sizes, *_sizes(each.drafters))]
+    own = [(f"Level.{name}", getattr(each, name)) for each in levels for name in ("block_size", "budget", "tail_size")]
+    return arms + own + [size for each in levels for size in _sizes(each.drafters)]
 
 
 def levels_of(drafters: Drafters) -> list[Level]:
