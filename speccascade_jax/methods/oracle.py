@@ -16,6 +16,7 @@ import numpy as np
 from speccascade_jax.core.arrays import write_slots
 from speccascade_jax.core.sampling import argmax
 from speccascade_jax.core.types import Array, BoundModel, Controls, Params, Prompt
+from speccascade_jax.drafters.exits import ExitDrafter
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.engine.generate import Generation, argument, generate, row_ids
 from speccascade_jax.engine.loop import Engine
@@ -24,6 +25,7 @@ from speccascade_jax.methods.recipe import Built
 from speccascade_jax.methods.settings import Settings
 from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.models.along import along
+from speccascade_jax.models.early_exit import HEAD, exit_params
 from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.stopping.policies import Oracle
@@ -34,6 +36,12 @@ class OracleMethod(Speculation):
     """Greedy, lossless speculation by one of the pair's models under the oracle; it is not timed."""
 
     timed: ClassVar[bool] = False
+
+    def resolved(self, settings: Settings) -> Settings:
+        """As of any speculation; refuses a tail, which the oracle would not end."""
+        if settings.tail is not None:
+            raise ValueError(f"{self.called} ends blocks where a draft is wrong: leave tail={settings.tail!r} out")
+        return super().resolved(settings)
 
     def controls(self, settings: Settings, rows: int) -> Controls:
         """As of any speculation; refuses temperatures above 0."""
@@ -57,8 +65,9 @@ class OracleStopping:
 
     def __post_init__(self) -> None:
         drafter = self.engine.drafter
-        if not (isinstance(drafter, ModelDrafter) and isinstance(drafter.stop, Oracle)):
-            raise ValueError(f"the oracle tells a model's drafts when to stop; {drafter} does not ask it")
+        if not (isinstance(drafter, ModelDrafter | ExitDrafter) and isinstance(drafter.stop, Oracle)):
+            called = type(drafter).__name__
+            raise ValueError(f"the oracle tells a model's drafts when to stop; {called} does not ask it")
 
     def generate(
         self, params: Params, prompt: Prompt, seed: int | Array = 0, *, example_ids: Any = None, **more: Any
@@ -85,10 +94,17 @@ def _generate(
     alone = engine_of(engine.target, engine.stop_ids)
     given: dict[str, Any] = {"controls": controls, "max_new_tokens": max_new_tokens, "example_ids": example_ids}
     first = generate(alone, {"target": params["target"], "drafter": {}}, prompt, seed, **given)
-    draft = BoundModel(params=params["drafter"]["model"], model=engine.drafter.model)
-    stops = stop_positions(draft, prompt, first.tokens, first.lengths)
+    stops = stop_positions(_draft(engine.drafter, params), prompt, first.tokens, first.lengths)
     told = {**params, "drafter": {**params["drafter"], "stop": stops}}
     return generate(engine, told, prompt, seed, record=record, **given)
+
+
+def _draft(drafter: Any, params: Params) -> BoundModel:
+    """The model that drafts; an early exit has the target's parameters."""
+    if isinstance(drafter, ModelDrafter):
+        return BoundModel(params=params["drafter"]["model"], model=drafter.model)
+    shared = exit_params(params["target"], drafter.exit.layer, params["drafter"].get(HEAD))
+    return BoundModel(params=shared, model=drafter.exit)
 
 
 def stop_positions(draft: BoundModel, prompt: Prompt, tokens: Array, lengths: Array) -> Array:

@@ -6,8 +6,10 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.methods.assemble import assemble
 from speccascade_jax.methods.oracle import OracleStopping
+from speccascade_jax.models.decoder import tiny
+from speccascade_jax.models.early_exit import early_exit, shared_head
 from speccascade_jax.stopping.policies import Fixed
-from tests.support import conformance
+from tests.support import conformance, tiny_decoders
 
 
 def _greedy(table, start, length, stop):
@@ -62,3 +64,24 @@ def test_only_a_policy_that_asks_can_be_told():
         OracleStopping(engine)
     with pytest.raises(ValueError, match="method 'stop_oracle' is more than one generation, and so is no engine"):
         assemble(conformance.tabular_pair(*conformance.tables(5, seed=5)), method="stop_oracle")
+
+
+@pytest.mark.parametrize("own_head", [False, pytest.param(True, marks=pytest.mark.laws)])
+def test_an_exit_in_the_targets_cache_is_told_as_a_model_is(own_head):
+    """Greedy output is the target's, nothing is discarded, and something is drafted; with its own head too."""
+    target = tiny_decoders.bound(tiny("llama2_7b", vocab_size=40))
+    head = shared_head(target) if own_head else None
+    if own_head:
+        head = head + np.random.default_rng(0).normal(size=head.shape).astype(np.float32) * head.std()
+    pair = sc.Pair(target, early_exit(target, 1, head))
+    prompts, settings = [[3, 9, 27], [5, 5]], {"max_new_tokens": 24}
+    out = sc.decode(pair, prompts, method="stop_oracle", block_size=6, **settings)
+    alone = sc.decode(pair, prompts, method="autoregressive", **settings)
+    np.testing.assert_array_equal(out.tokens, alone.tokens)
+    assert out.stats["discarded"] == 0 and out.stats["draft_share"] > 0
+
+
+def test_the_oracle_has_no_tail():
+    pair = conformance.tabular_pair(*conformance.tables(5, seed=5))
+    with pytest.raises(ValueError, match="'stop_oracle' ends blocks where a draft is wrong: leave tail='draft' out"):
+        sc.decode(pair, [[0]], method="stop_oracle", tail="draft")
