@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from speccascade_jax.core.checks import whole
 from speccascade_jax.core.names import unknown
 from speccascade_jax.hierarchy import rounds
 
 OBJECTIVES = ("paper", "overshoot")
-TOLERANCE = 1e-9
+TOLERANCE = 1e-6
+"""What rounding in float32 may add to a probability."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ def latency(
 
     Args:
         costs: `[N]`, of one call, the cheapest model first.
-        acceptance: `[N, N]`, `α[i, j]` for i < j read: how often `j` accepts a token of `i`.
+        acceptance: `[N, N]`, `α[i, j]` for i < j read: how often `j` accepts a token of `i`. Below the diagonal stands
+            the same, since 1 − TV is symmetric, or 0.
         models: indices, from the lowest draft to the target, increasing.
         budgets: for all models but the last, at least 1.
 
@@ -103,28 +106,45 @@ def check_objective(objective: str) -> None:
 
 
 def checked(costs: Sequence[float] | np.ndarray, acceptance: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Costs and acceptance as float64 arrays.
+    """Costs and acceptance as float64 arrays, acceptance 0 but above the diagonal.
 
     Raises:
-        ValueError: no positive costs, a matrix of another size, or an entry above the diagonal that is no probability.
+        ValueError: no positive costs, or not in order; a matrix of another size, an entry that is no probability, or
+            one below the diagonal that is neither 0, as all are there, nor that above.
     """
     values, matrix = np.asarray(costs, np.float64), np.asarray(acceptance, np.float64)
     if values.ndim != 1 or not values.size or not np.all(np.isfinite(values)) or np.any(values <= 0):
         raise ValueError(f"costs must be positive numbers, one for each model, got {costs}")
+    if len(falls := np.flatnonzero(values[1:] < values[:-1])):
+        i = int(falls[0])
+        raise ValueError(
+            f"costs[{i + 1}] is {values[i + 1]:g}, below costs[{i}], {values[i]:g}: order the models by cost, the "
+            f"target last, and leave out those that are dearer"
+        )
     if matrix.shape != (len(values), len(values)):
         raise ValueError(f"acceptance has the shape {matrix.shape}; {len(values)} costs need {(len(values),) * 2}")
-    above = np.triu(np.ones(matrix.shape, bool), 1)
-    wrong = np.argwhere(above & ~((matrix >= -TOLERANCE) & (matrix <= 1 + TOLERANCE)))
-    if len(wrong):
+    return values, _upper(matrix)
+
+
+def _upper(matrix: np.ndarray) -> np.ndarray:
+    if len(wrong := np.argwhere(~((matrix >= -TOLERANCE) & (matrix <= 1 + TOLERANCE)))):
         i, j = wrong[0].tolist()
         raise ValueError(f"acceptance[{i}, {j}] is {matrix[i, j]}: a probability that model {j} keeps a token of {i}")
-    return values, np.clip(np.where(above, matrix, 0.0), 0.0, 1.0)
+    below = np.tril(matrix, -1)
+    if below.any() and len(wrong := np.argwhere(np.abs(below - np.triu(matrix, 1).T) > TOLERANCE)):
+        i, j = wrong[0].tolist()
+        raise ValueError(
+            f"acceptance[{i}, {j}] is {matrix[i, j]} and acceptance[{j}, {i}] {matrix[j, i]}: how often {i} keeps a "
+            f"token of {j} stands above the diagonal, and below it the same, or 0 everywhere"
+        )
+    return np.clip(np.triu(matrix, 1), 0.0, 1.0)
 
 
 def _chain(models: Sequence[int], budgets: Sequence[int], count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    chain, held = tuple(map(int, models)), tuple(map(int, budgets))
-    if not chain or list(chain) != sorted(set(chain)) or chain[0] < 0 or chain[-1] >= count:
+    chain = tuple(whole("an index of models", model, 0) for model in models)
+    held = tuple(whole("a budget", budget, 1) for budget in budgets)
+    if not chain or list(chain) != sorted(set(chain)) or chain[-1] >= count:
         raise ValueError(f"models must be increasing indices below {count}, from the lowest draft up, got {chain}")
-    if len(held) != len(chain) - 1 or any(budget < 1 for budget in held):
-        raise ValueError(f"{len(chain)} models need {len(chain) - 1} budgets of at least 1, got {held}")
+    if len(held) != len(chain) - 1:
+        raise ValueError(f"{len(chain)} models need {len(chain) - 1} budgets, got {held}")
     return chain, held

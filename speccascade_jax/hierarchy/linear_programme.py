@@ -26,7 +26,7 @@ def least_latency(costs: Sequence[float], acceptance: Any, max_budget: int = 15)
     from scipy.optimize import linprog
     from scipy.sparse import csr_matrix
 
-    whole("max_budget", max_budget, 1)
+    max_budget = whole("max_budget", max_budget, 1)
     values, matrix = checked(costs, acceptance)
     edges, vertices = _graph(values, matrix, max_budget)
     start, end, multiplier, cost = map(np.array, zip(*edges, strict=True))

@@ -65,7 +65,7 @@ def optimize(
         ValueError: a value without meaning, or an output that is another file, before anything is loaded; costs or a
             tail of models that the pair has not, before anything is compiled; a tail as dear as the target.
     """
-    whole("max_budget", max_budget, 1)
+    max_budget = whole("max_budget", max_budget, 1)
     point = Point(pair=pair, evaluation=evaluation.resolved(), method=Method(name=TARGET), sampling=sampling, seed=seed)
     validate(point)
     check_replaceable(output, '"acceptance":', '"costs":')
@@ -83,9 +83,10 @@ def optimize(
     if tail is not None and optimum.budgets:
         rows.append(_row(session, point, found, f"with tails of {tail}", optimum, runs, tail))
     unit = "ms" if costs is None else "as given"
-    show(found, rows, point, unit)
+    dear = [name for name in session.pair.models if name not in found.names]
+    show(found, rows, point, unit, dear)
     kept = {"pair": pair.name, "task": point.coordinates()["task"], **dataclasses.asdict(sampling), "seed": seed}
-    kept |= {"max_budget": max_budget, "unit": unit, **dataclasses.asdict(found), "rows": rows}
+    kept |= {"max_budget": max_budget, "unit": unit, "left_out": dear, **dataclasses.asdict(found), "rows": rows}
     write_atomically(output, json.dumps(plain(kept), indent=1).encode())
     return rows
 
@@ -218,10 +219,12 @@ def _timed(record: dict[str, Any]) -> Row:
     return row
 
 
-def show(found: Measured, rows: Sequence[Row], point: Point, unit: str) -> None:
-    """Print acceptance and costs, then the stacks."""
+def show(found: Measured, rows: Sequence[Row], point: Point, unit: str, dear: Sequence[str] = ()) -> None:
+    """Print acceptance and costs, which models were left out as too `dear`, then the stacks."""
     console = Console(width=120)
     console.print(_matrix(found, point, unit))
+    if dear:
+        console.print(f"Left out, as a call of theirs costs no less than one of the target: {', '.join(dear)}")
     note = (
         "Predicted: without prefill, calls at the cost of one token, acceptance independent at every token. SWI: the "
         "same cost of a call, acceptance as it was. By coin: independent again, at the time that calls took. Realised: "

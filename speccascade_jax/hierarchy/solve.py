@@ -28,7 +28,7 @@ def solve(costs: Sequence[float], acceptance: Any, max_budget: int = 15, objecti
 
     Args:
         costs: `[N]`, of one call each, ordered from the cheapest model to the target.
-        acceptance: `[N, N]` in the same order, `α[i, j]` for i < j: how often `j` accepts a token of `i`.
+        acceptance: `[N, N]` in the same order, as of `latency`.
         max_budget: T̄, the largest budget, at least 1.
 
     Returns:
@@ -38,7 +38,7 @@ def solve(costs: Sequence[float], acceptance: Any, max_budget: int = 15, objecti
         ValueError: costs, acceptance, budget or objective can't be meant.
     """
     check_objective(objective)
-    whole("max_budget", max_budget, 1)
+    max_budget = whole("max_budget", max_budget, 1)
     found, matrix = checked(costs, acceptance)
     chain = _paper_optimum(found, matrix, max_budget)
     if objective == "overshoot":

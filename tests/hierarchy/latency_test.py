@@ -67,7 +67,10 @@ def test_the_overshoot_latency_is_the_simulated_one_and_the_papers_is_above_it()
         ((0, 2), (3,), "indices below 2"),
         ((1, 0), (3,), "increasing"),
         ((0, 1), (), "2 models need 1 budgets"),
-        ((0, 1), (0,), "at least 1"),
+        ((0, 1), (0,), "a budget=0 is not a whole number >= 1"),
+        ((0, 1), (2.9,), "a budget=2.9 is not a whole number"),
+        ((0.5, 1), (2,), "an index of models=0.5 is not a whole number"),
+        ((-1, 1), (2,), "an index of models=-1 is not a whole number >= 0"),
         ((), (), "increasing"),
     ],
 )

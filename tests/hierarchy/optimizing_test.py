@@ -104,16 +104,17 @@ def test_the_best_single_draft_is_the_best_of_all_pairs():
 def test_a_whole_run(tmp_path, capsys):
     folder = tiny_pair.write(tmp_path)
     rows = optimizing.optimize(
-        pair=ModelPair(name=str(folder), others={"exit0": "exit:0", "copies": "lookup:4"}),
+        pair=ModelPair(name=str(folder), others={"exit0": "exit:0", "copies": "lookup:4", "dear": "exit:1"}),
         evaluation=Evaluation(task="tiny_translation", max_new_tokens=8, quality_examples=4, latency_examples=1),
         sampling=Sampling(temperature=1.0, top_p=0.9),
         max_budget=4,
-        costs={"target": 100.0, "draft": 20.0, "exit0": 1.0, "copies": 0.1},  # stacks must pay
+        costs={"target": 100.0, "draft": 20.0, "exit0": 1.0, "copies": 0.1, "dear": 101.0},  # stacks must pay
         tail="copies",
         output=str(tmp_path / "h.json"),
     )
     report = json.loads((tmp_path / "h.json").read_text())
-    assert report["names"] == ["copies", "exit0", "draft", "target"] and report["unit"] == "as given"
+    assert report["names"] == ["copies", "exit0", "draft", "target"] and report["left_out"] == ["dear"]
+    assert report["unit"] == "as given"
     single, paper, overshoot, tails = rows
     assert [row["name"] for row in rows[:3]] == ["best single draft", "paper optimum", "overshoot optimum"]
     assert single["predicted"]["paper"] >= paper["predicted"]["paper"] - 1e-9 and "predicted" not in tails
@@ -125,4 +126,5 @@ def test_a_whole_run(tmp_path, capsys):
         assert ("speed_up_by_coin" in row) == (row is not tails)
     assert [row["models"] for row in rows] == [row["models"] for row in report["rows"]]
     shown = capsys.readouterr().out
+    assert "costs no less than one of the target: dear" in shown
     assert "cost of a call" in shown and "overshoot optimum" in shown and "with tails of copies" in shown

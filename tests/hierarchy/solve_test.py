@@ -108,6 +108,15 @@ def test_a_perfect_draft_holds_all_that_it_may(objective):
         ({"acceptance": [[1.0]]}, r"has the shape \(1, 1\); 2 costs need \(2, 2\)"),
         ({"acceptance": [[1, 1.2], [0, 1]]}, r"acceptance\[0, 1\] is 1.2: a probability"),
         ({"acceptance": [[1, np.nan], [0, 1]]}, r"acceptance\[0, 1\] is nan: a probability"),
+        ({"acceptance": [[-3, 0.5], [0, 1]]}, r"acceptance\[0, 0\] is -3.0: a probability"),
+        ({"acceptance": [[1, 0.5], [7, 1]]}, r"acceptance\[1, 0\] is 7.0: a probability"),
+        (
+            {"acceptance": [[1, 0], [0.5, 1]]},
+            r"acceptance\[1, 0\] is 0.5 and acceptance\[0, 1\] 0.0: how often 1 keeps",
+        ),
+        ({"acceptance": [[1, 0.5], [0.4, 1]]}, r"acceptance\[1, 0\] is 0.4 and acceptance\[0, 1\] 0.5"),
+        ({"costs": [2.0, 1.0]}, r"costs\[1\] is 1, below costs\[0\], 2: order the models by cost, the target last"),
+        ({"max_budget": 2.5}, "max_budget=2.5 is not a whole number"),
         ({"max_budget": 0}, "max_budget"),
         ({"objective": "papers"}, "no objective 'papers': did you mean paper"),
     ],
@@ -116,3 +125,13 @@ def test_what_cannot_be_meant_is_refused(changes, message):
     given = {"costs": [1.0, 2.0], "acceptance": [[1, 0.5], [0, 1]]} | changes
     with pytest.raises(ValueError, match=message):
         hierarchy.solve(**given)
+
+
+def test_what_rounding_leaves_is_taken():
+    """A symmetric matrix in float32, an entry a rounding above 1, a budget that is a float."""
+    rounded = np.array([[1, 1.0000001, 0.3], [1, 1, 0.3], [0.3000001, 0.3, 1]], np.float32)
+    exact = [[1, 1, 0.3], [1, 1, 0.3], [0.3, 0.3, 1]]
+    found = hierarchy.solve([1.0, 1.5, 9.0], rounded, 15.0)
+    wanted = hierarchy.solve([1.0, 1.5, 9.0], exact, 15)
+    assert (found.models, found.budgets) == (wanted.models, wanted.budgets)
+    assert found.latency == pytest.approx(wanted.latency, rel=1e-6)
