@@ -1,7 +1,7 @@
 """What gin files bind and the scripts call: `run` (one point) and `sweep` (many), into a store that resumes."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -146,8 +146,13 @@ def _planned(
     return alphas | surveying.plan(open_session(points), points[0], free, whole("plan", count, 2))
 
 
-def measure(groups: Sequence[Sequence[Point]], store: ResultStore, session: Session) -> None:
-    """Fill the store with the groups' points, showing progress."""
+def measure(
+    groups: Sequence[Sequence[Point]],
+    store: ResultStore,
+    session: Session,
+    evaluate: Callable[[Session, Sequence[Point]], Iterator[Record]] = evaluate,
+) -> None:
+    """Fill the store with the groups' points, showing progress; `evaluate` measures those of one group."""
     keys = [session.key(point) for group in groups for point in group]
     done = store.done_keys()
     with printing.Progress(len(keys), sum(key in done for key in keys), str(store.path)) as progress:

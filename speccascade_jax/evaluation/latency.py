@@ -33,10 +33,10 @@ class Timings:
 def interleave(
     baseline: Run, methods: Sequence[Run], *, examples: int, trials: int, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[Timings, list[Timings]]:
-    """Time one or two methods back to back with a baseline that they share.
+    """Time methods back to back with a baseline that they share.
 
-    For every trial and example the order is method, baseline (, other method), reversed every other time, so that each
-    method is an immediate neighbour of the baseline and goes first as often as last.
+    For every trial and example the order is method, baseline (, other methods), reversed every other time, so that one
+    or two methods are immediate neighbours of the baseline, and first as often as last. Of more each begins in turn.
 
     Args:
         baseline, methods: compiled and warmed-up calls; the result is waited for (`block_until_ready`).
@@ -46,16 +46,15 @@ def interleave(
         The baseline's timings and each method's.
 
     Raises:
-        ValueError: not one or two methods.
+        ValueError: no methods.
     """
-    if not 1 <= len(methods) <= 2:
-        raise ValueError(f"{len(methods)} methods cannot all be neighbours of one baseline; give one or two")
+    if not methods:
+        raise ValueError("0 methods are to be timed beside the baseline: give one or more")
     runs = [methods[0], baseline, *methods[1:]]
     seconds, counts = np.zeros((len(runs), trials, examples)), np.zeros((len(runs), 3, trials, examples), np.int64)
     for trial in range(trials):
         for example in range(examples):
-            order = range(len(runs)) if (trial + example) % 2 == 0 else reversed(range(len(runs)))
-            for n in order:
+            for n in _order(len(runs), trial + example):
                 begin = clock()
                 result = jax.block_until_ready(runs[n](example, trial))
                 seconds[n, trial, example] = clock() - begin
@@ -64,6 +63,13 @@ def interleave(
     names = ("tokens", "draft_steps", "target_calls")
     timings = [Timings(seconds=s, **dict(zip(names, c, strict=True))) for s, c in zip(seconds, counts, strict=True)]
     return timings[1], [timings[0], *timings[2:]]
+
+
+def _order(runs: int, turn: int) -> list[int]:
+    """Who runs when: reversed every other turn; of more than three another one begins every two turns."""
+    begin = turn // 2 % runs if runs > 3 else 0
+    order = [(begin + n) % runs for n in range(runs)]
+    return order if turn % 2 == 0 else order[::-1]
 
 
 def latency(timings: Timings, *, draft_alone: bool = False) -> dict[str, Any]:

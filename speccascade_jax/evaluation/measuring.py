@@ -45,6 +45,21 @@ def evaluate(session: Session, points: Sequence[Point]) -> Iterator[Record]:
             yield describe(session, point) | {"started": started.isoformat(), "wall_seconds": wall} | result | times
 
 
+def evaluate_together(session: Session, points: Sequence[Point]) -> Iterator[Record]:
+    """Measure points of any methods, timed in one loop beside one target, so that they can be told apart closely.
+
+    Records come when all are timed.
+    """
+    release_when_crowded()
+    begin = time.perf_counter()
+    judged = [judge(session, [point])[0] for point in points]
+    started = datetime.datetime.now(datetime.UTC)
+    timed = time_beside_target(session, points)
+    wall = (time.perf_counter() - begin) / len(points)
+    for point, result, times in zip(points, judged, timed, strict=True):
+        yield describe(session, point) | {"started": started.isoformat(), "wall_seconds": wall} | result | times
+
+
 def describe(session: Session, point: Point) -> Record:
     """What a record says of its point before anything is measured."""
     return {
@@ -151,7 +166,7 @@ def _tail(steps: np.ndarray | None) -> dict[str, int]:
 
 
 def time_beside_target(session: Session, points: Sequence[Point]) -> list[Record]:
-    """Latency of one or two points, absolute and relative to the target alone.
+    """Latency of points of one sampling, absolute and relative to the target alone.
 
     Empty without latency examples, and for an oracle: what it knows beforehand cost time that no method has. A run that
     met NaN or infinite logits, of the point or of the target beside it, ended early and says nothing about time: there

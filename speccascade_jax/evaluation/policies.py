@@ -1,13 +1,16 @@
 """The selection policies that methods ask: read once, and checked before anything is measured."""
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
+from speccascade_jax.core.names import TARGET
 from speccascade_jax.evaluation.points import Method, Sampling
 from speccascade_jax.methods import selecting
-from speccascade_jax.methods.settings import Settings
+from speccascade_jax.methods.settings import Settings, drafters_text
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.policy_files import Policy
+from speccascade_jax.rules import deferral
 
 
 class Policies:
@@ -26,7 +29,10 @@ class Policies:
         return {"policy": self._found(method.policy)[1]} if asks(method) else {}
 
     def described(self, method: Method) -> dict[str, Any]:
-        """What else a record says of a selection, under "selection": its arms and their rules, and what chose."""
+        """What else a record says of a selection, under "selection": its arms and their rules, and what chose.
+
+        `drafts` is what drafts under each arm's name; `lossy_arms` names those by which outputs lose the target's law.
+        """
         settings = method.settings()
         if not selecting.selects(settings):
             return {}
@@ -36,7 +42,10 @@ class Policies:
         if asks(method):
             card = self._found(method.policy)[0].card
             told |= {"trained": card.trained, "alignment_weight": card.alignment_weight, "queries": card.queries}
-        return {"selection": told | {"lossy_arms": selecting.lossy_arms(settings)}}
+        told["drafts"] = [drafters_text((arm.drafter,), arm.block_size) for arm in arms]
+        decided = [method.decides if arm.rule is None else deferral.get(arm.rule) for arm in arms]
+        lossy = [not rule.lossless and arm.drafter != TARGET for rule, arm in zip(decided, arms, strict=True)]
+        return {"selection": told | {"lossy_arms": [arm.called for arm in itertools.compress(arms, lossy)]}}
 
     def _found(self, file: str | None) -> tuple[Policy, str]:
         if file not in self._read:

@@ -46,18 +46,30 @@ def latency(spot: Spot, bootstrap: Bootstrap, floor: float = 0.0) -> Interval | 
     return bootstrap.latency_ratio(spot.records).at_least(floor) if _timed(spot) else None
 
 
+def latency_between(spot: Spot, over: Spot, bootstrap: Bootstrap, floor: float = 0.0) -> Interval | None:
+    """The spot's latency over another's, each relative to the target beside it; `None` without single examples."""
+    if not _timed(spot, over):
+        return None
+    return bootstrap.latency_ratio(spot.records, over.records).at_least(floor)
+
+
 def noise(panel: Panel) -> float:
     """How far apart equal work was timed in a panel: the largest log ratio seen, 0 where nothing equal was timed.
 
     The target alone is timed against itself, beside which all else is timed; and methods may write the same tokens by
     the same calls, which happens where their laws agree.
     """
-    seen = [0.0, *(abs(math.log(latency_of(spot))) for spot in (panel.target,) if spot and spot.latency)]
+    seen = [self_noise(panel)]
     by_work = sorted((spot for spot in panel.spots if _work(spot)), key=_work)
     for _, same in itertools.groupby(by_work, key=_work):
         logs = [math.log(latency_of(spot)) for spot in same]
         seen.append(max(logs) - min(logs))
     return max(seen)
+
+
+def self_noise(panel: Panel) -> float:
+    """The log ratio of the target alone to itself, 0 where that was not timed."""
+    return abs(math.log(latency_of(panel.target))) if panel.target and panel.target.latency else 0.0
 
 
 def noise_notes(panel: Panel) -> Iterator[str]:

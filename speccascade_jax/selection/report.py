@@ -7,21 +7,43 @@ on where it stopped, and `experiments.tables --measures selection` prints its ta
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
+from speccascade_jax.core import typed
 from speccascade_jax.core.checks import several
 from speccascade_jax.core.files import expanded
+from speccascade_jax.core.names import TARGET
 from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.experiment import measure, open_session
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Sampling
+from speccascade_jax.evaluation.measuring import evaluate_together
+from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.methods import selecting
 from speccascade_jax.methods.settings import Arm, Level
 from speccascade_jax.results import panels, printing
 from speccascade_jax.results.store import ResultStore, check_format
 from speccascade_jax.results.tables.selection import selection_grids
+
+
+@dataclass(frozen=True, kw_only=True)
+class Among:
+    """Drafters among which is chosen, and the policies that were trained for them.
+
+    Attributes:
+        drafters: as in `Settings.drafters`; policies: files; `None` is the pair's own.
+    """
+
+    drafters: tuple[str | Level | Arm, ...]
+    policies: tuple[str | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        typed.check(Among, vars(self))
+        for name in ("drafters", "policies"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
 
 
 def compare(
@@ -31,6 +53,8 @@ def compare(
     drafters: Sequence[str | Level | Arm],
     ways: Sequence[str] = ("greedy", "dynamic"),
     policies: Sequence[str | None] = (None,),
+    further: Sequence[Among] = (),
+    alone: bool = True,
     block_sizes: Sequence[int] = (7,),
     temperatures: Sequence[float] = (1.0,),
     seeds: Sequence[int] = (0,),
@@ -39,10 +63,16 @@ def compare(
 ) -> Path | None:
     """Measure each drafter always, one at random, and a policy's choice, beside the target alone, on every domain.
 
+    What has one domain, temperature, block size and seed is timed together, each query by every way in turn: a run that
+    was killed times those again that it had not finished.
+
     Args:
         pair, domains: the models; tasks, each with how many examples and trials.
         drafters: among which is chosen; ways: how a trained policy chooses (`Settings.choose`).
         policies: files; `None` is the pair's own.
+        further: other sets of drafters and their policies, in the same table: what another drafter costs or gains.
+        alone: time each drafter that chooses its block size by `block_sizes` without any selection too, so that the
+            table says what choosing costs; a further program and run for each.
         block_sizes: of drafters that have none of their own; temperatures, seeds: as in a sweep.
         output: the store; dry_run: only list the points.
 
@@ -54,11 +84,14 @@ def compare(
             before anything is compiled.
     """
     several("domains", domains, 1)
-    methods = methods_of(drafters, ways, policies)
+    sets = [Among(drafters=tuple(drafters), policies=tuple(policies)), *further]
+    methods = list(dict.fromkeys(itertools.chain(*(methods_of(each, ways, alone) for each in sets))))
     samplings = [Sampling(temperature=temperature) for temperature in temperatures]
     of_domains = [
-        enumerate_points(
-            pair=pair, evaluation=domain, methods=methods, block_sizes=block_sizes, samplings=samplings, seeds=seeds
+        together(
+            enumerate_points(
+                pair=pair, evaluation=domain, methods=methods, block_sizes=block_sizes, samplings=samplings, seeds=seeds
+            )
         )
         for domain in domains
     ]
@@ -71,21 +104,36 @@ def compare(
         # all are checked before one runs
         sessions = [open_session(list(itertools.chain(*groups))) for groups in of_domains]
         for groups, session in zip(of_domains, sessions, strict=True):
-            measure(groups, store, session)
+            measure(groups, store, session, evaluate_together)
         for grid in selection_grids(panels.panels(store.records)):
             Console().print(grid.rich())
         print(f"results: {store.path}")
     return expanded(output)
 
 
-def methods_of(
-    drafters: Sequence[str | Level | Arm], ways: Sequence[str], policies: Sequence[str | None]
-) -> list[Method]:
-    """The lossless methods that choose among drafters: each always, at random, and by every policy in every way."""
-    arms = selecting.arms_of(Method(name="spec_decode", drafters=tuple(drafters), choose=selecting.RANDOM).settings())
-    plain = [*(arm.called for arm in arms), selecting.RANDOM]
-    made = [Method(name="spec_decode", drafters=tuple(drafters), choose=way) for way in plain]
-    return made + [
-        Method(name="spec_decode", drafters=tuple(drafters), choose=way, policy=policy)
-        for policy, way in itertools.product(policies, ways)
-    ]
+def methods_of(among: Among, ways: Sequence[str], alone: bool = False) -> list[Method]:
+    """The lossless methods that choose among drafters: each always, at random, and by every policy in every way.
+
+    Args:
+        alone: each drafter as a method's only one too, but those with a block size or a rule of their own.
+    """
+    chosen = partial(Method, name="spec_decode", drafters=among.drafters)
+    arms = selecting.arms_of(chosen(choose=selecting.RANDOM).settings())
+    single = [arm.drafter for arm in arms if arm.drafter != TARGET and arm.block_size is None and arm.rule is None]
+    made = [Method(name="spec_decode", drafters=(each,)) for each in single if alone]
+    made += [chosen(choose=way) for way in [*(arm.called for arm in arms), selecting.RANDOM]]
+    return made + [chosen(choose=way, policy=file) for file, way in itertools.product(among.policies, ways)]
+
+
+def together(groups: Iterable[Iterable[Point]]) -> list[list[Point]]:
+    """The points of a sweep by what they are timed together in: sampling, seed and block size.
+
+    Those without a block size, the target among them, stand with the first one's.
+    """
+    found: dict[tuple[Sampling, int, object], list[Point]] = {}
+    points = list(itertools.chain(*groups))
+    first = next((point.method.block_size for point in points if point.method.swept_block), None)
+    for point in points:
+        block = point.method.block_size if point.method.swept_block else first
+        found.setdefault((point.sampling, point.seed, block), []).append(point)
+    return list(found.values())

@@ -88,6 +88,15 @@ def test_nothing_is_read_while_the_clock_runs(bench):
     assert not alone.seconds.any()
 
 
-def test_three_methods_cannot_share_a_baseline(bench):
-    with pytest.raises(ValueError, match="3 methods cannot all be neighbours"):
-        latency.interleave(bench.run("t", 1), [bench.run("a", 1)] * 3, examples=1, trials=1)
+def test_of_many_methods_each_begins_in_turn(bench):
+    methods = [bench.run(name, 1.0) for name in "abc"]
+    latency.interleave(bench.run("target", 1.0), methods, examples=8, trials=1, clock=bench.clock)
+    turns = ["".join(name[0] for _, e, name in bench.log if e == example) for example in range(8)]
+    assert turns[:4] == ["atbc", "cbta", "tbca", "acbt"]
+    for place in (0, -1):
+        assert sorted(turn[place] for turn in turns) == sorted("aabbcctt"), "first as often as last"
+
+
+def test_nothing_beside_a_baseline_is_refused(bench):
+    with pytest.raises(ValueError, match="0 methods are to be timed"):
+        latency.interleave(bench.run("t", 1), [], examples=1, trials=1)

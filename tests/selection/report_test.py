@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from speccascade_jax.evaluation import experiment
+from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.points import Arm, Evaluation, Method, ModelPair, Sampling
 from speccascade_jax.results import panels
 from speccascade_jax.results.store import read_records
-from speccascade_jax.results.tables import selection
+from speccascade_jax.results.tables import best_arms, selection
 from speccascade_jax.selection import report
 from tests.support import tiny_pair
 
@@ -48,32 +49,114 @@ def test_records_say_what_was_chosen(store):
 
 
 def test_the_table_holds_every_way_and_domain(store):
-    (grid,) = selection.selection_grids(panels.panels(read_records(store)))
+    grid, costs = selection.selection_grids(panels.panels(read_records(store)))
     assert [row[0] for row in grid.rows] == [
-        "target alone", "always first", "always middle", "random", selection.ORACLE,
+        "target alone", "first alone", "middle alone", "always first", "always middle", "random", best_arms.ORACLE,
     ]  # fmt: skip
     shown = ("bleu", "speed-up", "ms/token", "accepted", "choices")
     assert grid.header[1:6] == [f"tiny_translation: {what}" for what in shown]
     assert grid.header[6].startswith("tiny_translation_de_en") and grid.header[-1] == "mean speed-up"
     assert all(len(row) == len(grid.header) for row in grid.rows)
-    assert "first " in grid.rows[3][5] and "[" in grid.rows[1][2] and not any("LOSSY" in note for note in grid.notes)
+    assert "first " in grid.rows[5][5] and "[" in grid.rows[1][2] and not any("LOSSY" in note for note in grid.notes)
+    assert [row[:2] for row in costs.rows] == [["always first", "first alone"], ["always middle", "middle alone"]]
+    assert all("[" in cell for row in costs.rows for cell in row[2:])
 
 
 def test_the_oracle_takes_the_arm_that_was_fastest_in_the_other_trials(store):
     panel = panels.panels(read_records(store))[0]
-    always = [spot for spot in panel.spots if selection._way(spot).startswith("always")]
+    always = [spot for spot in panel.spots if best_arms.fixed_arm(spot) is not None]
     times = ([[2.0, 18.0], [2.0, 18.0], [18.0, 18.0]], [[4.0, 4.0]] * 3)
     for spot, ms in zip(always, times, strict=True):
         record = spot.records[0]
         shape = np.full((3, 2), 2)
         record["latency"] |= {"per_example_ms": ms, "per_example_tokens": shape.tolist()}
         record["target_latency"] |= {"per_example_ms": shape.tolist(), "per_example_tokens": shape.tolist()}
-    found = selection.oracle([selection.per_token(spot) for spot in always])
+    found = best_arms.oracle([best_arms.per_token(spot) for spot in always])
     # of the first query the other trials of the third are 1 and 1 a token: the first arm, although it took 9 there
     assert found.records[0]["latency"]["per_example_ms"] == [[2.0, 2.0], [2.0, 2.0], [9.0, 2.0]]
     assert selection._speed_up(found) == pytest.approx(6 / 19)
     assert found.records[0]["per_example"]["arm"] == [1, 1, 1, 1, 0, 1]
-    assert selection.oracle(always[:1]) is None
+    # all time over all tokens, as everybody's, trial by trial: 6 and 2 ms per token and query if queries counted alike
+    assert found.records[0]["latency"]["ms_per_token"]["value"] == pytest.approx(2.0)
+    assert best_arms.oracle(always[:1]) is None
+
+
+def test_the_oracles_time_is_all_time_over_all_tokens(store):
+    panel = panels.panels(read_records(store))[0]
+    always = [spot for spot in panel.spots if best_arms.fixed_arm(spot) is not None]
+    for spot in always:
+        for name in ("latency", "target_latency"):
+            spot.records[0][name] |= {"per_example_ms": [[2.0, 27.0]] * 3, "per_example_tokens": [[1, 9]] * 3}
+    found = best_arms.oracle([best_arms.per_token(spot) for spot in always])
+    assert found.records[0]["latency"]["ms_per_token"]["value"] == pytest.approx(29 / 10)  # not (2 + 3) / 2
+    assert best_arms.ratio(found) == 1.0
+
+
+def test_sets_of_drafters_stand_in_one_table_each_with_its_own_oracle(pair, tmp_path):
+    """A second set that names the first's drafters at other places: one oracle would mix up whose time is whose."""
+    more = report.Among(drafters=("autoregressive", "middle", Arm(drafter="draft", name="first")))
+    store = compare(pair, tmp_path / "two.jsonl", domains=domains()[:1], further=(more,))
+    records = read_records(store)
+    assert sum("selection" in record for record in records) == 3 + 4
+    alone = [record for record in records if record["point"]["method"] == "spec_decode" and "selection" not in record]
+    assert len(alone) == 2, "drafters of several sets are timed alone once"
+    times = {str(record["target_latency"]["per_example_ms"]) for record in records}
+    assert len(times) == 1, "all beside the same runs of the target"
+    grid, costs = selection.selection_grids(panels.panels(records))
+    rows = [row[0] for row in grid.rows]
+    assert rows[3:5] == ["always first of A", "always middle of A"]
+    assert set(rows[5:8]) == {f"always {name} of B" for name in ("autoregressive", "first", "middle")}
+    assert rows[-2:] == ["each query's best arm of A", "each query's best arm of B"]
+    shares = [grid.rows[n][5].replace(" ", "").split(",") for n in (-2, -1)]
+    assert [len(each) for each in shares] == [2, 3] and shares[1][0].startswith("autoregressive")
+    assert grid.notes[:2] == ["A: first: draft | middle.", "B: autoregressive | middle | first: draft."]
+    assert ["random of B", "random of A"] in [row[:2] for row in costs.rows]
+    assert ["always middle of B", "middle alone"] in [row[:2] for row in costs.rows]
+
+
+def test_what_a_further_drafter_costs_is_told_by_hand(pair, tmp_path):
+    more = report.Among(drafters=(*ARMS, "autoregressive"))
+    records = read_records(compare(pair, tmp_path / "two.jsonl", domains=domains()[:1], further=(more,), alone=False))
+    for record in records:
+        arms = len(record.get("selection", {"arms": ()})["arms"])
+        slower = {0: 1.0, 2: 2.0, 3: 2.1}[arms]
+        record["latency"]["per_example_ms"] = [[slower] * 8] * 3
+        record["latency"]["per_example_tokens"] = record["target_latency"]["per_example_tokens"] = [[1] * 8] * 3
+        record["target_latency"]["per_example_ms"] = [[1.0] * 8] * 3
+        record["relative_latency"]["value"] = slower
+    _, costs = selection.selection_grids(panels.panels(records))
+    assert {row[2] for row in costs.rows} == {"1.050 [1.050, 1.050]"}
+
+
+def test_a_method_that_is_lossy_makes_all_its_arms_lossy(pair, tmp_path):
+    drafters = ("draft", "middle", "autoregressive")
+    method = Method(name="token_v3", alpha=0.5, drafters=drafters, choose="random", lossy_arms=True, block_size=2)
+    told = {"evaluation": domains(latency_examples=0)[0], "sampling": Sampling(temperature=1.0)}
+    record = experiment.run(pair=pair, method=method, output=str(tmp_path / "a.jsonl"), **told)
+    assert record["selection"]["lossy_arms"] == ["draft", "middle"] and not record["point"]["lossless"]
+    (grid,) = selection.selection_grids(panels.panels([record]))
+    assert any(
+        "LOSSY: outputs of rows that draft (token_v3) or middle (token_v3) drafted" in note for note in grid.notes
+    )
+
+
+def test_what_is_timed_together_has_one_sampling_and_block_size(pair):
+    methods = report.methods_of(report.Among(drafters=ARMS), (), alone=True)
+    groups = report.together(
+        enumerate_points(
+            pair=pair,
+            evaluation=domains()[0],
+            methods=methods,
+            block_sizes=(2, 3),
+            samplings=[Sampling(), Sampling(temperature=1.0)],
+        )
+    )
+    assert [len(group) for group in groups] == [2 + 5, 5, 2 + 5, 5]
+    own = Arm(drafter="draft", block_size=3)
+    single = [
+        each for each in report.methods_of(report.Among(drafters=(own, "middle")), (), alone=True) if not each.choose
+    ]
+    assert [each.drafters for each in single] == [("middle",)]
 
 
 def test_a_lossy_arm_is_refused_unless_asked_for_and_then_the_table_says_so(pair, tmp_path):
@@ -90,7 +173,7 @@ def test_a_lossy_arm_is_refused_unless_asked_for_and_then_the_table_says_so(pair
         sampling=Sampling(temperature=1.0),
         output=str(tmp_path / "a.jsonl"),
     )
-    assert record["selection"]["lossy_arms"] and record["selection"]["rules"] == ["chow", "spec_decode"]
+    assert record["selection"]["lossy_arms"] == ["first"] and record["selection"]["rules"] == ["chow", "spec_decode"]
     assert not record["point"]["lossless"]
     (grid,) = selection.selection_grids(panels.panels([record]))
     assert any("LOSSY: outputs of rows that first (chow) drafted" in note for note in grid.notes)
