@@ -196,7 +196,13 @@ def _key(settings: Mapping[str, Any], stop_ids: Sequence[int] | None) -> Any:
     values = (*settings.values(), *stops)
     if settings.get("policy") is not None or not all(map(_plain, values)):  # a file may be another one next time
         return None
-    return (*settings, stop_ids is None, *values, *map(type, values))
+    return (*settings, stop_ids is None, *values, *map(_types, values))
+
+
+def _types(value: Any) -> Any:
+    """A value's type, and of what is made of parts those of its parts."""
+    parts = vars(value).values() if isinstance(value, Level | Arm) else value if isinstance(value, tuple) else ()
+    return (type(value), *map(_types, parts))
 
 
 def _plain(value: Any) -> bool:

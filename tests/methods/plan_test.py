@@ -10,6 +10,7 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.methods import plan as planning
 from speccascade_jax.methods.plan import plan
+from speccascade_jax.methods.settings import Level
 from speccascade_jax.methods.table import METHODS
 from speccascade_jax.pairs.prompts import make_prompt
 from speccascade_jax.rules.deferral import RULES
@@ -63,6 +64,14 @@ def test_one_type_does_not_pass_for_another(pair):
             plan(pair, "decode", given).controls(1)
     with pytest.raises(ValueError, match="block_size=True is not a whole number"):
         plan(pair, "decode", {"rule": "token_v3", "alpha": 1, "temperature": 1, "block_size": True})
+
+
+def test_nor_inside_a_level(pair):
+    for inside in (lambda level: level, lambda level: Level(model="draft", budget=2, drafters=(level,))):
+        given = [{"drafters": (inside(Level(model="draft", budget=2, temperature=heat)),)} for heat in (1, True)]
+        plan(pair, "decode", given[0]).controls(1)
+        with pytest.raises(ValueError, match="temperature=True is not a number"):
+            plan(pair, "decode", given[1]).controls(1)
 
 
 def test_arrays_and_what_is_ones_own_are_looked_at_anew(pair):
