@@ -35,7 +35,8 @@ class AppendedDrafter:
 
     A block that ends in a stop id, or where a row's room ends, has no tail.
 
-    Each is fed what the other wrote in one block, not token by token: a tail's tokens save calls of `first`.
+    Each is fed what the other wrote in one block, not token by token: a tail's tokens save calls of `first`, and of all
+    that draft for it.
 
     Attributes:
         first: a drafter of one's own catches up as it does; tail: sits out the tokens that `first` writes.
@@ -49,9 +50,9 @@ class AppendedDrafter:
     def __post_init__(self) -> None:
         if self.first.reads_features:
             raise ValueError(f"{type(self.first).__name__} reads the target's features: it can have no tail")
-        object.__setattr__(self, "tail", replace(self.tail, sits_out=True, catches_up=self.tail.block))
-        if isinstance(self.first, ModelDrafter | NestedDrafter):
-            object.__setattr__(self, "first", replace(self.first, catches_up=self.tail.block + 1))
+        most = max(self.tail.block, self.tail.catches_up)
+        object.__setattr__(self, "tail", replace(self.tail, sits_out=True, catches_up=most))
+        object.__setattr__(self, "first", _catching_up(self.first, self.tail.block + 1))
 
     @property
     def block(self) -> int:
@@ -95,6 +96,22 @@ class AppendedDrafter:
         """Those of the first one, and `tail_steps`."""
         own = self.first.stats(state.first)
         return {**(own if isinstance(own, Mapping) else {"first": own}), "tail_steps": state.tail_steps}
+
+
+def _catching_up(drafter: Any, most: int) -> Any:
+    """The drafter, fed `most` missing tokens at once or what it is fed already, and so all that draft for it.
+
+    What drafts for a level misses one more where this one kept all: the token that the level wrote behind it.
+    """
+    if isinstance(drafter, AppendedDrafter):
+        tail = _catching_up(drafter.tail, most + drafter.first.block)
+        return replace(drafter, first=_catching_up(drafter.first, most + drafter.tail.block), tail=tail)
+    if not isinstance(drafter, ModelDrafter | NestedDrafter):
+        return drafter
+    if isinstance(drafter, NestedDrafter):
+        engine = replace(drafter.engine, drafter=_catching_up(drafter.engine.drafter, most + 1))
+        drafter = replace(drafter, engine=engine)
+    return replace(drafter, catches_up=max(most, drafter.catches_up))
 
 
 def _blank(laws: Laws, block: int) -> Laws:

@@ -20,21 +20,26 @@ def catch_up(
 
     Args:
         active: bool `[B]`; the other rows keep their caches as they are.
-        block: tokens fed at once; at most the engine's longest block, for which caches have room. 1 is best where no
-            more is ever missing.
+        block: tokens fed at once where more than one is missing; at most the engine's longest block, for which caches
+            have room. 1 is best where no more is ever missing.
     """
 
     def behind(cache: Cache) -> Array:
-        return active & (model.consumed(cache) < length - 1)
+        return jnp.where(active, length - 1 - model.consumed(cache), 0)
 
-    def feed(cache: Cache) -> Cache:
-        at, missing = model.consumed(cache), behind(cache)
+    def feed(size: int, cache: Cache) -> Cache:
+        at = model.consumed(cache)
         # what lies behind `length − 1` is junk: it is fed, and taken back at once
-        places = jnp.minimum(at[:, None] + jnp.arange(block)[None], tokens.shape[1] - 1)
+        places = jnp.minimum(at[:, None] + jnp.arange(size)[None], tokens.shape[1] - 1)
         _, fed = model.extend(params, cache, jnp.take_along_axis(tokens, places, axis=1))
-        return model.rollback(fed, jnp.where(missing, jnp.minimum(at + block, length - 1), at))
+        return model.rollback(fed, jnp.where(behind(cache) > 0, jnp.minimum(at + size, length - 1), at))
 
-    return jax.lax.while_loop(lambda cache: jnp.any(behind(cache)), feed, cache)
+    def until(left: int, size: int, cache: Cache) -> Cache:
+        return jax.lax.while_loop(lambda held: jnp.any(behind(held) > left), partial(feed, size), cache)
+
+    if block > 1:  # often only the last one is missing, and a block is more than that needs
+        cache = until(1, block, cache)
+    return until(0, 1, cache)
 
 
 def continued(model: LanguageModel, params: Params, prompt: Prompt, tokens: Array, spare: int = 0) -> LMOutput:

@@ -88,6 +88,33 @@ def test_what_a_tail_wrote_is_read_in_one_call():
     assert int(out.stats.draft_steps.sum()) - tails == rounds * 2 + (rounds - 1)
 
 
+def test_so_it_is_at_every_level_below():
+    """Of the model that drafts for a level, and of this one's own tail: one call over all that it missed."""
+    sure = BoundModel((), Fake(16, seed=3))
+
+    def calls(own_tail):
+        draft, params = ModelDrafter(sure.model, Fixed(1)), {"model": ()}
+        if own_tail:
+            draft, params = (
+                AppendedDrafter(draft, ModelDrafter(sure.model, Fixed(1))),
+                {"first": params, "tail": params},
+            )
+        level = NestedDrafter(Engine(target=sure.model, drafter=draft, verifier=LOSSLESS), 2)
+        drafter = AppendedDrafter(level, ModelDrafter(sure.model, Fixed(4)))
+        own = {"first": {"target": (), "drafter": params}, "tail": {"model": ()}}
+        engine = Engine(target=sure.model, drafter=drafter, verifier=LOSSLESS)
+        prompt = Prompt(np.array([[3]], np.int32), np.array([1], np.int32))
+        controls = make_controls(1, inner=(make_controls(1),))
+        written = 8 if own_tail else 7  # a draft, its own tail, a bonus, the outer tail of 4, a bonus
+        out = generate(engine, {"target": (), "drafter": own}, prompt, controls=controls, max_new_tokens=4 * written)
+        assert int(out.stats.rounds.sum()) == 4 and int(out.stats.rejected.sum()) == 0
+        return int(out.inner["counters"].draft_steps.sum())
+
+    assert calls(own_tail=False) == 4 * 1 + 3
+    # the draft and its tail each, and the tail reads what the draft wrote in every round
+    assert calls(own_tail=True) == 2 * (4 * 1 + 3) + 1
+
+
 @dataclasses.dataclass(frozen=True)
 class Noting(Fake):
     """Notes how many tokens each call that is compiled takes."""
@@ -113,8 +140,9 @@ def test_what_is_counted_as_one_call_is_one(nested, monkeypatch):
     prompt = Prompt(np.array([[3]], np.int32), np.array([1], np.int32))
     controls = make_controls(1, inner=(make_controls(1),) if nested else ())
     generate(engine, none, prompt, controls=controls, max_new_tokens=8)
-    # a step of its own or, of an engine, a block of 2 and the pending token; and what a tail of 6 wrote, with one more
-    assert Noting.widths == ({3, 7} if nested else {1, 7})
+    # a step of its own or, of an engine, a block of 2 and the pending token; and what a tail of 6 wrote, with one more,
+    # or that one alone
+    assert Noting.widths == ({1, 3, 7} if nested else {1, 7})
 
 
 def test_at_the_front_door_under_levels_and_under_rules_that_read_q():

@@ -27,9 +27,9 @@ def test_rows_catch_up_where_they_are_active_and_behind():
         np.testing.assert_array_equal(np.asarray(ours)[[0, 2, 3]], np.asarray(theirs)[[0, 2, 3]])
 
 
-@pytest.mark.parametrize(("block", "calls"), [(1, 7), (3, 3)])
-def test_blocks_take_as_many_calls_as_they_must(block, calls):
-    """The row that sits out, and is farthest behind, costs none."""
+@pytest.mark.parametrize(("block", "widths"), [(1, [1] * 7), (3, [3, 3, 1])])
+def test_blocks_take_as_many_calls_as_they_must(block, widths):
+    """The row that sits out, and is farthest behind, costs none; where one token is left it is fed alone."""
     model, seen = Fake(9), []
 
     def extend(params, cache, tokens):
@@ -40,4 +40,4 @@ def test_blocks_take_as_many_calls_as_they_must(block, calls):
     counted = SimpleNamespace(consumed=model.consumed, rollback=model.rollback, extend=extend)
     with jax.disable_jit():
         catch_up(counted, (), cache, TOKENS, jnp.array([9, 12, 4, 6]), jnp.array([True, False, True, True]), block)
-    assert seen == [(4, block)] * calls
+    assert seen == [(4, width) for width in widths]
