@@ -53,8 +53,9 @@ class Session:
         for name in self.task.metrics:
             quality.get_metric(name)  # a misspelt one should not show after the last example only
         self.examples = self._load_examples()  # before the weights, which take longer
-        longest = max(Pair.max_prompt_length, self.task.max_input_length)  # the former is for prompts that nobody cuts
-        self.pair = replace(load_source(source), max_prompt_length=longest) if pair is None else pair
+        self.pair = load_source(source) if pair is None else pair
+        if self.task.max_input_length > self.pair.max_prompt_length:  # which is for prompts that nobody cuts
+            self.pair = replace(self.pair, max_prompt_length=self.task.max_input_length)
         self.vocabulary  # noqa: B018 (raises where there is none)
         limits = self.task.max_input_length, self.task.cut  # prompts are cut as the paper does
         prompts = [text_ids(self.pair, self.task.build_prompt(example), *limits) for example in self.examples]

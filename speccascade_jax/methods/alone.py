@@ -38,8 +38,8 @@ class Alone(Recipe):
 
     def resolved(self, settings: Settings) -> Settings:
         """Without rule, block size and bonus, which a sweep may name for all; what else is drafted by is refused."""
-        for name in ("accept", "stop", "stop_threshold", "drafters", "choose", "policy", "tail"):
-            if (given := getattr(settings, name)) is not None and given != (DRAFT_MODEL,):
+        for name in ("accept", "stop", "stop_threshold", "drafters", "choose", "policy", "lossy_arms", "tail"):
+            if (given := getattr(settings, name)) is not None and given is not False and given != (DRAFT_MODEL,):
                 raise ValueError(f"method {self.name!r} has no {name}, got {given!r}: one model writes; leave it out")
         return replace(settings, rule=None, block_size=None, bonus=None, alpha=None)
 

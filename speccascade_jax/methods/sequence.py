@@ -73,8 +73,19 @@ class SequenceMethod(Recipe):
 
     def resolved(self, settings: Settings) -> Settings:
         """As they are; parts of a speculation are refused."""
-        for name in ("rule", "accept", "block_size", "bonus", "stop", "drafters", "choose", "policy", "tail"):
-            if (given := getattr(settings, name)) is not None and given != (DRAFT_MODEL,):
+        for name in (
+            "rule",
+            "accept",
+            "block_size",
+            "bonus",
+            "stop",
+            "drafters",
+            "choose",
+            "policy",
+            "lossy_arms",
+            "tail",
+        ):
+            if (given := getattr(settings, name)) is not None and given is not False and given != (DRAFT_MODEL,):
                 why = "it decides by a score" if name == "rule" else "the draft writes whole outputs"
                 raise ValueError(f"method {self.name!r} has no {name}, got {given!r}: {why}; leave it out")
         return settings

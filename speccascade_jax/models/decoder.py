@@ -171,7 +171,11 @@ class DecoderLM(CachedModel[DecoderCache]):
         return tuple(max_len if window is None else min(max_len, window + spare) for window in self.config.windows)
 
     def prompt_features(self, cache: DecoderCache) -> Array:
-        """`[B, E]`: the hidden state of the last token that prefill consumed, which is the prompt's last but one."""
+        """`[B, E]`: the hidden state of the last token that prefill consumed, the prompt's last but one; else zeros.
+
+        METHODS section 8 reads that of the last one, which is fed with the first block: to have it before something is
+        drafted would take a target call of its own.
+        """
         return cache.summary
 
 

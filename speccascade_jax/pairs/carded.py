@@ -60,7 +60,7 @@ def load(path: str | Path, what: str, again: str) -> tuple[Params, dict[str, Any
     except Exception as error:  # msgpack has an error of its own for every kind of damage
         raise damaged(path, {"the file": f"it is no {what} ({error!r})"}) from error
     if number != FORMAT:
-        raise CheckpointError(f"{path} has format {number!r}, this version reads {FORMAT}: train the head again")
+        raise CheckpointError(f"{path} has format {number!r}, this version reads {FORMAT}: {again}")
     changed = [name for name, one in found.items() if one != digests.get(name)]
     wrong = dict.fromkeys(changed, "its bytes are not those written") | dict.fromkeys(missing, "it is not there")
     if wrong:

@@ -29,12 +29,13 @@ def curves(
     trainer: PolicyTrainer,
     *,
     queries: Sequence[int] = (64, 256, 1024),
-    objectives: Sequence[str] = ("reinforce", "expected", "best_arm", "linucb"),
+    objectives: Sequence[str] = ("reinforce", "expected", "best_arm", LINEAR, "linucb"),
     seeds: Sequence[int] = (0, 1, 2),
 ) -> list[Row]:
     """Train a policy for every number of queries, objective and seed; the same held-out queries judge all of a seed.
 
-    Runs lie in `<run_dir>/curves/…`: one that was killed goes on, and those that ended are not run again.
+    Runs lie in `<run_dir>/curves/…`: one that was killed goes on, and those that ended are not run again, but LinUCB's
+    single pass.
 
     Args:
         queries: numbers to learn from; those that the data lack are left out, and what all of them give is added.

@@ -2,7 +2,7 @@
 
 The decoder chooses in its own program, by numbers that change from query to query and by bits of the query's own round
 (`drafters.choosing`), so that learning compiles nothing and no choice can see its draft. A reward is minus the log of a
-query's time per token, relative to the first query's: the scale of the machine drops out.
+query's time per token, relative to the median of the first ones (`Rewards`): the scale of the machine drops out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,28 @@ from speccascade_jax.pairs.policy_files import Policy
 from speccascade_jax.selection.posterior import Posterior, Whitening
 
 EXPLORED = 4.0
-"""Times per token from a quarter to four times the first one's are told apart by `Exp3`."""
+"""Times per token from a quarter to four times the usual one are told apart by `Exp3`."""
+STEPS = 8.0
+"""`Exp3`'s rate over √(log K / (K t)), which the worst of losses would ask for: those of drafters spread less."""
+REFERENCE = 16
+"""Of how many of a learner's first queries the median is what its rewards are relative to."""
+
+
+class Rewards:
+    """A learner's times per token as rewards, in their order: `-log(time / usual)`.
+
+    `usual` is the median of those seen, of the first `REFERENCE` at most: one query that took unusually long makes
+    nothing of the others, and what was learnt early stays comparable.
+    """
+
+    def __init__(self) -> None:
+        self._first: list[float] = []
+
+    def __call__(self, seconds: float) -> float:
+        """The reward of the next query, which took so long per token."""
+        if len(self._first) < REFERENCE:
+            self._first.append(math.log(seconds))
+        return float(np.median(self._first)) - math.log(seconds)
 
 
 class Learner(Protocol):
@@ -69,22 +90,30 @@ class Thompson:
 
 @dataclass
 class Exp3:
-    """No regret against the best arm of any stream, without features (Auer et al., 2002: Exp3.S, which shares weight).
+    """Little regret against the best arm of a stream, and of each part of it, without features: Exp3.S by a schedule.
 
-    Losses are in [0, 1] and estimated by importance: the arm that drafted pays its loss, less a running mean that all
-    pay alike, over its probability. Without the mean whoever was not tried for long would look good.
+    Exp3.S (Auer et al., 2002) shares weight, so that an arm can come back. With numbers that stay as they are it pays
+    for its exploration in every query for ever; here they fall with the queries `t` that were told, as they do where
+    regret against one fixed arm is to grow with √t alone: per query it goes to zero. What weight the other arms keep
+    falls too, so that the later a shift comes the longer it takes to be noticed, about in proportion to √t: against the
+    best arm of every part there is a bound where the number of parts is known, and this knows it not.
+
+    Losses are in [-1/2, 1/2] around a running mean of rewards and estimated by importance: the arm that drafted pays
+    its loss over its probability. Without the mean whoever was not tried for long would look good.
 
     Attributes:
-        rate: of learning; explore: share of queries at random; share: of every weight that goes to all arms after each
-            query, so that an arm can come back after a shift.
+        rate: of learning, at most; explore: share of queries at random, at most; share: of every weight that goes to
+            all arms after each query, at most; `schedule` says what they are after `told` queries.
+        usual: the running mean of rewards.
     """
 
     arms: int
     rate: float = 0.3
     explore: float = 0.05
-    share: float = 0.0005
+    share: float = 0.001
     log_weights: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    usual: float = 0.5
+    usual: float = 0.0
+    told: int = 0
     chooser: Chooser = Chooser(draws="dynamic")
 
     def __post_init__(self) -> None:
@@ -96,20 +125,30 @@ class Exp3:
         self.log_weights = np.zeros(self.arms)
 
     @property
+    def schedule(self) -> tuple[float, float, float]:
+        """`rate`, `explore` and `share` of the next query."""
+        queries, spread = self.told + 1, math.log(max(self.arms, 2))
+        rate = STEPS * math.sqrt(spread / (self.arms * queries))
+        explore = math.sqrt(self.arms * spread / queries)
+        return min(self.rate, rate), min(self.explore, explore), min(self.share, 1 / queries)
+
+    @property
     def probabilities(self) -> np.ndarray:
         """float64 `[K]`."""
-        weights = np.exp(self.log_weights - self.log_weights.max())
-        return (1 - self.explore) * weights / weights.sum() + self.explore / self.arms
+        weights, explore = np.exp(self.log_weights - self.log_weights.max()), self.schedule[1]
+        return (1 - explore) * weights / weights.sum() + explore / self.arms
 
     def params(self) -> Params:
         return {"scores": np.log(self.probabilities).astype(np.float32)}
 
     def learn(self, features: np.ndarray, arm: int, reward: float) -> None:
-        loss = min(max(0.5 - 0.5 * reward / math.log(EXPLORED), 0.0), 1.0)
-        self.log_weights[arm] -= self.rate * (loss - self.usual) / self.probabilities[arm]
-        self.usual += 0.05 * (loss - self.usual)
+        rate, _, share = self.schedule
+        loss = min(max((self.usual - reward) / math.log(EXPLORED), -1.0), 1.0) / 2
+        self.log_weights[arm] -= rate * loss / self.probabilities[arm]
         weights = np.exp(self.log_weights - self.log_weights.max())
-        self.log_weights = np.log((1 - self.share) * weights + self.share * weights.mean())
+        self.log_weights = np.log((1 - share) * weights + share * weights.mean())
+        self.told += 1
+        self.usual -= max(1 / self.told, 0.05) * 2 * math.log(EXPLORED) * loss
 
 
 LEARNERS = ("thompson", "thompson_prior", "exp3", "greedy", "random")
@@ -146,8 +185,8 @@ def thompson(
 def with_prior(learner: Thompson, policy: Policy, numbers: Params, sample: np.ndarray, gain: float = 0.7) -> Thompson:
     """Begin with what a trained policy says: as if each query of a sample had shown every arm, at `gain · (π(a) − 1)`.
 
-    A policy is no forecast of times. It says which arm is the best: that one is taken to be as fast as the first query
-    was, the others slower by `gain` (0.7 in logs: twice the time), until measured queries overrule it.
+    A policy is no forecast of times. It says which arm is the best: that one is taken to be as fast as the usual
+    query, the others slower by `gain` (0.7 in logs: twice the time), until measured queries overrule it.
 
     Args:
         numbers: the policy's parameters, its arms in the decoder's order; sample: embeddings `[N, D]`.
@@ -166,4 +205,6 @@ def state(learner: Learner) -> dict[str, Any]:
     """All that moves in a learner, as lists: two that were told the same are equal."""
     if isinstance(learner, Thompson):
         return {"inverse": learner.posterior.inverse.tolist(), "moment": learner.posterior.moment.tolist()}
-    return {"log_weights": learner.log_weights.tolist(), "usual": learner.usual} if isinstance(learner, Exp3) else {}
+    if isinstance(learner, Exp3):
+        return {"log_weights": learner.log_weights.tolist(), "usual": learner.usual, "told": learner.told}
+    return {}

@@ -66,11 +66,6 @@ def _learner(rows: list[Row], own: np.ndarray, best: np.ndarray, knowing: np.nda
     return {"regret": float((own - best).mean()), **halves, "over_knowing": over}
 
 
-def running(values: np.ndarray) -> np.ndarray:
-    """The mean so far, query by query."""
-    return np.cumsum(values) / np.arange(1, len(values) + 1)
-
-
 def report(rows: list[Row], folder: Path) -> Row:
     """Print what `summary` finds, write it to `regret.json`, and draw `regret.png`."""
     from speccascade_jax.results.figures import selection as figures

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +32,7 @@ from speccascade_jax.methods.settings import Arm, Level
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.results.printing import clock_time
 from speccascade_jax.selection import learners, regret
-from speccascade_jax.selection.learners import LEARNERS, Learner
+from speccascade_jax.selection.learners import LEARNERS, Learner, Rewards
 from speccascade_jax.selection.outputs import embedded
 from speccascade_jax.training import runs
 
@@ -147,6 +146,7 @@ class Server:
         given = {name: getattr(self, name) for name in ("learning", "block_size", "temperature", "sample", "noise")}
         given |= {"discount": self.discount, "seed": self.seed, "arms": self.arms}
         given["max_new_tokens"] = [each.max_new_tokens for each in self.phases]
+        given["sampled"] = [each.quality_examples for each in self.phases]
         arms = selecting.arms_of(self.point.method.settings())
         given["drafters"] = [
             [str(arm), print_] for arm, print_ in zip(arms, selecting.prints(self.loaded, arms).values(), strict=True)
@@ -161,8 +161,9 @@ class Server:
         fixed = {f"always {name}": learners.Always(n, len(self.arms)) for n, name in enumerate(self.arms)}
         log = runs.MetricsLog(folder / QUERIES, 2**62)
         rows = [json.loads(line) for line in (folder / QUERIES).read_text().splitlines()]
+        rewards = {name: Rewards() for name in taught}
         for row in rows:
-            _tell(taught, row, rows[0])
+            _tell(taught, row, rewards)
         stream = [(n, place) for n, each in enumerate(self.phases) for place in range(each.latency_examples)]
         warm, began, first = set[int](), time.monotonic(), len(rows)
         for number in range(len(rows), len(stream)):
@@ -173,7 +174,7 @@ class Server:
             row = self._served(taught | fixed, number, phase, place, clock)
             rows.append(row)
             log.append(row)
-            _tell(taught, row, rows[0])
+            _tell(taught, row, rewards)
             if (number + 1) % 50 == 0 or number + 1 == len(stream):
                 print(
                     f"{number + 1} of {len(stream)} queries served, {_left(began, first, number, len(stream))} left",
@@ -253,13 +254,12 @@ class Server:
         return Prepared(Generator(replace(program.engine, drafter=drafter)), given)
 
 
-def _tell(taught: dict[str, Learner], row: Row, first: Row) -> None:
-    """What a query taught every learner: its own run alone, against the first query's."""
+def _tell(taught: dict[str, Learner], row: Row, rewards: dict[str, Rewards]) -> None:
+    """What a query taught every learner: its own run alone."""
     for name, learner in taught.items():
-        own, begun = row["runs"][name], first["runs"][name]
-        reward = -math.log(_cost(own) / _cost(begun))
+        own = row["runs"][name]
         features = _unpacked(own["features"]) if "features" in own else np.zeros(0, np.float32)
-        learner.learn(features, own["arm"], reward)
+        learner.learn(features, own["arm"], rewards[name](_cost(own)))
 
 
 def _cost(run: Row) -> float:

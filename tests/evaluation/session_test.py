@@ -384,3 +384,10 @@ def test_a_sweep_goes_on_and_a_point_that_fails_everywhere_is_refused(pair, load
 def test_a_session_warns_of_numbers_beyond_which_nothing_changes(loaded):
     with pytest.warns(UserWarning, match=r"alpha=7 of 'chow' lies outside 0 … 1: beyond it hardly anything changes"):
         loaded.check([(Method(name="chow", alpha=7), Sampling()), (Method(name="chow", alpha=0.5), Sampling())])
+
+
+def test_a_loaded_pair_reads_what_the_task_allows(pair):
+    """As one that the session loads itself: a task of long prompts says how long they are."""
+    short = replace(pair, max_prompt_length=2)
+    assert session.Session(SOURCE, SMALL, short).pair.max_prompt_length == TASKS["tiny_translation"].max_input_length
+    assert session.Session(SOURCE, SMALL, pair).pair is pair

@@ -61,6 +61,8 @@ def random_policy(pair, arms=ARMS, seed=0, **changed):
         ({"drafters": ARMS, "choose": "random", "method": "token_v3", "alpha": 0.2}, "'token_v3', which is lossy"),
         ({"drafters": ARMS, "choose": "greedy"}, "the pair 'tiny' has no selection policy: train one"),
         ({"drafters": ("draft", "none"), "choose": "random"}, "unknown drafter 'none'|no drafter 'none'|'none'"),
+        ({"method": "autoregressive", "lossy_arms": True}, "'autoregressive' has no lossy_arms, got True: one model"),
+        ({"method": "seq_cascade", "alpha": -3.0, "lossy_arms": True}, "'seq_cascade' has no lossy_arms, got True"),
         ({"lossy_arms": True}, "has one drafter: leave policy and lossy_arms out"),
         ({"drafters": (Level(model="other", budget=2, drafters=("draft",) * 2),)}, "'other' takes one drafter"),
     ],

@@ -106,7 +106,7 @@ def flip(payload):
             lambda payload: payload.update(card=payload["card"].replace("6.0", "1.0")),
             "card: its bytes are not those written",
         ),
-        (lambda payload: payload.update(format=9), "has format 9, this version reads 1: train the head again"),
+        (lambda payload: payload.update(format=9), "has format 9, this version reads 1: train one"),
         (lambda payload: payload.pop("digests"), "no acceptance head"),
     ],
 )
