@@ -6,11 +6,17 @@ import types
 import numpy as np
 import pytest
 
+import speccascade_jax as sc
 from speccascade_jax import hierarchy
+from speccascade_jax.engine.generate import generate
 from speccascade_jax.evaluation.points import Evaluation, Level, ModelPair, Sampling
 from speccascade_jax.hierarchy import optimizing
 from speccascade_jax.hierarchy.latency import Hierarchy
+from speccascade_jax.methods.plan import plan
+from speccascade_jax.pairs.prompts import make_prompt
 from tests.support import made_records, tiny_pair
+
+ROWS, TOKENS = 100, 400
 
 
 def chain(*models, budgets):
@@ -37,6 +43,30 @@ def test_coins_stand_for_rules_with_the_same_calls():
     )  # fmt: skip
     # as under a lossless rule nothing is asked of the draft behind its block, nor of a level behind its own
     assert method.bonus == level.bonus == "target" and (method.accept, level.accept) == ("deferral", "deferral")
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize(("budgets", "rates"), [((2, 5), (0.6, 0.8)), ((4, 3), (0.9, 0.7))])
+def test_the_engine_by_coin_makes_the_calls_that_the_overshoot_latency_counts(budgets, rates):
+    """And not those of a level that hands up just its budget."""
+    pair = sc.Pair(*(sc.TableLM(np.zeros((5, 5), np.float32)) for _ in range(2)), others={"b": sc.TableLM(np.eye(5))})
+    acceptance = np.array([[1, rates[0], 0.5], [rates[0], 1, rates[1]], [0.5, rates[1], 1]])
+    method = optimizing.method_of(chain(0, 1, 2, budgets=budgets), ("draft", "b", "target"), coins=acceptance)
+    made = plan(pair, "decode", vars(method.settings(Sampling(temperature=1.0))))
+    engine, params = made.engine
+    prompt = make_prompt(pair, [[0]] * ROWS)
+    out = generate(engine, params, prompt, controls=made.controls(ROWS), max_new_tokens=TOKENS)
+    assert int(out.lengths.sum()) == ROWS * TOKENS
+    found = [float(each.target_calls.sum()) / (ROWS * TOKENS) for each in (out.stats, out.inner["counters"])]
+
+    def counted(objective):
+        """Latency is linear in the costs: of the target's calls, of the level's."""
+        tiny = [1e-9, 1e-9, 1.0], [1e-9, 1.0, 1.0]
+        last, both = (hierarchy.latency(costs, acceptance, (0, 1, 2), budgets, objective) for costs in tiny)
+        return [last, both - last]
+
+    np.testing.assert_allclose(found, counted("overshoot"), rtol=0.02)
+    assert np.abs(np.divide(found, counted("paper")) - 1).max() > 0.03
 
 
 def test_tails_stand_at_every_level_but_their_own():

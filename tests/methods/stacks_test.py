@@ -38,8 +38,12 @@ def bottom(kind, logits):
     return ngrams.max_gram(counted, V, 2) if kind == "max_gram" else ngrams.prompt_lookup(V, 2)
 
 
-def stack(seed, depth, kind="table", lossy=False, adaptive=False, greedy=False):
-    """A pair of `depth` models and a hierarchy of all below the target: budgets, blocks, temperatures at random."""
+def stack(seed, depth, kind="table", lossy=0, adaptive=False, greedy=False, tails=False):
+    """A pair of `depth` models and a hierarchy of all below the target: budgets, blocks, temperatures at random.
+
+    `lossy`: the number of the level whose rule is, from the lowest up; `tails`: the lowest model goes on at
+    every level.
+    """
     rng, logits = np.random.default_rng(seed), tables(seed, depth)
     pair = Pair(
         target=sc.TableLM(logits[-1]),
@@ -51,8 +55,10 @@ def stack(seed, depth, kind="table", lossy=False, adaptive=False, greedy=False):
         first = {"block_size": int(rng.integers(1, 4))} if n == 1 else {}
         if n == 1 and adaptive:
             first |= {"stop": "cumulative_confidence", "stop_threshold": 0.4, "block_size": 3}
-        if n == 1 and lossy:
+        if n == lossy:
             first |= {"rule": "opt", "alpha": 0.2}
+        if tails:
+            first |= {"tail": "draft", "tail_size": 2}
         if n == 1 and greedy:
             first |= {"draft_temperature": 0.0}
         temperature = float(rng.choice([0.6, 0.8, 1.0, 1.3]))
@@ -80,9 +86,12 @@ def p_value(pair, drafter, logits, rule="spec_decode", alpha=None, temperature=1
         (3, 3, {"adaptive": True}, 0.6),
         (4, 4, {"kind": "bigrams", "adaptive": True}, 1.0),
         (5, 3, {"kind": "lookup"}, 1.0),
-        (6, 4, {"kind": "max_gram", "lossy": True}, 0.6),
-        (7, 4, {"lossy": True, "adaptive": True}, 1.0),
+        (6, 4, {"kind": "max_gram", "lossy": 1}, 0.6),
+        (7, 4, {"lossy": 1, "adaptive": True}, 1.0),
         (8, 4, {"greedy": True}, 1.0),
+        (9, 5, {"lossy": 2}, 1.0),
+        (10, 4, {"tails": True}, 0.6),
+        (11, 4, {"tails": True, "lossy": 2, "kind": "bigrams"}, 1.0),
     ],
 )
 def test_the_law_of_a_stack_is_the_targets(seed, depth, given, temperature):
@@ -91,19 +100,29 @@ def test_the_law_of_a_stack_is_the_targets(seed, depth, given, temperature):
 
 @pytest.mark.laws
 def test_a_lossy_rule_above_a_lossless_level_reads_that_levels_model_whatever_is_below_it():
-    pair, drafter, logits = stack(8, 4, lossy=True)
+    pair, drafter, logits = stack(8, 4, lossy=1)
     # at one temperature throughout, as `law_by_rule` has it for the two models that it compares
     drafter = replace(drafter, temperature=1.0)
     assert p_value(pair, drafter, logits, rule="token_v3", alpha=0.4) > 1e-3
 
 
-@pytest.mark.parametrize("kind", ["fake", pytest.param("lookup", marks=pytest.mark.laws)])
-def test_at_temperature_0_a_stack_of_four_writes_what_the_target_writes(kind):
-    """Models whose laws depend on the whole prefix: a stale cache at any level would change what is kept."""
+@pytest.mark.parametrize(
+    ("kind", "heats"),
+    [
+        ("fake", (None, None)),
+        pytest.param("lookup", (None, None), marks=pytest.mark.laws),
+        ("fake", (0.7, 0.3)),
+    ],
+)
+def test_at_temperature_0_a_stack_of_four_writes_what_the_target_writes(kind, heats):
+    """Models whose laws depend on the whole prefix: a stale cache at any level would change what is kept.
+
+    Levels that are sampled, each at its own temperature, change nothing either.
+    """
     small, middle, upper, target = (BoundModel((), Fake(16, noise=n, seed=s)) for s, n in enumerate((0.5, 0.3, 0.2, 0)))
     pair = Pair(target, ngrams.prompt_lookup(16, 3) if kind == "lookup" else small, others={"m1": middle, "m2": upper})
-    level = sc.Level(model="m1", budget=3, block_size=2, stop="confidence", stop_threshold=0.1)
-    drafter = sc.Level(model="m2", budget=4, drafters=(level,))
+    level = sc.Level(model="m1", budget=3, block_size=2, stop="confidence", stop_threshold=0.1, temperature=heats[0])
+    drafter = sc.Level(model="m2", budget=4, drafters=(level,), temperature=heats[1])
     prompts, settings = [[3, 4, 5], [7]], {"max_new_tokens": 60}
     out = sc.decode(pair, prompts, drafters=(drafter,), **settings)
     alone = sc.decode(pair, prompts, method="autoregressive", **settings)
@@ -116,6 +135,33 @@ class DividesByTheBottom(NestedDrafter):
 
     def _handed(self, pair, law, held):
         return super()._handed(pair, pair.q_tilde, held)
+
+
+class ForgetsItsTemperature(NestedDrafter):
+    """The planted bug: the level above divides by the level's law at a temperature of 1."""
+
+    def _handed(self, pair, law, held):
+        return super()._handed(pair, pair.p, held)
+
+
+class KeepsBudgetLaws(NestedDrafter):
+    """The planted bug: tokens beyond the budget come with the law of the last one within it."""
+
+    def propose(self, params, state, request):
+        draft, state, cache = super().propose(params, state, request)
+        at = jnp.minimum(jnp.arange(self.block + 1), self.budget - 1)
+        return replace(draft, q=draft.q[:, at], q_tilde=draft.q_tilde[:, at]), state, cache
+
+
+class ShiftsByTheOvershoot(NestedDrafter):
+    """The planted bug: laws are counted from the end of the block, as if it had just its budget."""
+
+    def propose(self, params, state, request):
+        draft, state, cache = super().propose(params, state, request)
+        over = jnp.maximum(draft.length - self.budget, 0)[:, None]
+        at = jnp.minimum(jnp.arange(self.block + 1)[None] + over, self.block)[..., None]
+        q, q_tilde = (jnp.take_along_axis(laws, at, axis=1) for laws in (draft.q, draft.q_tilde))
+        return replace(draft, q=q, q_tilde=q_tilde), state, cache
 
 
 class TakesCopiesForDraws(ModelDrafter):
@@ -131,7 +177,14 @@ class TakesCopiesForDraws(ModelDrafter):
 
 @pytest.mark.laws
 @pytest.mark.parametrize(
-    ("planted", "seed", "given"), [(DividesByTheBottom, 2, {}), (TakesCopiesForDraws, 8, {"greedy": True})]
+    ("planted", "seed", "given"),
+    [
+        (DividesByTheBottom, 2, {}),
+        (ForgetsItsTemperature, 2, {}),
+        (KeepsBudgetLaws, 2, {}),
+        (ShiftsByTheOvershoot, 2, {}),
+        (TakesCopiesForDraws, 8, {"greedy": True}),
+    ],
 )
 def test_planted_bugs_are_found(planted, seed, given, monkeypatch):
     """Each in a stack whose law holds without it."""
