@@ -284,6 +284,17 @@ LAYOUTS = {
             Column("/ batch 1", "ratio", spread(2)),
         ),
     ),
+    "selection": Layout(
+        "A drafter chosen always among several, the others idle, T = 0",
+        (
+            Column("batch", "batch"),
+            Column("drafters", "drafters"),
+            Column("ms / round", "ms_per_round", spread(3)),
+            Column("added per round, µs", "added_us", spread(1)),
+            Column("/ alone", "ratio", spread(3)),
+        ),
+        ("1 drafter: alone, nothing is chosen. The same tokens from all; ratios are taken within each turn.",),
+    ),
     "auto": Layout(
         "Blocks of the length that pays against fixed ones, ms per token",
         (
@@ -317,6 +328,7 @@ LAYOUTS = {
         "Memory of a generation's program, MB, by the compiler's account",
         (
             Column("method", "method"),
+            Column("drafts", "drafts"),
             Column("γ", "block_size", optional),
             Column("batch", "batch"),
             *(Column(name, f"{name}_megabytes", number(2)) for name in PARTS),
