@@ -116,19 +116,24 @@ def _tabular(seed, chooser=Chooser(draws="dynamic"), kind=SelectedDrafter):  # n
     return engine, params, conformance.law_by_rule(RULES["spec_decode"], q_table, p_table, 0.0, 0.8, 1.0)
 
 
+def sampled(engine, params, rows):
+    """Tokens `[rows, 5]` and each row's arm, of the same prompt; blocks were kept and rejected."""
+    prompt = Prompt(jnp.zeros((rows, 1), jnp.int32), jnp.ones((rows,), jnp.int32))
+    out = generate(engine, params, prompt, 3, controls=make_controls(rows, temperature=0.8), max_new_tokens=5)
+    assert out.stats.kept.sum() > 0 and out.stats.rejected.sum() > 0
+    return np.asarray(out.tokens), np.asarray(out.inner["choice"])
+
+
 def test_law_under_a_random_policy_in_rows_with_different_arms():
     """Of all rows, and of the rows of each arm: the choice tells nothing of what is written."""
     engine, params, law = _tabular(11)
     rows = 40_000
-    prompt = Prompt(jnp.zeros((rows, 1), jnp.int32), jnp.ones((rows,), jnp.int32))
-    out = generate(engine, params, prompt, 3, controls=make_controls(rows, temperature=0.8), max_new_tokens=5)
-    tokens, choice = np.asarray(out.tokens), np.asarray(out.inner["choice"])
+    tokens, choice = sampled(engine, params, rows)
     counts = np.bincount(choice, minlength=3)
     assert conformance.pooled_p_value(counts, np.full(3, rows / 3)) > 1e-3
     found = [conformance.sequence_p_value(tokens, law)]
     found += [conformance.sequence_p_value(tokens[choice == arm], law) for arm in range(3)]
     assert conformance.holm(found) > 1e-3, found
-    assert out.stats.kept.sum() > 0 and out.stats.rejected.sum() > 0
 
 
 @dataclass(frozen=True)
@@ -216,6 +221,34 @@ def test_what_no_row_chose_is_never_called_and_short_blocks_are_scored_narrow():
     assert called[0] == read | {"draft1 reads", "draft1 3", "draft1 1", "target 4"}
     assert called[1] == read | {"draft2 reads", "draft2 3", "draft2 1", "target 6"}
     assert called[2] == read | {"target 1"}
+
+
+@dataclass(frozen=True)
+class Telling(Counting):
+    """One whose prefill says how much it read."""
+
+    def prompt_features(self, cache: Any) -> Any:
+        return cache.length[:, None].astype(jnp.float32)
+
+
+def test_a_policy_reads_the_targets_one_prefill_and_an_idle_arm_beside_active_ones_is_never_called():
+    """Call by call: two rows of different arms, a third arm that none chose, and a chooser that reads the prompt."""
+    draft, other = (Counting(16, noise=0.4, seed=n, name=f"draft{n}") for n in (1, 2))
+    arms = (ModelDrafter(draft, Fixed(3)), ModelDrafter(other, Fixed(5)), NoDrafter())
+    drafter = SelectedDrafter(arms, Chooser("perceptron", "greedy"))
+    layer = {"kernel": np.array([[1, -9, 0]], np.float32), "bias": np.array([-1, -9, 0], np.float32)}
+    own = {"arms": ({"model": ()}, {"model": ()}, {}), "policy": {"layers_0": layer}}
+    CALLS.clear()
+    out = run(engine_of(drafter, target=Telling(16, seed=3, name="target")), own, rows=[0, 1], length=8)
+    jax.effects_barrier()
+    assert np.asarray(out.inner["choice"]).tolist() == [0, 2]
+    counted = {name: CALLS.count(name) for name in sorted(set(CALLS))}
+    drafted, rounds = int(out.stats.rounds[0]), int(out.stats.rounds.max())
+    assert counted == {
+        "draft1 1": counted["draft1 1"], "draft1 3": 1, "draft1 reads": 1,
+        "target 1": rounds - drafted, "target 3": 1, "target 4": drafted, "target reads": 1,
+    }  # fmt: skip
+    assert counted["draft1 1"] == int(out.stats.draft_steps[0])
 
 
 def test_a_selection_needs_arms():

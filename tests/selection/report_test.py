@@ -3,9 +3,14 @@
 import numpy as np
 import pytest
 
+import speccascade_jax as sc
+from speccascade_jax.engine.generate import compilations
 from speccascade_jax.evaluation import experiment
 from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.points import Arm, Evaluation, Method, ModelPair, Sampling
+from speccascade_jax.methods import selecting
+from speccascade_jax.pairs import policy_files
+from speccascade_jax.pairs.policy_files import Card, Policy
 from speccascade_jax.results import panels
 from speccascade_jax.results.store import read_records
 from speccascade_jax.results.tables import best_arms, selection
@@ -183,6 +188,39 @@ def test_a_run_without_a_choice_has_no_such_table(store):
     records = [record for record in read_records(store) if "selection" not in record]
     with pytest.raises(ValueError, match="no record chose among drafters"):
         selection.selection_grids(panels.panels(records))
+
+
+def policies(pair, folder):
+    """Files of a perceptron that always takes the second arm, of one that takes the first, and of others' drafters."""
+    loaded = sc.load_pair(pair.name)
+    prints, (target, features) = selecting.prints(loaded, (ARMS[0], Arm(drafter=ARMS[1]))), selecting.target_of(loaded)
+    for name, best, arms in (("second", 1, prints), ("first", 0, prints), ("others", 0, dict.fromkeys("ab", "0"))):
+        bias = np.where(np.arange(2) == best, 9, 0).astype(np.float32)
+        layer = {"kernel": np.zeros((features, 2), np.float32), "bias": bias}
+        card = Card(
+            scores="perceptron", features=features, arms=tuple(arms), prints=tuple(arms.values()), target=target,
+            trained=name, queries=7,
+        )  # fmt: skip
+        policy_files.save(folder / name / "selection_policy.msgpack", Policy({"layers_0": layer}, card))
+    return [str(folder / name / "selection_policy.msgpack") for name in ("second", "first", "others")]
+
+
+def test_trained_policies_are_rows_and_those_of_others_are_refused_before_anything_is_compiled(pair, tmp_path):
+    second, first, others = policies(pair, tmp_path)
+    given = {"domains": domains(latency_examples=0)[:1], "alone": False, "ways": ("greedy", "dynamic")}
+    records = read_records(compare(pair, tmp_path / "a.jsonl", policies=(second, first), **given))
+    told = [record for record in records if "trained" in record.get("selection", {})]
+    chosen = {(record["selection"]["trained"], record["selection"]["choose"]): record for record in told}
+    assert set(chosen) == {(name, way) for name in ("second", "first") for way in ("greedy", "dynamic")}
+    assert {tuple(r["per_example"]["arm"]) for (name, _), r in chosen.items() if name == "second"} == {(1,) * 8}
+    assert len({r["fingerprints"]["policy"] for r in chosen.values()}) == 2
+    assert chosen["first", "greedy"]["selection"]["queries"] == 7
+    (grid,) = selection.selection_grids(panels.panels(records))
+    assert {"greedy π (first)", "dynamic π (second)"} <= {row[0] for row in grid.rows}
+    before = compilations()
+    with pytest.raises(ValueError, match=rf"^{others}: the selection policy chooses among a, b, and method") as caught:
+        compare(pair, tmp_path / "b.jsonl", policies=(second, others), **given)
+    assert "\n" not in str(caught.value) and compilations() == before
 
 
 def test_points_are_listed(pair, tmp_path, capsys):

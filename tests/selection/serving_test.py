@@ -108,6 +108,34 @@ def test_trained_policies_are_served(pair, tmp_path):
     assert not (tmp_path / "other" / "settings.json").exists()
 
 
+def test_a_learner_is_told_its_own_run_alone():
+    class Told:
+        def learn(self, features, arm, reward):
+            self.last = arm, reward
+
+    taught, rewards = {name: Told() for name in "ab"}, {name: learners.Rewards() for name in "ab"}
+    for seconds in ((4.0, 8.0), (1.0, 2.0), (1.0, 6.0)):
+        runs = {
+            name: {"arm": n, "seconds": each, "tokens": 2}
+            for n, (name, each) in enumerate(zip("ab", seconds, strict=True))
+        }
+        serving._tell(taught, {"runs": runs | {"always x": {"arm": 2, "seconds": 100.0, "tokens": 1}}}, rewards)
+    assert taught["a"].last == (0, 0.0) and taught["b"].last == (1, 0.0)  # the medians of 4, 1, 1 and of 8, 2, 6
+
+
+def test_bits_hang_on_the_round_not_on_the_place(pair):
+    """Else queries of two phases that stand at one place would share their choice."""
+    given = {"max_new_tokens": 6, "quality_examples": 4, "latency_examples": 3}
+    phases = [Evaluation(task=task, **given).resolved() for task in ("tiny_translation", "tiny_translation_de_en")]
+    server = serving.Server(
+        pair=pair, phases=tuple(phases), drafters=DRAFTERS, learning=("random",), policy=None, block_size=2,
+        temperature=1.0, sample=4, noise=0.3, discount=1.0, seed=0,
+    )  # fmt: skip
+    for number, (phase, place) in enumerate([(0, 0), (0, 2), (1, 0)]):
+        prepared = server._prepared(learners.Always(0, 3), phase, place, number)
+        assert prepared.given["example_ids"].tolist() == [number]
+
+
 def test_regret_by_hand():
     runs = [{"a": (1, 2), "l": (2, 2)}, {"a": (4, 2), "l": (1, 2)}]
     rows = [

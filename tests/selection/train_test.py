@@ -57,7 +57,11 @@ def test_a_killed_run_ends_as_an_unbroken_one(folder, tmp_path, monkeypatch):
     whole = trainer(folder, tmp_path / "whole")
     whole.run()
     broken, steps = trainer(folder, tmp_path / "broken", save_every_seconds=0.0), []
-    step = train.train_step
+    step, save = train.train_step, train.runs.save_state
+
+    def seldom(folder, state, position):
+        if int(state.step) % 50 == 0:
+            save(folder, state, position)
 
     def dies(*arguments):
         steps.append(1)
@@ -66,11 +70,12 @@ def test_a_killed_run_ends_as_an_unbroken_one(folder, tmp_path, monkeypatch):
         return step(*arguments)
 
     monkeypatch.setattr(train, "train_step", dies)
+    monkeypatch.setattr(train.runs, "save_state", seldom)
     with pytest.raises(KeyboardInterrupt):
         broken.run()
     assert not (tmp_path / "broken" / train.FILE).exists()
     broken.run()
-    assert len(steps) == 120 + 3 * 85 - 119
+    assert len(steps) == 120 + 3 * 85 - 100, "begun again at the last save"
     one, other = (policy_files.load(tmp_path / name / train.FILE) for name in ("whole", "broken"))
     jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
     assert one.fingerprint == other.fingerprint

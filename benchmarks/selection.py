@@ -1,0 +1,58 @@
+"""Section `selection`: a drafter alone, and chosen always among 2, 4 and 8 of which the others idle.
+
+The tokens are the same, so that what the time differs by is what choosing costs and what idle drafters cost in every
+round. That no idle drafter is called, a test says; this says what is left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks import measure
+from benchmarks.rounds import one_by_one
+from benchmarks.setting import Bench, Rows
+from speccascade_jax.evaluation.points import Arm, Method
+
+ARMS = (2, 4, 8)
+WIDEST = 8
+"""Rows of the largest batch; a selection's choices are a row's."""
+
+
+def run(bench: Bench) -> Rows:
+    """A row per batch size and number of drafters, 1 being the drafter alone, without a selection; greedy decoding."""
+    sizes = [size for size in bench.settings.batches if size <= WIDEST]
+    return {"selection": [row for size in bench.track(sizes) for row in _rows(bench, size)]}
+
+
+def _rows(bench: Bench, size: int) -> list[dict[str, Any]]:
+    examples = max(size, bench.settings.examples)
+    starts = range(0, examples - size + 1, size)
+    calls, rounds = {}, {}
+    for count in (1, *ARMS):
+        runs = [bench.generator(_method(bench.lossless, count), range(start, start + size)) for start in starts]
+        rounds[count] = sum(int(np.max(jax.device_get(run(0)).stats.rounds)) for run in runs)
+        calls[str(count)] = one_by_one([partial(run, 0) for run in runs])
+    seconds = measure.interleave(calls, 2 * bench.settings.repeats)
+    return [
+        {
+            "batch": size,
+            "drafters": count,
+            "ms_per_round": measure.spread(1e3 * seconds[str(count)] / rounds[count]),
+            "added_us": measure.spread(1e6 * (seconds[str(count)] - seconds["1"]) / rounds[count]),
+            "ratio": measure.spread(seconds[str(count)] / seconds["1"]),
+        }
+        for count in (1, *ARMS)
+    ]
+
+
+def _method(alone: Method, count: int) -> Method:
+    """The first of `count` drafters, the draft each time: another one's weights would be no other work."""
+    if count == 1:
+        return alone
+    arms = tuple(Arm(drafter="draft", name=f"draft{n}") for n in range(count))
+    return replace(alone, drafters=arms, choose="draft0")
