@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import re
-import shlex
 from pathlib import Path
 
 import gin
@@ -17,93 +16,36 @@ from speccascade_jax.evaluation.profiling import profiling
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.survey import surveying
 from speccascade_jax.hierarchy import optimizing
-from speccascade_jax.methods import drafting, selecting
+from speccascade_jax.methods import drafting
 from speccascade_jax.methods.table import METHODS as TABLE
-from speccascade_jax.metrics import sandbox
 from speccascade_jax.results import store
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.runtime import gin_flags
-from speccascade_jax.runtime.paths import repository_root
-from speccascade_jax.selection import making as selection_data
-from speccascade_jax.selection import report as comparison
-from speccascade_jax.selection import serving
-from speccascade_jax.selection import train as policies
 from speccascade_jax.training import exits
 from speccascade_jax.training.heads import making, train
 from speccascade_jax.training.heads import report as acceptance_report
 from tests.support import text_pair
 from tests.support.acceptance_heads import head_for
+from tests.support.recipes import CONFIGS, HOLES, PRESET_PAIRS, ROOT, resolve, stop_before_loading  # noqa: F401 (a fixture)
 
-ROOT = repository_root()
+pytestmark = pytest.mark.usefixtures("stop_before_loading")
+
 MODELS, TASK_FILES, METHODS, SELECTIONS = (
     sorted(f"gin/{kind}/{path.name}" for path in (ROOT / "gin" / kind).glob("*.gin"))
     for kind in ("models", "tasks", "methods", "selection")
 )
-CONFIGS = sorted(f"configs/{path.name}" for path in (ROOT / "configs").glob("*.gin"))
 SIZES = sorted(f"configs/sizes/{path.name}" for path in (ROOT / "configs/sizes").glob("*.gin"))
 QUICKSTART = "configs/quickstart.gin"
 SHIPPED = "gin/models/tatoeba_en_de.gin"
 SWEEPS = [config for config in CONFIGS if "experiment.sweep:" in (ROOT / config).read_text()]
 HEAD, EXITS, POLICY = "gin/train_acceptance_head.gin", "gin/train_exit_heads.gin", "gin/train_policy.gin"
 TRAINING = sorted({f"gin/{path.name}" for path in (ROOT / "gin").glob("train_*.gin")} - {HEAD, EXITS, POLICY})
-COMPARISONS = [config for config in CONFIGS if "report.compare:" in (ROOT / config).read_text()]
-PRESET_PAIRS = ("gemma2_2b_27b", "gemma2_2b_9b", "llama31_8b_70b", "qwen25_7b_32b")
 HIERARCHIES = {"hierarchy": "spec_decode"}
-HOLES = {
-    "gin/models/directory.gin": ["PAIR='some/pair'"],
-    "gin/models/two_checkpoints.gin": ["PAIR='two'", "TARGET='some/target'", "DRAFT='some/draft'"],
-    **{f"gin/models/{name}.gin": ["TARGET='some/target'", "DRAFT='some/draft'"] for name in PRESET_PAIRS},
-    "gin/tasks/seqio.gin": [
-        "SeqioTask.name='seqio'",
-        "SeqioTask.module='some.module'",
-        "SeqioTask.max_input_length=512",
-        "SeqioTask.max_output_length=64",
-    ],
-    **{f"gin/tasks/{name}.gin": ["Evaluation.execute_code=True"] for name in ("humaneval", "mbpp")},
-}
-
-
-class _Resolved(BaseException):
-    """Raised where weights would be loaded."""
-
-
-@pytest.fixture(autouse=True)
-def _stop_before_loading(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)  # stores are opened before weights are loaded
-
-    def stop(points):
-        raise _Resolved(points[0])
-
-    def stop_others(pair, evaluation):
-        raise _Resolved((pair, evaluation))
-
-    monkeypatch.setattr(experiment, "open_session", stop)
-
-    def stop_source(pair):
-        raise _Resolved(pair)
-
-    for module in (surveying, profiling, calibrating, making, optimizing):
-        monkeypatch.setattr(module, "Session", stop_others)
-    monkeypatch.setattr(comparison, "open_session", stop)
-    for module in (selection_data, serving):
-        monkeypatch.setattr(module, "load_source", stop_source)
-    monkeypatch.setattr(sandbox, "available", lambda: None)  # files resolve on systems without one too
-    gin.clear_config()
-    yield
-    gin.clear_config()
-
-
-def _resolve(function, files, bindings=()):
-    holes = [binding for name in files for binding in HOLES.get(name, ())]
-    gin_flags.parse_gin([str(ROOT / name) for name in files], [*holes, *bindings])
-    with pytest.raises(_Resolved) as stopped:
-        gin.get_configurable(function)()
-    return stopped.value.args[0]
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_each_method_file_is_a_run(method):
-    point = _resolve(experiment.run, ["gin/run.gin", SHIPPED, "gin/tasks/tiny_translation.gin", method])
+    point = resolve(experiment.run, ["gin/run.gin", SHIPPED, "gin/tasks/tiny_translation.gin", method])
     assert HIERARCHIES.get(Path(method).stem, Path(method).stem) == point.method.name
 
 
@@ -111,13 +53,13 @@ def test_each_method_file_is_a_run(method):
     ("model", "task"), [*((SHIPPED, task) for task in TASK_FILES), *((model, TASK_FILES[0]) for model in MODELS)]
 )
 def test_each_pair_and_task_file_is_a_run(model, task):
-    point = _resolve(experiment.run, ["gin/run.gin", model, task, "gin/methods/token_v3.gin"])
+    point = resolve(experiment.run, ["gin/run.gin", model, task, "gin/methods/token_v3.gin"])
     assert get_task(point.evaluation.task).name == Path(task).stem
 
 
 def test_two_checkpoints_are_a_pair_with_a_name():
     files = ["gin/run.gin", "gin/models/two_checkpoints.gin", "gin/tasks/tiny_translation.gin", METHODS[0]]
-    point = _resolve(experiment.run, files, ["VOCABULARY='some/tokenizer.json'"])
+    point = resolve(experiment.run, files, ["VOCABULARY='some/tokenizer.json'"])
     parts = {"target": "some/target", "draft": "some/draft", "vocabulary": "some/tokenizer.json"}
     assert point.pair == points.ModelPair(name="two", **parts)
     gin.clear_config()
@@ -128,14 +70,14 @@ def test_two_checkpoints_are_a_pair_with_a_name():
 def test_the_files_of_a_run_and_the_recipe_in_a_record_are_a_profile_too(tmp_path):
     parts = [SHIPPED, "gin/tasks/tiny_translation.gin", "gin/methods/token_v3.gin"]
     recipe = tmp_path / "recipe.gin"
-    recipe.write_text(_resolve(experiment.run, ["gin/run.gin", *parts]).configuration())
+    recipe.write_text(resolve(experiment.run, ["gin/run.gin", *parts]).configuration())
     for files in (parts, [str(recipe)]):
         gin.clear_config()
-        assert _resolve(profiling.profile, ["gin/profiling.gin", *files])[0].name == Path(SHIPPED).stem
+        assert resolve(profiling.profile, ["gin/profiling.gin", *files])[0].name == Path(SHIPPED).stem
 
 
 def test_the_survey_is_of_a_pair_and_a_task():
-    pair, _ = _resolve(surveying.survey, ["gin/survey.gin", SHIPPED, "gin/tasks/tiny_translation.gin"])
+    pair, _ = resolve(surveying.survey, ["gin/survey.gin", SHIPPED, "gin/tasks/tiny_translation.gin"])
     assert pair.name == Path(SHIPPED).stem and set(gin.query_parameter("survey.rules")) <= set(RULES)
 
 
@@ -143,7 +85,7 @@ def test_the_survey_is_of_a_pair_and_a_task():
 def test_a_calibration_is_of_a_pair_a_task_and_a_tolerance(file):
     files = [file, SHIPPED, "gin/tasks/tiny_translation.gin"]
     bindings = ["calibrate.max_loss = 0.01"] if file == "gin/calibrate.gin" else []
-    pair, loaded = _resolve(calibrating.calibrate, files, bindings)
+    pair, loaded = resolve(calibrating.calibrate, files, bindings)
     assert pair.name == Path(SHIPPED).stem and loaded.quality_examples == 1000
     assert set(gin.query_parameter("calibrate.methods")) <= set(RULES)
     gin.clear_config()
@@ -166,108 +108,15 @@ def _tiny(config) -> list[str]:
 
 @pytest.mark.parametrize("config", SWEEPS)
 def test_each_recipe_is_a_sweep_of_the_shipped_pair_and_of_published_sizes(config):
-    end = _resolve(experiment.sweep, _tiny(config))
+    end = resolve(experiment.sweep, _tiny(config))
     own = "tatoeba_en_de_large" if config == QUICKSTART else Path(SHIPPED).stem
     assert end.method.name == points.TARGET and end.pair.name == own
     if config != QUICKSTART:
         gin.clear_config()
         parts = ["configs/sizes/published.gin", "gin/models/directory.gin", "gin/tasks/wmt14_en_de.gin"]
-        large = _resolve(experiment.sweep, [config, *parts])
+        large = resolve(experiment.sweep, [config, *parts])
         assert large.pair.name == "some/pair" and large.evaluation.quality_examples == 500
         assert large.evaluation.latency_examples in (0, 500)
-
-
-@pytest.mark.parametrize("config", COMPARISONS)
-def test_each_comparison_of_drafters_is_of_the_shipped_example(config):
-    first = _resolve(comparison.compare, [config, "configs/sizes/tiny.gin"])
-    assert first.pair.name in ("tatoeba_two_ways", "tatoeba_en_de") and first.evaluation.quality_examples == 100
-    assert first.evaluation.first_example == 100 and first.evaluation.latency_examples == 12
-
-
-def _commands(config, kind) -> list[list[str]]:
-    """The commands that a recipe's head gives behind `kind`, each as words."""
-    block = re.search(rf"^# {kind}: (.*?)(?=^# \w+: |^from)", (ROOT / config).read_text(), re.S | re.M)[1]
-    lines = [line.lstrip("# ") for line in block.splitlines()]
-    return [shlex.split(line) for line in lines if line.startswith("python -m ")]
-
-
-def _bound(words) -> tuple[list[str], list[str]]:
-    """Files and bindings of a command, as its own flags read them."""
-    files = [word.removeprefix("--gin_file=") for word in words if word.startswith("--gin_file=")]
-    return files, [word.removeprefix("--gin.") for word in words if word.startswith("--gin.")]
-
-
-@pytest.fixture
-def drafters(monkeypatch):
-    """Names of the drafters that are asked for, in the order of the calls."""
-    found, checked = [], selection_data._checked
-
-    def made(domains, drafters):
-        arms = checked(domains, drafters)
-        found.append({arm.called for arm in arms})
-        return arms
-
-    def compared(**given):
-        *_, method = (each for each in given["methods"] if each.choose == "random")  # the further ones' where there are
-        found.append({arm.called for arm in selecting.arms_of(method.settings())})
-        return enumeration.enumerate_points(**given)
-
-    monkeypatch.setattr(selection_data, "_checked", made)
-    monkeypatch.setattr(comparison, "enumerate_points", compared)
-    return found
-
-
-@pytest.mark.parametrize("kind", ["Command", "Published"])
-@pytest.mark.parametrize("config", [config for config in CONFIGS if "paper5" in config])
-def test_the_commands_of_a_selection_fit_each_other(config, kind, drafters):
-    """Of the shipped example and of two domains: data, the policy trained on them, and what it chooses among."""
-    commands, data, written, pairs = _commands(config, kind), None, None, set()
-    assert commands and any(config in word for words in commands for word in words)
-    for words in commands:
-        gin.clear_config()
-        files, bindings = _bound(words)
-        if "experiments.make_selection_data" in words:
-            pairs.add(_resolve(selection_data.make, files, bindings).name)
-            data = gin.query_parameter("make.output")
-        elif "experiments.train_policy" in words:
-            gin_flags.parse_gin([str(ROOT / name) for name in files], bindings)
-            trainer = gin.get_configurable(policies.PolicyTrainer)()
-            assert trainer.data == data and set(trainer.costs or drafters[0]) == drafters[0]
-            written = f"{trainer.run_dir}/selection_policy.msgpack"
-        elif "experiments.serve_online" in words:
-            pairs.add(_resolve(serving.serve, files, bindings).name)
-        else:
-            found = _resolve(comparison.compare, files, bindings)
-            pairs.add(found.pair.name)
-            assert found.evaluation.latency_examples == (12 if kind == "Command" else 400)
-            asked = gin.query_parameter("%POLICIES")
-            assert set(found.pair.others) >= {each for each in drafters[0] if each[:4] in ("exit", "usel")}
-            assert asked == ((written,) if written else (None,))
-    assert all(each == drafters[0] for each in drafters)
-    assert len(pairs) == 1 and (pairs == {"runs/two_domains/pair"}) == (kind == "Published")
-
-
-@pytest.mark.parametrize("file", SELECTIONS)
-def test_each_selection_has_data(file):
-    assert _resolve(selection_data.make, ["gin/selection_data.gin", file]).name
-
-
-@pytest.mark.parametrize("file", [file for file in SELECTIONS if "exits" not in file])
-def test_a_stream_that_shifts_and_comes_back_is_served(file, monkeypatch):
-    phases = []
-    monkeypatch.setattr(serving, "_check", lambda given, *more: phases.extend(given))
-    assert _resolve(serving.serve, ["configs/paper5_online.gin", file], ["SERVED=7"]).name
-    first, second, third = phases
-    assert first.task == third.task != second.task and (first.first_example, third.first_example) == (0, 7)
-    assert {(each.latency_examples, each.quality_examples) for each in phases} == {(7, 32)}
-
-
-@pytest.mark.parametrize("config", [POLICY, "configs/paper5_figure2.gin", "configs/paper5_figure3.gin"])
-def test_a_policy_is_trained_by_the_papers_numbers(config):
-    gin_flags.parse_gin([str(ROOT / config)])
-    trainer = gin.get_configurable(policies.PolicyTrainer)()
-    assert (trainer.rate, trainer.weight_decay, trainer.betas, trainer.batch) == (1e-3, 1e-2, (0.9, 0.99), 64)
-    assert trainer.hidden == (512, 512) and trainer.objective == "reinforce"
 
 
 def test_the_ablations_heads_are_those_that_training_writes():
@@ -342,10 +191,10 @@ def test_each_recipe_runs_for_two_rounds_to_its_tables_and_figures(config, tabul
 
 
 def test_the_histogram_is_a_survey():
-    assert _resolve(surveying.survey, _tiny("configs/paper2_figure3.gin"))[0].name == Path(SHIPPED).stem
+    assert resolve(surveying.survey, _tiny("configs/paper2_figure3.gin"))[0].name == Path(SHIPPED).stem
     gin.clear_config()
     large = ["configs/sizes/published.gin", "gin/models/directory.gin", "gin/tasks/xsum.gin"]
-    assert _resolve(surveying.survey, ["configs/paper2_figure3.gin", *large])[0].name == "some/pair"
+    assert resolve(surveying.survey, ["configs/paper2_figure3.gin", *large])[0].name == "some/pair"
     assert gin.query_parameter("Evaluation.quality_examples") == 500
 
 
@@ -432,24 +281,24 @@ def test_every_gin_file_is_one_that_these_tests_know():
 
 
 def test_a_stack_is_sought_for_a_pair_and_a_task():
-    pair, _ = _resolve(optimizing.optimize, ["gin/optimize_hierarchy.gin", SHIPPED, "gin/tasks/tiny_translation.gin"])
+    pair, _ = resolve(optimizing.optimize, ["gin/optimize_hierarchy.gin", SHIPPED, "gin/tasks/tiny_translation.gin"])
     assert pair.name == Path(SHIPPED).stem
 
 
 @pytest.mark.parametrize("table", ["table3", "table4"])
 def test_the_stacks_of_paper_4_are_sought_among_further_drafts(table):
     config = f"configs/paper4_{table}.gin"
-    pair, loaded = _resolve(optimizing.optimize, _tiny(config))
+    pair, loaded = resolve(optimizing.optimize, _tiny(config))
     assert pair.name == Path(SHIPPED).stem and len(pair.others) >= 2 and loaded.latency_examples == 12
     gin.clear_config()
     parts = ["configs/sizes/published.gin", "gin/models/two_checkpoints.gin", "gin/tasks/cnn_dailymail.gin"]
-    pair, loaded = _resolve(optimizing.optimize, [config, *parts])
+    pair, loaded = resolve(optimizing.optimize, [config, *parts])
     assert pair.target == "some/target" and loaded.quality_examples == loaded.latency_examples == 500
 
 
 def test_acceptance_data_are_of_a_pair_and_a_task():
     files = ["gin/acceptance_data.gin", SHIPPED, "gin/tasks/tiny_translation.gin"]
-    assert _resolve(making.make, files)[0].name == Path(SHIPPED).stem
+    assert resolve(making.make, files)[0].name == Path(SHIPPED).stem
 
 
 def test_acceptance_heads_are_of_a_pair_and_reported_on_a_task(tmp_path):
@@ -492,7 +341,7 @@ def test_each_training_file_resolves(file):
 )
 def test_misspelt_settings_fail_when_read(binding, message):
     with pytest.raises(ValueError, match=message):
-        _resolve(experiment.run, ["gin/run.gin", SHIPPED, TASK_FILES[0], METHODS[0]], [binding])
+        resolve(experiment.run, ["gin/run.gin", SHIPPED, TASK_FILES[0], METHODS[0]], [binding])
 
 
 def test_a_missing_gin_file_is_named_with_the_remedy():

@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from benchmarks import command, compilation, report, runs
+from benchmarks import command, compilation, layouts, runs
 from benchmarks.setting import Bench
 from speccascade_jax.pairs.pair import load_pair
 
@@ -31,7 +31,7 @@ def rows(record, table):
 def test_every_section_is_there_and_has_its_tables(record):
     assert list(record["sections"]) == SECTIONS
     tables = {name for section in record["sections"].values() for name in section["tables"]}
-    assert tables == set(report.LAYOUTS) - {"compilation", "startup", "acceptance", "agreement"}
+    assert tables == set(layouts.LAYOUTS) - {"compilation", "startup", "acceptance", "agreement"}
     assert record["device"]["platform"] == "cpu" and record["versions"]["jax"] and record["settings"]["repeats"] == 2
 
 
@@ -41,7 +41,7 @@ def test_every_column_but_the_optional_ones_is_filled(record):
     for section in record["sections"].values():
         for name, found in section["tables"].items():
             assert found, name
-            for column in report.LAYOUTS[name].columns:
+            for column in layouts.LAYOUTS[name].columns:
                 assert column.key in optional or all(row[column.key] is not None for row in found), (name, column.key)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import report
+from benchmarks import layouts, report
 
 
 def _spread(value):
@@ -29,9 +29,9 @@ def test_values_across_become_columns():
     ]
 
 
-@pytest.mark.parametrize("name", report.LAYOUTS)
+@pytest.mark.parametrize("name", layouts.LAYOUTS)
 def test_missing_values_are_dashes_everywhere(name):
-    layout = report.LAYOUTS[name]
+    layout = layouts.LAYOUTS[name]
     row = {} if layout.across is None else {layout.across: 1024}
     assert set(report.grid(name, [row]).rows[0]) == {report.NONE}
 

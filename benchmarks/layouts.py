@@ -1,0 +1,367 @@
+"""How the benchmarks' tables are laid out: what the numbers are called, how printed, and what is said below them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.compilation import STEPS
+from benchmarks.memory import PARTS
+from speccascade_jax.results.tables.grid import NONE
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its header, the row's entry it shows, and how."""
+
+    header: str
+    key: str
+    form: Callable[[Any], str] = str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the rows of one table are laid out.
+
+    Attributes:
+        title: above it; notes: below it.
+        columns: from left to right.
+        across: an entry whose values become groups of columns, one per value; the first `fixed` columns name a line.
+        fixed: see `across`.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    notes: tuple[str, ...] = ()
+    across: str | None = None
+    fixed: int = 1
+
+
+def number(digits: int) -> Callable[[Any], str]:
+    """A number, or the median of a spread."""
+    return lambda x: NONE if x is None else f"{x['value'] if isinstance(x, dict) else x:,.{digits}f}"
+
+
+def spread(digits: int) -> Callable[[Any], str]:
+    """Median, lowest and highest."""
+    return lambda x: f"{x['value']:,.{digits}f} ({x['low']:,.{digits}f} to {x['high']:,.{digits}f})"
+
+
+def percent(x: float | None) -> str:
+    """A share."""
+    return NONE if x is None else f"{x:.1%}"
+
+
+def optional(x: Any) -> str:
+    """A number as short as it goes, or a dash."""
+    return NONE if x is None else f"{x:g}" if isinstance(x, float) else str(x)
+
+
+_POINT = (
+    Column("rule", "rule"),
+    Column("α", "alpha", optional),
+    Column("γ", "block_size", optional),
+    Column("T", "temperature", optional),
+)
+_AGAINST_FLOOR = (
+    Column("µs", "microseconds", number(0)),
+    Column("/ floor", "ratio", number(2)),
+    Column("memory / floor", "temporary_ratio", number(2)),
+)
+
+LAYOUTS = {
+    "capacity": Layout(
+        "Short blocks under a large capacity, T = 1",
+        (
+            Column("engine", "engine"),
+            Column("target calls", "target_calls", number(1)),
+            Column("draft steps", "draft_steps", number(1)),
+            Column("ms per example", "ms_per_example", spread(2)),
+            Column("ratio", "ratio", spread(3)),
+        ),
+        ("The same tokens from all three; what differs is the room for longer blocks.",),
+    ),
+    "heads": Layout(
+        "An acceptance head beside the drafting of a token, batch 1, T = 1",
+        (
+            Column("depth", "depth"),
+            Column("reads", "reads"),
+            Column("head, µs", "microseconds", spread(2)),
+            Column("token, µs", "draft_step_microseconds", spread(1)),
+            Column("share, %", "share", spread(2)),
+        ),
+        ("Token: the draft's pass, its law and the draw, in the engine's own blocks.",),
+    ),
+    "bandwidth": Layout(
+        "Bandwidth of a float32 matrix-vector product",
+        (
+            Column("working set", "working_set"),
+            Column("MB", "megabytes", number(1)),
+            Column("GB/s", "gigabytes_per_second", spread(1)),
+            Column("floor of", "floor_of"),
+        ),
+        (
+            "The fastest of W x, x W and, on a CPU, the product with packed weights.",
+            "A working set of some ten MB may live in a cache, as the weights of a small model may.",
+        ),
+    ),
+    "steps": Layout(
+        "Greedy decoding of one model, batch 1, against its floor",
+        (
+            Column("model", "model"),
+            Column("parameters", "parameters", number(0)),
+            Column("MB read / step", "megabytes_read", number(2)),
+            Column("ms / token", "ms_per_token", spread(3)),
+            Column("cache floor, ms", "cache_floor_ms", number(3)),
+            Column("/ cache floor", "cache_ratio", spread(2)),
+            Column("memory floor, ms", "memory_floor_ms", number(3)),
+            Column("/ memory floor", "memory_ratio", spread(2)),
+            Column("prefill, ms", "prefill_ms", number(2)),
+            Column("ms / token, all in all", "whole_ms_per_token", number(3)),
+        ),
+        (
+            "ms / token: between a short and a long generation, so that prefill is left out.",
+            "Floors: the weights and caches that a step reads, once, at the bandwidth of a working set of just that "
+            "size (as if nothing else used the cache) and at the bandwidth far beyond the caches.",
+        ),
+    ),
+    "scoring": Layout(
+        "A call over T tokens, batch 1",
+        (
+            Column("model", "model"),
+            Column("T", "width"),
+            Column("ms", "ms", spread(3)),
+            Column("/ T = 1", "ratio", spread(2)),
+        ),
+    ),
+    "rounds": Layout(
+        "The engine against the calls it makes, per example",
+        (
+            Column("target", "target"),
+            *_POINT,
+            Column("draft steps", "draft_steps", number(1)),
+            Column("target calls", "target_calls", number(1)),
+            Column("draft step, ms", "draft_step_ms", number(3)),
+            Column("target call, ms", "target_call_ms", number(3)),
+            Column("calls, ms", "calls_ms", number(2)),
+            Column("engine, ms", "engine_ms", number(2)),
+            Column("engine / calls", "ratio", spread(2)),
+        ),
+        ("Engine: a generation without prefill. Calls: draft steps · t_draft + target calls · t_target(T = γ + 1).",),
+    ),
+    "sizes": Layout(
+        "Models of random weights, batch 1, by what their matrices are held in",
+        (
+            Column("model", "model"),
+            Column("weights", "weights"),
+            Column("MB read / step", "megabytes_read", number(1)),
+            Column("step, ms", "step_ms", spread(2)),
+            Column("memory floor, ms", "memory_floor_ms", number(2)),
+            Column("/ floor", "memory_ratio", spread(2)),
+            *(Column(f"block of {n}, steps", f"block_{n}", spread(2)) for n in (4, 6, 8)),
+            *(Column(f"block of {n}, ms", f"block_{n}_ms", number(2)) for n in (4, 6, 8)),
+        ),
+        (
+            "Floor: weights as they are held and caches, once, at the bandwidth far beyond the caches in the same "
+            "turns.",
+        ),
+    ),
+    "weights": Layout(
+        "A trained pair by what its matrices are held in, T = 0",
+        (
+            Column("held in", "dtype"),
+            Column("task", "task"),
+            Column("examples", "examples"),
+            Column("metric", "metric"),
+            Column("quality", "quality", number(2)),
+            Column("outputs as float32's", "same_output", percent),
+            Column("target alone, / float32", "alone_speed_up", spread(2)),
+            Column("lossless, / float32", "lossless_speed_up", spread(2)),
+            Column("lossless / alone", "gain", spread(2)),
+        ),
+        ("Speeds over float32's, batch 1, prefill included; lossless / alone: the speed-up of spec_decode.",),
+    ),
+    "verification": Layout(
+        "Verification of a block of 6 (γ = 5), batch 1, against reading q̃ and p̃ once",
+        (Column("rule", "rule"), *_AGAINST_FLOOR),
+        (
+            "Floor of the time: at the bandwidth far beyond the caches. At 8k the laws lie in a cache and the floor is "
+            "a few µs: the ratio then shows fixed costs, not traffic.",
+            "Floor of the memory: the bytes of q̃ and p̃; the arguments themselves are not counted as temporary.",
+        ),
+        across="vocab_size",
+    ),
+    "sampling": Layout(
+        "The sampling transform of 6 positions, batch 1, against reading logits and writing laws once",
+        (Column("sampling", "sampling"), *_AGAINST_FLOOR),
+        across="vocab_size",
+    ),
+    "speedup": Layout(
+        "Speed-up over the target alone, per token, batch 1, beside its prediction",
+        (
+            *_POINT,
+            Column("acceptance", "acceptance_rate", percent),
+            Column("tokens / round", "tokens_per_round", number(2)),
+            Column("speed-up", "speed_up", spread(2)),
+            Column("predicted", "predicted", number(2)),
+            Column("measured / predicted", "of_predicted", number(2)),
+            Column("from acceptance", "textbook", number(2)),
+            Column("as the target's", "same_output", percent),
+        ),
+        (
+            "Predicted: prefill, target calls and draft steps as counted, times their cost. From acceptance: rounds of "
+            "(1 − a^(γ+1)) / (1 − a) tokens.",
+            "As the target's: outputs equal to the target's greedy ones, where they must be.",
+        ),
+    ),
+    "batches": Layout(
+        "Tokens per second by batch size, T = 0",
+        (
+            Column("method", "method"),
+            Column("γ", "block_size", optional),
+            Column("batch", "batch"),
+            Column("tokens / s", "tokens_per_second", spread(0)),
+            Column("/ batch 1", "ratio", spread(2)),
+        ),
+    ),
+    "selection": Layout(
+        "A drafter chosen always among several, the others idle, T = 0",
+        (
+            Column("batch", "batch"),
+            Column("drafters", "drafters"),
+            Column("ms / round", "ms_per_round", spread(3)),
+            Column("added per round, µs", "added_us", spread(1)),
+            Column("/ alone", "ratio", spread(3)),
+        ),
+        ("1 drafter: alone, nothing is chosen. The same tokens from all; ratios are taken within each turn.",),
+    ),
+    "auto": Layout(
+        "Blocks of the length that pays against fixed ones, ms per token",
+        (
+            Column("batch", "batch"),
+            Column("T", "temperature", optional),
+            Column("γ", "block_size"),
+            Column("ms / token", "ms_per_token", spread(3)),
+            Column("/ best fixed", "ratio", spread(3)),
+            Column("rounds by γ", "rounds"),
+        ),
+        ("γ 0 is the target alone. Ratios are taken within each turn, to the fixed γ with the lowest median.",),
+    ),
+    "compilation": Layout(
+        "Seconds from a program's source to its first result, batch 1",
+        (
+            Column("compilation cache", "cache"),
+            Column("method", "method"),
+            Column("γ", "block_size", optional),
+            *(Column(name.replace("_", " "), f"{name}_seconds", number(2)) for name in STEPS),
+        ),
+    ),
+    "startup": Layout(
+        "Seconds before that, in the same processes",
+        (
+            Column("compilation cache", "cache"),
+            Column("start and imports", "import_seconds", number(2)),
+            Column("weights and prompts", "load_seconds", number(2)),
+        ),
+    ),
+    "memory": Layout(
+        "Memory of a generation's program, MB, by the compiler's account",
+        (
+            Column("method", "method"),
+            Column("drafts", "drafts"),
+            Column("γ", "block_size", optional),
+            Column("batch", "batch"),
+            *(Column(name, f"{name}_megabytes", number(2)) for name in PARTS),
+        ),
+        ("Arguments hold the weights and the prompts, temporaries the caches, the laws and everything in between.",),
+    ),
+    "vocabulary": Layout(
+        "Temporary memory of a generation's program at a vocabulary of 256,000, MB, by the compiler's account",
+        (
+            Column("rule", "rule"),
+            Column("γ", "block_size"),
+            Column("batch", "batch"),
+            Column("temporaries", "temporary_megabytes", number(1)),
+            Column("floor", "floor_megabytes", number(1)),
+            Column("/ floor", "temporary_ratio", number(2)),
+        ),
+        ("Floor: the laws q̃ and p̃ of a block's γ + 1 positions in float32, each once.",),
+    ),
+    "decode": Layout(
+        "Whole calls of decode beside the target's, batch 1",
+        (
+            Column("rule", "rule"),
+            Column("α", "alpha", optional),
+            Column("γ", "block_size"),
+            Column("T", "temperature", optional),
+            Column("tokens / target call", "tokens_per_call", number(2)),
+            Column("target alone, ms", "target_ms", number(1)),
+            Column("ms", "ms", number(1)),
+            Column("speed-up", "speed_up", spread(2)),
+            Column("per token", "per_token", number(2)),
+        ),
+        ("In brackets the 95% interval over prompts and trials. Per token: sampled outputs differ in length.",),
+    ),
+    "hierarchy": Layout(
+        "The best stack among so many candidates, budgets up to 15",
+        (
+            Column("candidates", "candidates"),
+            Column("paper, s", "paper_seconds", number(3)),
+            Column("overshoot, s", "overshoot_seconds", number(2)),
+            Column("models stacked", "levels"),
+            Column("speed-up", "speedup", number(2)),
+            Column("paper's latency / with overshoot", "of_predicted", number(3)),
+            Column("lost by the paper's optimum", "lost", percent),
+        ),
+        (
+            "Paper: dynamic programming over (model, budget), exact. Overshoot: the search of hierarchy.search.",
+            "Lost: how much more the paper's optimum takes than the other one, overshoot counted.",
+        ),
+    ),
+    "calls": Layout(
+        "A call of decode outside its program, batch 1, texts",
+        (
+            Column("method", "method"),
+            Column("γ", "block_size", optional),
+            Column("turns", "calls"),
+            Column("decode, ms", "decode_ms", number(2)),
+            Column("its program, ms", "program_ms", number(2)),
+            Column("outside, ms", "outside_ms", spread(2)),
+        ),
+        (
+            "Outside: median of the differences within each turn, in brackets the lowest and highest of five groups'. "
+            "The program: its arguments on the device, its results waited for.",
+        ),
+    ),
+    "process": Layout(
+        "Memory of the whole run's process, MB",
+        (Column("now", "now_megabytes", number(0)), Column("at most", "peak_megabytes", number(0))),
+    ),
+    "acceptance": Layout(
+        "What the draft is worth to the target",
+        (
+            Column("task", "task"),
+            Column("examples", "examples"),
+            Column("method", "method"),
+            Column("γ", "block_size", optional),
+            Column("T", "temperature", optional),
+            Column("acceptance", "acceptance_rate", percent),
+            Column("tokens / target call", "block_efficiency", number(2)),
+            Column("kept / drafted", "draft_utilisation", percent),
+            Column("quality", "quality", number(2)),
+            Column("metric", "metric"),
+            Column("tokens / example", "tokens", number(1)),
+        ),
+    ),
+    "agreement": Layout(
+        "Draft and target along the target's greedy outputs",
+        (
+            Column("task", "task"),
+            Column("examples", "examples"),
+            Column("positions", "positions"),
+            Column("same greedy token", "greedy_agreement", percent),
+            Column("shared mass, mean of Σ min(p, q)", "shared_mass", percent),
+        ),
+    ),
+}

@@ -1,0 +1,114 @@
+"""Recipes of assistant selection: their commands resolve and fit each other, for the example and for two domains."""
+
+import re
+import shlex
+
+import gin
+import pytest
+
+from speccascade_jax.evaluation import enumeration
+from speccascade_jax.methods import selecting
+from speccascade_jax.runtime import gin_flags
+from speccascade_jax.selection import making as selection_data
+from speccascade_jax.selection import report as comparison
+from speccascade_jax.selection import serving
+from speccascade_jax.selection import train as policies
+from tests.support.recipes import CONFIGS, ROOT, resolve, stop_before_loading  # noqa: F401 (a fixture)
+
+pytestmark = pytest.mark.usefixtures("stop_before_loading")
+POLICY = "gin/train_policy.gin"
+SELECTIONS = sorted(f"gin/selection/{path.name}" for path in (ROOT / "gin/selection").glob("*.gin"))
+COMPARISONS = [config for config in CONFIGS if "report.compare:" in (ROOT / config).read_text()]
+
+
+@pytest.mark.parametrize("config", COMPARISONS)
+def test_each_comparison_of_drafters_is_of_the_shipped_example(config):
+    first = resolve(comparison.compare, [config, "configs/sizes/tiny.gin"])
+    assert first.pair.name in ("tatoeba_two_ways", "tatoeba_en_de") and first.evaluation.quality_examples == 100
+    assert first.evaluation.first_example == 100 and first.evaluation.latency_examples == 12
+
+
+def _commands(config, kind) -> list[list[str]]:
+    """The commands that a recipe's head gives behind `kind`, each as words."""
+    block = re.search(rf"^# {kind}: (.*?)(?=^# \w+: |^from)", (ROOT / config).read_text(), re.S | re.M)[1]
+    lines = [line.lstrip("# ") for line in block.splitlines()]
+    return [shlex.split(line) for line in lines if line.startswith("python -m ")]
+
+
+def _bound(words) -> tuple[list[str], list[str]]:
+    """Files and bindings of a command, as its own flags read them."""
+    files = [word.removeprefix("--gin_file=") for word in words if word.startswith("--gin_file=")]
+    return files, [word.removeprefix("--gin.") for word in words if word.startswith("--gin.")]
+
+
+@pytest.fixture
+def drafters(monkeypatch):
+    """Names of the drafters that are asked for, in the order of the calls."""
+    found, checked = [], selection_data._checked
+
+    def made(domains, drafters):
+        arms = checked(domains, drafters)
+        found.append({arm.called for arm in arms})
+        return arms
+
+    def compared(**given):
+        *_, method = (each for each in given["methods"] if each.choose == "random")  # the further ones' where there are
+        found.append({arm.called for arm in selecting.arms_of(method.settings())})
+        return enumeration.enumerate_points(**given)
+
+    monkeypatch.setattr(selection_data, "_checked", made)
+    monkeypatch.setattr(comparison, "enumerate_points", compared)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["Command", "Published"])
+@pytest.mark.parametrize("config", [config for config in CONFIGS if "paper5" in config])
+def test_the_commands_of_a_selection_fit_each_other(config, kind, drafters):
+    """Of the shipped example and of two domains: data, the policy trained on them, and what it chooses among."""
+    commands, data, written, pairs = _commands(config, kind), None, None, set()
+    assert commands and any(config in word for words in commands for word in words)
+    for words in commands:
+        gin.clear_config()
+        files, bindings = _bound(words)
+        if "experiments.make_selection_data" in words:
+            pairs.add(resolve(selection_data.make, files, bindings).name)
+            data = gin.query_parameter("make.output")
+        elif "experiments.train_policy" in words:
+            gin_flags.parse_gin([str(ROOT / name) for name in files], bindings)
+            trainer = gin.get_configurable(policies.PolicyTrainer)()
+            assert trainer.data == data and set(trainer.costs or drafters[0]) == drafters[0]
+            written = f"{trainer.run_dir}/selection_policy.msgpack"
+        elif "experiments.serve_online" in words:
+            pairs.add(resolve(serving.serve, files, bindings).name)
+        else:
+            found = resolve(comparison.compare, files, bindings)
+            pairs.add(found.pair.name)
+            assert found.evaluation.latency_examples == (12 if kind == "Command" else 400)
+            asked = gin.query_parameter("%POLICIES")
+            assert set(found.pair.others) >= {each for each in drafters[0] if each[:4] in ("exit", "usel")}
+            assert asked == ((written,) if written else (None,))
+    assert all(each == drafters[0] for each in drafters)
+    assert len(pairs) == 1 and (pairs == {"runs/two_domains/pair"}) == (kind == "Published")
+
+
+@pytest.mark.parametrize("file", SELECTIONS)
+def test_each_selection_has_data(file):
+    assert resolve(selection_data.make, ["gin/selection_data.gin", file]).name
+
+
+@pytest.mark.parametrize("file", [file for file in SELECTIONS if "exits" not in file])
+def test_a_stream_that_shifts_and_comes_back_is_served(file, monkeypatch):
+    phases = []
+    monkeypatch.setattr(serving, "_check", lambda given, *more: phases.extend(given))
+    assert resolve(serving.serve, ["configs/paper5_online.gin", file], ["SERVED=7"]).name
+    first, second, third = phases
+    assert first.task == third.task != second.task and (first.first_example, third.first_example) == (0, 7)
+    assert {(each.latency_examples, each.quality_examples) for each in phases} == {(7, 32)}
+
+
+@pytest.mark.parametrize("config", [POLICY, "configs/paper5_figure2.gin", "configs/paper5_figure3.gin"])
+def test_a_policy_is_trained_by_the_papers_numbers(config):
+    gin_flags.parse_gin([str(ROOT / config)])
+    trainer = gin.get_configurable(policies.PolicyTrainer)()
+    assert (trainer.rate, trainer.weight_decay, trainer.betas, trainer.batch) == (1e-3, 1e-2, (0.9, 0.99), 64)
+    assert trainer.hidden == (512, 512) and trainer.objective == "reinforce"
