@@ -150,13 +150,13 @@ def measure(
     groups: Sequence[Sequence[Point]],
     store: ResultStore,
     session: Session,
-    evaluate: Callable[[Session, Sequence[Point]], Iterator[Record]] = evaluate,
+    way: Callable[[Session, Sequence[Point]], Iterator[Record]] | None = None,
 ) -> None:
-    """Fill the store with the groups' points, showing progress; `evaluate` measures those of one group."""
+    """Fill the store with the groups' points, showing progress; `way`, by default `evaluate`, measures a group's."""
     keys = [session.key(point) for group in groups for point in group]
     done = store.done_keys()
     with printing.Progress(len(keys), sum(key in done for key in keys), str(store.path)) as progress:
-        fill(store, groups, session.key, partial(evaluate, session), progress.advance)
+        fill(store, groups, session.key, partial(way or evaluate, session), progress.advance)
 
 
 def present(store: ResultStore, together: Sequence[str] = (), share: str = "rejection_rate") -> None:
