@@ -145,6 +145,7 @@ def test_what_is_counted_as_one_call_is_one(nested, monkeypatch):
     assert Noting.widths == ({1, 3, 7} if nested else {1, 7})
 
 
+@pytest.mark.laws
 def test_at_the_front_door_under_levels_and_under_rules_that_read_q():
     first, tail, target = fakes()
     pair = Pair(target, first, others={"cheap": tail})

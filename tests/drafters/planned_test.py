@@ -79,6 +79,7 @@ class InTurns(Cheapest):
         return evidence + 1
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize("rest", [1, 5])
 def test_a_draft_that_rested_catches_up(rest):
     """Tokens of every round are those that a draft with a whole cache would have drafted: at temperature 0 they and
@@ -123,6 +124,7 @@ def test_rounds_of_all_lengths_have_one_shape_and_steps_are_the_passes_that_were
     assert not law[:6, 1:].any() and not tokens[:6, 1:].any() and (law[6].sum(-1) > 0.99).all()
 
 
+@pytest.mark.laws
 def test_rounds_one_by_one_are_those_of_the_loop():
     """A phase goes on where it was left: a plan that is asked sooner would turn sooner, and draft other tokens."""
     engine = fakes(Cheapest(FEW, drafting=3, resting=3))

@@ -171,6 +171,7 @@ def test_choosing_the_arm_after_looking_at_its_draft_is_found():
     assert found[SelectedDrafter] > 1e-3 and found[Peeking] < 1e-6, found
 
 
+@pytest.mark.laws
 def test_arms_with_rules_of_their_own():
     """Rows of the lossy arm are what an engine with that rule makes, the others' the lossless one's."""
     arms, own = (ModelDrafter(SMALL, Fixed(4)), ModelDrafter(SMALL, Fixed(4))), ({"model": ()}, {"model": ()})

@@ -56,6 +56,7 @@ def test_every_timed_example_of_every_method_has_run_before_the_clock_does(loade
     assert [np.shape(each["latency"]["per_example_ms"]) for each in found] == [(2, 3)] * 2
 
 
+@pytest.mark.laws
 def test_records_say_what_lengths_were_planned_and_by_what(loaded):
     """`block_size="auto"`: rounds by length and costs, of quality's batches and of latency's; a file runs it again."""
     point = _point(block_size="auto")

@@ -57,6 +57,7 @@ def decode(pair, rows=2, **more):
     return sc.decode(pair, [[3, 4]] * rows, **given)
 
 
+@pytest.mark.laws
 def test_costs_are_measured_once_and_kept(pair, kept, timed, monkeypatch):
     first, compiled = decode(pair), compilations()
     assert len(timed) == 1

@@ -99,6 +99,7 @@ def test_a_policy_of_others_is_refused(pair):
         assemble(pair, drafters=ARMS, choose="thompson", policy=fits)
 
 
+@pytest.mark.laws
 def test_a_policy_chooses_the_same_arm_in_whatever_order_they_stand(pair):
     policy, prompts = random_policy(pair, seed=3), [[n, 5, 1] for n in range(2, 12)]
     chosen = []
@@ -123,6 +124,7 @@ def test_a_policy_file_keeps_what_was_saved_and_says_what_is_damaged(pair, tmp_p
         policy_files.load(tmp_path / "nowhere")
 
 
+@pytest.mark.laws
 def test_greedy_outputs_are_the_targets_whatever_drafts(pair):
     prompts = [[n, 5, 1] for n in range(2, 12)]
     alone = sc.decode(pair, prompts, method="autoregressive", max_new_tokens=12)

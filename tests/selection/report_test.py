@@ -97,6 +97,7 @@ def test_the_oracles_time_is_all_time_over_all_tokens(store):
     assert best_arms.ratio(found) == 1.0
 
 
+@pytest.mark.laws
 def test_sets_of_drafters_stand_in_one_table_each_with_its_own_oracle(pair, tmp_path):
     """A second set that names the first's drafters at other places: one oracle would mix up whose time is whose."""
     more = report.Among(drafters=("autoregressive", "middle", Arm(drafter="draft", name="first")))
@@ -119,6 +120,7 @@ def test_sets_of_drafters_stand_in_one_table_each_with_its_own_oracle(pair, tmp_
     assert ["always middle of B", "middle alone"] in [row[:2] for row in costs.rows]
 
 
+@pytest.mark.laws
 def test_what_a_further_drafter_costs_is_told_by_hand(pair, tmp_path):
     more = report.Among(drafters=(*ARMS, "autoregressive"))
     records = read_records(compare(pair, tmp_path / "two.jsonl", domains=domains()[:1], further=(more,), alone=False))
@@ -133,6 +135,7 @@ def test_what_a_further_drafter_costs_is_told_by_hand(pair, tmp_path):
     assert {row[2] for row in costs.rows} == {"1.050 [1.050, 1.050]"}
 
 
+@pytest.mark.laws
 def test_a_method_that_is_lossy_makes_all_its_arms_lossy(pair, tmp_path):
     drafters = ("draft", "middle", "autoregressive")
     method = Method(name="token_v3", alpha=0.5, drafters=drafters, choose="random", lossy_arms=True, block_size=2)
@@ -205,6 +208,7 @@ def policies(pair, folder):
     return [str(folder / name / "selection_policy.msgpack") for name in ("second", "first", "others")]
 
 
+@pytest.mark.laws
 def test_trained_policies_are_rows_and_those_of_others_are_refused_before_anything_is_compiled(pair, tmp_path):
     second, first, others = policies(pair, tmp_path)
     given = {"domains": domains(latency_examples=0)[:1], "alone": False, "ways": ("greedy", "dynamic")}

@@ -109,6 +109,7 @@ def _loss(objective, step):
     return float(train(start, SOURCE, TARGET, np.float32(0.01), jax.random.key(0))[1]["loss"])
 
 
+@pytest.mark.laws
 def test_one_exit_in_turn_adds_its_cross_entropy_weighed_by_its_depth():
     params = steps.init_state(DEEP, steps.Optimizer(), jax.random.key(1)).params
     bound = BoundModel(params, T5(DEEP))
