@@ -43,9 +43,9 @@ METHODS = (
 )
 DECODED = (
     *(Method(name="spec_decode", block_size=block) for block in (3, 5, 7)),
-    Method(name="token_v3", alpha=0.5, block_size=5),
-    Method(name="token_v3", alpha=0.8, block_size=5),
-    Method(name="diff", alpha=0.0, block_size=5),
+    *(Method(name="token_v3", alpha=alpha, block_size=5) for alpha in (0.5, 0.65, 0.8)),
+    *(Method(name="diff", alpha=alpha, block_size=5) for alpha in (0.0, 0.05)),
+    Method(name="diff", alpha=0.05, block_size=7),
 )
 # Fuzzy decoding's twenty rules differ in the divergence alone.
 VERIFIED = (*(name for name in RULES if not name.startswith("fuzzy_")), "fuzzy_js", "fuzzy_tv")
