@@ -88,6 +88,7 @@ def test_what_a_tail_wrote_is_read_in_one_call():
     assert int(out.stats.draft_steps.sum()) - tails == rounds * 2 + (rounds - 1)
 
 
+@pytest.mark.laws
 def test_so_it_is_at_every_level_below():
     """Of the model that drafts for a level, and of this one's own tail: one call over all that it missed."""
     sure = BoundModel((), Fake(16, seed=3))
@@ -126,7 +127,7 @@ class Noting(Fake):
         return super().extend(params, cache, tokens)
 
 
-@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("nested", [False, pytest.param(True, marks=pytest.mark.laws)])
 def test_what_is_counted_as_one_call_is_one(nested, monkeypatch):
     monkeypatch.setattr(Noting, "widths", set())
     noting, plain = Noting(16, seed=3), Fake(16, seed=3)

@@ -109,6 +109,7 @@ def everything(turn):
     return turn
 
 
+@pytest.mark.laws
 def test_rounds_of_all_lengths_have_one_shape_and_steps_are_the_passes_that_were_made():
     """A round of three drafts takes three; a rest of five rounds before it two more, of blocks of three tokens. What a
     record sees is what each round had, and zero beyond its block."""
@@ -208,6 +209,7 @@ def test_no_plan_changes_a_rule_s_law(rule, more):
     assert (aimed.sum(0) > 0).sum() >= len(lengths) - ("rounds" in more), "a length was never aimed at"
 
 
+@pytest.mark.laws
 def test_greedy_tokens_are_the_target_s():
     engine, params, _, p_table = planning.planned(33, vocab_size=12)
     expected, last = [], 0

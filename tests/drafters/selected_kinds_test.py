@@ -28,7 +28,7 @@ def _pair(target, draft):
     return sc.Pair(target=target, draft=draft, others={"exit": early_exit(target, 1), "lookup": lookup}, name="kinds")
 
 
-@pytest.fixture(scope="module", params=["t5", "decoder"])
+@pytest.fixture(scope="module", params=["t5", pytest.param("decoder", marks=pytest.mark.laws)])
 def pair(request):
     if request.param == "t5":
         return _pair(t5(0, 3), t5(1))

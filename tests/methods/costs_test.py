@@ -77,6 +77,7 @@ def test_costs_are_measured_once_and_kept(pair, kept, timed, monkeypatch):
     assert len(timed) == 2 and len(list(kept.iterdir())) == 2
 
 
+@pytest.mark.laws
 def test_much_acceptance_is_kept_too(pair, kept, monkeypatch):
     monkeypatch.setattr(costs, "TELLING", 5)
     decode(pair)

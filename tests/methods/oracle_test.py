@@ -66,7 +66,8 @@ def test_only_a_policy_that_asks_can_be_told():
         assemble(conformance.tabular_pair(*conformance.tables(5, seed=5)), method="stop_oracle")
 
 
-@pytest.mark.parametrize("own_head", [False, pytest.param(True, marks=pytest.mark.laws)])
+@pytest.mark.laws
+@pytest.mark.parametrize("own_head", [False, True])
 def test_an_exit_in_the_targets_cache_is_told_as_a_model_is(own_head):
     """Greedy output is the target's, nothing is discarded, and something is drafted; with its own head too."""
     target = tiny_decoders.bound(tiny("llama2_7b", vocab_size=40))

@@ -109,7 +109,7 @@ def test_a_lossy_rule_above_a_lossless_level_reads_that_levels_model_whatever_is
 @pytest.mark.parametrize(
     ("kind", "heats"),
     [
-        ("fake", (None, None)),
+        pytest.param("fake", (None, None), marks=pytest.mark.laws),
         pytest.param("lookup", (None, None), marks=pytest.mark.laws),
         ("fake", (0.7, 0.3)),
     ],
