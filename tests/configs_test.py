@@ -119,6 +119,13 @@ def test_each_recipe_is_a_sweep_of_the_shipped_pair_and_of_published_sizes(confi
         assert large.evaluation.latency_examples in (0, 500)
 
 
+@pytest.mark.parametrize("name", ["paper1_table2", "paper1_figure5", "paper1_figure8", "paper3_figure4", "paper3_oracle"])
+def test_pages_of_the_larger_pair_are_made_with_it(name):
+    end = resolve(experiment.sweep, [f"configs/{name}.gin", "configs/sizes/large.gin"])
+    assert end.pair.name == "tatoeba_en_de_large" and end.evaluation.latency_trials == 3
+    assert "configs/sizes/large.gin" in (ROOT / f"configs/{name}.gin").read_text()
+
+
 def test_the_ablations_heads_are_those_that_training_writes():
     gin_flags.parse_gin([str(ROOT / f"gin/{name}.gin") for name in ("train_acceptance_head", "models/tatoeba_en_de")])
     grid = {name: gin.query_parameter(f"HeadTrainer.{name}") for name in ("run_dir", "depths", "w_rejs", "laws")}
