@@ -119,7 +119,9 @@ def test_each_recipe_is_a_sweep_of_the_shipped_pair_and_of_published_sizes(confi
         assert large.evaluation.latency_examples in (0, 500)
 
 
-@pytest.mark.parametrize("name", ["paper1_table2", "paper1_figure5", "paper1_figure8", "paper3_figure4", "paper3_oracle"])
+@pytest.mark.parametrize(
+    "name", ["paper1_table2", "paper1_figure5", "paper1_figure8", "paper3_figure4", "paper3_oracle"]
+)
 def test_pages_of_the_larger_pair_are_made_with_it(name):
     end = resolve(experiment.sweep, [f"configs/{name}.gin", "configs/sizes/large.gin"])
     assert end.pair.name == "tatoeba_en_de_large" and end.evaluation.latency_trials == 3

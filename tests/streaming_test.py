@@ -68,7 +68,13 @@ def test_tokens_rounds_and_sources_are_those_of_the_loop_on_the_device(pair, nam
 
 
 @pytest.mark.parametrize(
-    "method", ["speculative", "autoregressive", "autoregressive_draft", "stop_cumulative_confidence"]
+    "method",
+    [
+        "speculative",
+        "autoregressive",
+        "autoregressive_draft",
+        pytest.param("stop_cumulative_confidence", marks=pytest.mark.laws),
+    ],
 )
 def test_the_output_is_decodes_with_the_same_seed_and_id(pair, method):
     ends, more = set(), {"method": method, "temperature": 1.0}

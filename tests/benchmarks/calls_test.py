@@ -7,6 +7,7 @@ from benchmarks import calls, measure
 from benchmarks.setting import Bench, Settings, quick
 
 
+@pytest.mark.laws
 def test_outside_is_the_median_of_the_turns_own_differences(tabular, monkeypatch):
     program = np.array([1.0, 5.0, 2.0, 9.0]) * 1e-3
     seconds = {"decode": program + np.array([0.4, 0.1, 0.2, 0.3]) * 1e-3, "program": program}

@@ -85,7 +85,7 @@ def test_a_head_of_its_own(target):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("layer", [0, 2])
+@pytest.mark.parametrize("layer", [pytest.param(0, marks=pytest.mark.laws), 2])
 def test_drafting_in_the_targets_cache_is_drafting_beside_it(target, layer, temperature):
     """Token by token and count by count; greedily it is what the target writes alone."""
     shared = Pair(target, early_exit(target, layer))

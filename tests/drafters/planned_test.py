@@ -188,7 +188,7 @@ def law_of(rule, q_table, p_table):
 @pytest.mark.parametrize(
     ("rule", "more"),
     [
-        ("spec_decode", {}),
+        pytest.param("spec_decode", {}, marks=pytest.mark.laws),
         pytest.param("spec_decode", {"rounds": 2}, marks=pytest.mark.laws),
         pytest.param("spec_decode", {"bonus": "none"}, marks=pytest.mark.laws),
         pytest.param("spec_decode", {"bonus": "target"}, marks=pytest.mark.laws),

@@ -91,7 +91,7 @@ def test_plain_greedy_decoding_crosses_windows():
     assert np.median([len(set(row)) for row in np.asarray(out.tokens).tolist()]) > NEW // 3
 
 
-@pytest.mark.parametrize("block", [1, 4, 7])
+@pytest.mark.parametrize("block", [pytest.param(1, marks=pytest.mark.laws), 4, pytest.param(7, marks=pytest.mark.laws)])
 def test_speculation_crosses_windows(block):
     out = run(*two_models(block))
     kept = np.asarray(out.stats.kept).sum() / np.asarray(out.stats.drafted).sum()

@@ -21,7 +21,11 @@ def test_outputs_are_counted_behind_the_id_that_decoding_begins_with(tmp_path, b
     flags = [f"--vocabulary={VOCABULARY}", f"--input={pairs}", f"--output={table}", "--most=3"]
     flags += [] if begin is None else [f"--begin={begin}"]
     done = subprocess.run(
-        [sys.executable, "-m", "experiments.count_bigrams", *flags], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "experiments.count_bigrams", *flags],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     vocabulary = load.load_vocabulary(VOCABULARY)

@@ -122,6 +122,7 @@ def test_other_numbers_ask_for_their_own_acceptance_and_no_other_times(pair, kep
     np.testing.assert_allclose([each.acceptance for each in known], chance, rtol=1e-6)
 
 
+@pytest.mark.laws
 def test_streams_are_what_decode_writes(pair, kept):
     settings = AUTO | {"max_new_tokens": 16, "temperature": 1.0, "seed": 4}
     streamed = sc.stream(pair, [3, 4], **settings)

@@ -67,6 +67,7 @@ def test_words_that_mean_nothing_are_refused(folder, table):
         derive(f"bigrams:{table}", sc.load_pair(folder).target, SimpleNamespace(fingerprint="another"))
 
 
+@pytest.mark.laws
 def test_a_model_may_have_more_ids_than_the_vocabulary_that_was_counted_with(tmp_path):
     """T5's sentinels: 32,100 entries over 32,000 pieces."""
     folder = tiny_pair.write(tmp_path, more=3)

@@ -130,6 +130,7 @@ def test_rewards_are_equation_2(folder):
     assert fewer.key != found.key and found.among(found.arms).key == found.key
 
 
+@pytest.mark.laws
 def test_curves_and_weights(folder, tmp_path, capsys):
     """More queries, more reward; with no weight on alignment the smallest candidate is always taken."""
     base = trainer(folder, tmp_path)
