@@ -83,7 +83,8 @@ def test_the_commands_of_a_selection_fit_each_other(config, kind, drafters):
         else:
             found = resolve(comparison.compare, files, bindings)
             pairs.add(found.pair.name)
-            assert found.evaluation.latency_examples == (12 if kind == "Command" else 400)
+            timed = next((int(each.removeprefix("TIMED=")) for each in bindings if each.startswith("TIMED=")), 12)
+            assert found.evaluation.latency_examples == timed and (timed == 400) == (kind == "Published")
             asked = gin.query_parameter("%POLICIES")
             assert set(found.pair.others) >= {each for each in drafters[0] if each[:4] in ("exit", "usel")}
             assert asked == ((written,) if written else (None,))
