@@ -258,7 +258,7 @@ def test_a_selection_needs_arms():
 
 def test_the_choice_is_a_rows_own_and_no_other_draws_bits():
     """It depends on the row's id and the seed alone: neither on the batch nor on the temperature."""
-    engine, own = engine_of(among((*ARMS[:2], NoDrafter()))), selection((*OWN[:2], {}))
+    engine, own = engine_of(among(ARMS[:2])), selection(OWN[:2])
     first = np.asarray(run(engine, own, length=4).inner["choice"])
     assert len(set(first)) > 1
     np.testing.assert_array_equal(first, run(engine, own, temperature=0.3, length=4).inner["choice"])
