@@ -262,4 +262,5 @@ def test_the_choice_is_a_rows_own_and_no_other_draws_bits():
     first = np.asarray(run(engine, own, length=4).inner["choice"])
     assert len(set(first)) > 1
     np.testing.assert_array_equal(first, run(engine, own, temperature=0.3, length=4).inner["choice"])
-    np.testing.assert_array_equal(first[[7, 2]], run(engine, own, rows=[7, 2], length=4).inner["choice"])
+    some = [7, 2, 9, 0, 4, 11, 5, 3]  # so many that they agree by chance once in 256 times
+    np.testing.assert_array_equal(first[some], run(engine, own, rows=some, length=4).inner["choice"])
