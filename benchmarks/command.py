@@ -52,6 +52,7 @@ from benchmarks import (
 from benchmarks.setting import Bench, Settings, quick
 from speccascade_jax.core.checks import whole
 from speccascade_jax.core.files import plain, write_atomically
+from speccascade_jax.core.types import DTYPES
 from speccascade_jax.evaluation.environment import device, versions
 from speccascade_jax.pairs.pair import load_pair
 from speccascade_jax.results.printing import clock_time
@@ -187,8 +188,9 @@ def describe(settings: Settings, pair: str) -> Record:
 def _settings(args: argparse.Namespace) -> Settings:
     examples = whole("examples", args.examples, 1)
     settings = Settings(
-        pair=args.pair, task=args.task or Settings().task, acceptance_task=args.task, acceptance_examples=examples
-    )
+        pair=args.pair, task=args.task or Settings().task, acceptance_task=args.task, acceptance_examples=examples,
+        draft_dtype=args.draft_dtype,
+    )  # fmt: skip
     if args.thorough:
         settings = dataclasses.replace(settings, lossy_block_sizes=settings.block_sizes)
     return quick(settings) if args.quick else settings
@@ -215,6 +217,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--examples", type=int, default=defaults.acceptance_examples, help="of `acceptance` (default %(default)s)"
     )
+    told = "what the draft's matrices are held in, in `decode` (default %(default)s)"
+    parser.add_argument("--draft_dtype", choices=list(DTYPES), default=defaults.draft_dtype, help=told)
     parser.add_argument("--thorough", action="store_true", help="lossy rules with every γ too: twice the time")
     parser.add_argument("--quick", action="store_true", help="everything once, in small: only to see that it works")
     parser.add_argument("--output", help="JSON file (default results/bench.json, or a name with the sections)")

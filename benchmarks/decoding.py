@@ -11,6 +11,7 @@ from benchmarks.setting import Bench, Rows
 from speccascade_jax.api import decode
 from speccascade_jax.evaluation import latency
 from speccascade_jax.evaluation.points import TARGET, Method
+from speccascade_jax.pairs.pair import load_pair
 from speccascade_jax.results.bootstrap import Bootstrap
 from speccascade_jax.runtime.program_memory import release_when_crowded
 
@@ -36,7 +37,8 @@ class Passes:
 
 def run(bench: Bench) -> Rows:
     """One row per method and temperature; two methods at a time share the target's calls between them."""
-    methods = bench.settings.decoded
+    methods, settings = bench.settings.decoded, bench.settings
+    bench = bench.with_pair(load_pair(settings.pair, draft_dtype=settings.draft_dtype), settings.examples)
     groups = [methods[n : n + 2] for n in range(0, len(methods), 2)]
     chosen = [(heat, group) for heat in bench.settings.temperatures for group in groups]
     return {"decode": [row for heat, group in bench.track(chosen) for row in _rows(bench, group, heat)]}
@@ -50,7 +52,8 @@ def _rows(bench: Bench, methods: Sequence[Method], temperature: float) -> list[d
         for example in range(len(texts)):
             call(example, 0)  # compiles, a program for each bucket of prompts
     alone, timed = latency.interleave(calls[0], calls[1:], examples=len(texts), trials=trials)
-    return [_row(method, temperature, own, alone) for method, own in zip(methods, timed, strict=True)]
+    facts = {"draft_dtype": bench.settings.draft_dtype, "temperature": temperature}
+    return [facts | _row(method, own, alone) for method, own in zip(methods, timed, strict=True)]
 
 
 def _call(bench: Bench, texts: Sequence[str], method: Method, temperature: float, example: int, trial: int) -> Row:
@@ -65,7 +68,7 @@ def _call(bench: Bench, texts: Sequence[str], method: Method, temperature: float
     return Row(out.lengths, Passes(out.stats["draft_steps"], out.stats["target_calls"]))
 
 
-def _row(method: Method, temperature: float, own: latency.Timings, alone: latency.Timings) -> dict[str, Any]:
+def _row(method: Method, own: latency.Timings, alone: latency.Timings) -> dict[str, Any]:
     """`speed_up`: the target's time over the method's, per call, its interval over examples and trials."""
     same = {"key": "", "point": {"first_example": 0}, "fingerprints": {"examples": ""}}
     record = same | {"latency": latency.latency(own), "target_latency": latency.latency(alone)}
@@ -79,7 +82,6 @@ def _row(method: Method, temperature: float, own: latency.Timings, alone: latenc
         "rule": method.name,
         "alpha": method.alpha,
         "block_size": method.block_size,
-        "temperature": temperature,
         "tokens": tokens[0],
         "target_tokens": tokens[1],
         "target_ms": 1e3 * float(alone.seconds.mean()),

@@ -294,6 +294,7 @@ LAYOUTS = {
             Column("rule", "rule"),
             Column("α", "alpha", optional),
             Column("γ", "block_size"),
+            Column("draft in", "draft_dtype"),
             Column("T", "temperature", optional),
             Column("tokens / target call", "tokens_per_call", number(2)),
             Column("target alone, ms", "target_ms", number(1)),

@@ -62,7 +62,8 @@ class Settings:
         block_size: γ where it is not swept; block_sizes: where it is; lossy_block_sizes: γ's of rules that are lossy.
         capacity: of short blocks in `stopping`.
         temperatures: of draft and target; methods: rules with their α's.
-        decoded, decoded_examples: methods and number of prompts in `decode`.
+        decoded, decoded_examples: methods and number of prompts in `decode`; draft_dtype: what the draft's matrices are
+            held in there.
         engine_sizes: models of `random_models.SIZES` in `rounds`.
         sizes, size_widths: models of `random_models.SIZES` and tokens per call, the first 1, in `sizes`.
         widths: tokens per call in `scoring`; vocab_sizes, rules: in `verification`; batches: rows in `batches` and
@@ -91,6 +92,7 @@ class Settings:
     methods: tuple[Method, ...] = METHODS
     decoded: tuple[Method, ...] = DECODED
     decoded_examples: int = 64
+    draft_dtype: str = "int8"
     engine_sizes: tuple[str, ...] = ("T5 29 M", "T5 77 M")
     sizes: tuple[str, ...] = tuple(SIZES)
     size_widths: tuple[int, ...] = (1, 4, 6, 8)

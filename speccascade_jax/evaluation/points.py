@@ -38,6 +38,7 @@ class ModelPair:
         target, draft, vocabulary: paths as `sc.Pair.load` takes them: any two checkpoints.
         others: name -> path of further drafts, which a method's `drafters` name.
         dtype: of parameters, a name in `core.types.DTYPES`; computation is as `checkpoints.load` says.
+        draft_dtype: of the drafts' parameters, where they are held in another (`sc.Pair.load`).
 
     Raises:
         ValueError: one model without the other, a vocabulary without them, or an unknown dtype.
@@ -49,6 +50,7 @@ class ModelPair:
     vocabulary: str | None = None
     others: Mapping[str, str] = field(default_factory=dict, hash=False)
     dtype: str = "float32"
+    draft_dtype: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("name", "target", "draft", "vocabulary"):
@@ -56,8 +58,9 @@ class ModelPair:
         if isinstance(self.others, Mapping):
             object.__setattr__(self, "others", {name: _text(path) for name, path in self.others.items()})
         typed.check(ModelPair, vars(self))
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPES)}")
+        for name in ("dtype", "draft_dtype"):
+            if (given := getattr(self, name)) is not None and given not in DTYPES:
+                raise ValueError(f"{name}={given!r} is not one of {', '.join(DTYPES)}")
         if (self.target is None) != (self.draft is None):
             missing = "draft" if self.draft is None else "target"
             raise ValueError(f"the pair {self.name!r} lacks its {missing}: give target and draft, or its name alone")

@@ -203,8 +203,7 @@ def in_batches(rows: np.ndarray, batch: int) -> list[tuple[np.ndarray, int]]:
 
 def load_source(source: ModelPair) -> Pair:
     """The models that a point names."""
+    more: dict[str, Any] = {"others": source.others, "dtype": source.dtype, "draft_dtype": source.draft_dtype}
     if source.target is None or source.draft is None:
-        return load_pair(source.name, others=source.others, dtype=source.dtype)
-    return Pair.load(
-        source.target, source.draft, source.vocabulary, others=source.others, dtype=source.dtype, name=source.name
-    )
+        return load_pair(source.name, **more)
+    return Pair.load(source.target, source.draft, source.vocabulary, name=source.name, **more)

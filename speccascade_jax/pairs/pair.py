@@ -176,6 +176,7 @@ class Pair:
         *,
         others: Mapping[str, str | Path] | None = None,
         dtype: str = "float32",
+        draft_dtype: str | None = None,
         max_prompt_length: int = 1024,
         name: str = "custom",
     ) -> Pair:
@@ -190,6 +191,9 @@ class Pair:
                 there are several, all are compared. With none at all, the pair takes and gives ids only.
             others: further drafts by name, as the draft.
             dtype: of the parameters: "float32", "bfloat16", "float16" or "int8" (`checkpoints.load`, prepared).
+            draft_dtype: of those of every checkpoint but the target; `None`: the same. Laws hold for any draft, so
+                one in 8 bits can only change how often it is kept, and a lossless rule still writes what the target
+                would.
             max_prompt_length, name: as the attributes.
 
         Raises:
@@ -202,7 +206,8 @@ class Pair:
         words = {name: str(path) for name, path in paths.items() if name != "target" and is_derived(path)}
         read = {name: path for name, path in paths.items() if name not in words}
         text = _shared_vocabulary([expanded(path) for path in read.values()], vocabulary)
-        models = {name: _bound(path, dtype, text) for name, path in read.items()}
+        small_dtype = dtype if draft_dtype is None else draft_dtype
+        models = {name: _bound(path, dtype if name == "target" else small_dtype, text) for name, path in read.items()}
         large = models.pop("target")
         models |= {name: derive(word, large, text) for name, word in words.items()}
         small = models.pop("draft")
@@ -267,14 +272,21 @@ def shipped_pairs() -> list[str]:
     return sorted(p.name for p in PAIRS_DIRECTORY.iterdir() if p.is_dir()) if PAIRS_DIRECTORY.exists() else []
 
 
-def load_pair(name: str | Path, *, others: Mapping[str, str | Path] | None = None, dtype: str = "float32") -> Pair:
+def load_pair(
+    name: str | Path,
+    *,
+    others: Mapping[str, str | Path] | None = None,
+    dtype: str = "float32",
+    draft_dtype: str | None = None,
+) -> Pair:
     """A shipped pair by name, one of `DATA_PAIRS`, or one from a directory with a vocabulary, `target/` and `draft/`.
 
     The vocabulary lies in the directory (`vocabulary.model` or what else `load_vocabulary` finds in a folder), or
     beside the models; an acceptance head, where there is one, in the directory too (`acceptance_head.msgpack`). A head
-    belongs to the draft's weights as it was trained on them: in another `dtype` (as in `Pair.load`) the pair has none,
-    and one of other weights is left out with a warning. Every folder in `drafts/` is a further draft of that name;
-    `others` adds more, as in `Pair.load`. A selection policy there is the pair's too (`selection_policy.msgpack`).
+    belongs to the draft's weights as it was trained on them: in another dtype (`dtype`, `draft_dtype`, as in
+    `Pair.load`) the pair has none, and one of other weights is left out with a warning. Every folder in `drafts/` is a
+    further draft of that name; `others` adds more, as in `Pair.load`. A selection policy there is the pair's too
+    (`selection_policy.msgpack`).
 
     Raises:
         ValueError: no such pair; names those there are. Otherwise as `Pair.load`.
@@ -283,7 +295,7 @@ def load_pair(name: str | Path, *, others: Mapping[str, str | Path] | None = Non
     """
     if str(name) in DATA_PAIRS:
         target, draft, vocabulary = (data_directory.require(*parts) for parts in DATA_PAIRS[str(name)])
-        return Pair.load(target, draft, vocabulary, others=others, dtype=dtype, name=str(name))
+        return Pair.load(target, draft, vocabulary, name=str(name), others=others, dtype=dtype, draft_dtype=draft_dtype)
     directory = PAIRS_DIRECTORY / str(name) if str(name) in shipped_pairs() else expanded(name)
     if not directory.is_dir():
         shipped = [*shipped_pairs(), *DATA_PAIRS]
@@ -300,12 +312,12 @@ def load_pair(name: str | Path, *, others: Mapping[str, str | Path] | None = Non
         if not there:
             raise ValueError(f"the pair in {directory} lacks {part!r}; it needs {_PARTS}")
     beside = {path.name: path for path in sorted(directory.glob("drafts/*")) if path.is_dir()}
-    pair = Pair.load(
-        target, draft, directory if own else None, others=beside | dict(others or {}), dtype=dtype, name=directory.name
-    )
+    more: dict[str, Any] = {"others": beside | dict(others or {}), "dtype": dtype, "draft_dtype": draft_dtype}
+    pair = Pair.load(target, draft, directory if own else None, name=directory.name, **more)
     if (policy := directory / policy_files.FILE).is_file():
         pair = dataclasses.replace(pair, policy=policy_files.load(policy))
-    return _with_head(pair, directory / head_files.FILE, dtype) if (directory / head_files.FILE).is_file() else pair
+    head = directory / head_files.FILE
+    return _with_head(pair, head, draft_dtype or dtype) if head.is_file() else pair
 
 
 def _with_head(pair: Pair, file: Path, dtype: str) -> Pair:

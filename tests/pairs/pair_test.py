@@ -16,6 +16,9 @@ from speccascade_jax import checkpoints
 from speccascade_jax.checkpoints.infer import expected_shapes
 from speccascade_jax.data import directory
 from speccascade_jax.data.vocabularies import load
+from speccascade_jax.evaluation.points import ModelPair
+from speccascade_jax.evaluation.session import load_source
+from speccascade_jax.models.fingerprints import of_model
 from speccascade_jax.models.t5 import T5, T5Config
 from speccascade_jax.pairs import head_files
 from tests.support import tiny_pair, tokenizer_files
@@ -175,6 +178,22 @@ def test_a_missing_checkpoint_or_vocabulary_is_named(models, tmp_path):
 def test_the_dtype_is_that_of_the_parameters(models, vocabulary):
     pair = sc.Pair.load(models[340], models[340], vocabulary, dtype="bfloat16")
     assert pair.draft.params["token_embedder"]["embedding"].dtype == "bfloat16"
+
+
+def test_a_draft_can_be_held_in_fewer_bits_than_the_target(tmp_path):
+    """The target's weights are those of before, and so is what a lossless rule writes."""
+    path = tiny_pair.write(tmp_path)
+    plain, light = sc.load_pair(path), sc.load_pair(path, draft_dtype="int8")
+    kinds = [[leaf.dtype.name for leaf in jax.tree.leaves(b.params)] for b in (light.target, light.draft)]
+    assert "int8" not in kinds[0] and "int8" in kinds[1]
+    assert of_model(light.target) == of_model(plain.target) and of_model(light.draft) != of_model(plain.draft)
+    named = sc.Pair.load(tmp_path / "target", tmp_path / "draft", tmp_path, draft_dtype="int8")
+    assert of_model(named.draft) == of_model(light.draft)
+    source = ModelPair(name=str(path), draft_dtype="int8")
+    assert of_model(load_source(source).draft) == of_model(light.draft)
+    settings = {"method": "spec_decode", "temperature": 0.0, "block_size": 3, "max_new_tokens": 8}
+    outputs = [sc.decode(pair, ["Hello.", "a b"], **settings).tokens for pair in (plain, light)]
+    assert np.array_equal(*outputs)
 
 
 def test_two_models_of_llama2c_write_stories():
