@@ -34,6 +34,7 @@ from benchmarks import (
     calls,
     compilation,
     decoding,
+    growth,
     hierarchy,
     memory,
     report,
@@ -93,6 +94,7 @@ SECTIONS = {
     "compilation": Section(compilation, 30),
     "memory": Section(memory, 20),
     "vocabulary": Section(vocabulary, 120),
+    "growth": Section(growth, 90),
     "hierarchy": Section(hierarchy, 40),
     "acceptance": Section(acceptance, 40),
 }
@@ -130,6 +132,7 @@ def measure_all(names: Sequence[str], settings: Settings, output: Path) -> Recor
             write_atomically(output, json.dumps(record, indent=1, allow_nan=False) + "\n")
             for table, rows in tables.items():
                 console.print(report.grid(table, rows).rich())
+                _draw(SECTIONS[name].module, rows, output.with_name(f"{output.stem}_{table}.png"), console)
             steps.end()
     console.print(f"results: {output}")
     return record
@@ -170,6 +173,13 @@ class _Steps:
         elapsed = time.monotonic() - self._begin
         left = sum(self._left) * elapsed / self._spent
         self._console.print(f"{self._name} done, {clock_time(elapsed)} elapsed, about {clock_time(left)} left\n")
+
+
+def _draw(module: Any, rows: Sequence[Record], path: Path, console: Console) -> None:
+    """The picture of sections that have one."""
+    if hasattr(module, "draw"):
+        module.draw(rows, path)
+        console.print(f"plot: {path}")
 
 
 def describe(settings: Settings, pair: str) -> Record:

@@ -304,6 +304,21 @@ LAYOUTS = {
         ),
         ("In brackets the 95% interval over prompts and trials. Per token: sampled outputs differ in length.",),
     ),
+    "growth": Layout(
+        "A call of a small decoder, as one thing grows",
+        (
+            Column("grows", "axis"),
+            Column("to", "value"),
+            Column("MB read", "megabytes_read", number(1)),
+            Column("ms", "call_ms", spread(3)),
+            Column("memory floor, ms", "floor_ms", number(3)),
+            Column("/ floor", "floor_ratio", spread(2)),
+        ),
+        (
+            "Else one row, one token, 256 slots half filled, 8,192 entries. Floor: weights and all slots of the cache, "
+            "once, at the bandwidth far beyond the caches in the same turns.",
+        ),
+    ),
     "hierarchy": Layout(
         "The best stack among so many candidates, budgets up to 15",
         (

@@ -22,16 +22,20 @@ def prefill(model: LanguageModel, params: Params, prompt: Prompt, slots: int) ->
     return model.prefill(params, prompt, slots)
 
 
-def extend_loop(bound: BoundModel, prompt: Prompt, width: int, slots: int) -> Callable[[int], Any]:
+def extend_loop(
+    bound: BoundModel, prompt: Prompt, width: int, slots: int, filled: int | None = None
+) -> Callable[[int], Any]:
     """`count -> result` of a loop that feeds `width` tokens and rolls them back, `count` times.
 
-    Weights and caches are arguments, as in the engine: constants would be folded. The cache is half full.
+    Weights and caches are arguments, as in the engine: constants would be folded. `filled` slots of the cache are in
+    use; by default it is half full.
     """
     cache = prefill(bound.model, bound.params, prompt, slots)
-    filled = jnp.full((prompt.tokens.shape[0],), (slots - width) // 2, jnp.int32)
+    used = (slots - width) // 2 if filled is None else filled
+    lengths = jnp.full((prompt.tokens.shape[0],), used, jnp.int32)
 
     def run(count: int) -> Any:
-        return _extend(bound.model, bound.params, cache, filled, jnp.asarray(count, jnp.int32), width)
+        return _extend(bound.model, bound.params, cache, lengths, jnp.asarray(count, jnp.int32), width)
 
     return run
 

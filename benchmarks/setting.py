@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -47,6 +47,13 @@ DECODED = (
     *(Method(name="diff", alpha=alpha, block_size=5) for alpha in (0.0, 0.05)),
     Method(name="diff", alpha=0.05, block_size=7),
 )
+GROWTH: Mapping[str, tuple[int, ...]] = {
+    "positions": (64, 256, 1024, 4096),
+    "capacity": (64, 256, 1024, 4096),
+    "batch": (1, 4, 16, 64),
+    "vocabulary": (8_192, 32_768, 131_072, 262_144),
+    "tokens": (1, 2, 4, 6, 8, 12, 16),
+}
 # Fuzzy decoding's twenty rules differ in the divergence alone.
 VERIFIED = (*(name for name in RULES if not name.startswith("fuzzy_")), "fuzzy_js", "fuzzy_tv")
 
@@ -71,6 +78,7 @@ class Settings:
         large_vocab, large_rules, large_batches, large_blocks: in `vocabulary`; rules that read the same laws alike need
             the same memory.
         working_set: bytes, far beyond any cache.
+        growth: axis of the section `growth` -> its values.
         candidates: how many models `hierarchy` chooses among.
         acceptance_task, acceptance_examples, acceptance_tokens: for the section `acceptance`: a task (`None`: the best
             at hand), how many of its examples, and the longest output.
@@ -106,6 +114,7 @@ class Settings:
     large_batches: tuple[int, ...] = (1, 8)
     large_blocks: tuple[int, ...] = (1, 3, 7, 10)
     working_set: int = 512_000_000
+    growth: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: GROWTH)
     candidates: tuple[int, ...] = (5, 10, 20, 40, 80, 200)
     acceptance_task: str | None = None
     acceptance_examples: int = 200
@@ -144,6 +153,7 @@ def quick(settings: Settings) -> Settings:
         large_batches=(1,),
         large_blocks=(1,),
         working_set=4_000_000,
+        growth={"capacity": (16, 32)},
         candidates=(4,),
         rules=("spec_decode", "token_v3"),
         acceptance_examples=4,
