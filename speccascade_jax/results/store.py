@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from speccascade_jax.core import locks
 from speccascade_jax.core.files import _sync_folder, expanded, naming, plain, write_atomically
+from speccascade_jax.results import shards
 
 Record = dict[str, Any]
 FORMAT = 2
@@ -175,7 +176,8 @@ class ResultStore:
             keys: of the records that are wanted; paths: the other stores; those that do not exist are passed over.
         """
         wanted = set(keys) - self._keys
-        found = [record for record in read_records(*filter(os.path.isfile, paths)) if record["key"] in wanted]
+        there = [path for path in _with_parts(paths) if path.is_file()]
+        found = [record for record in read_records(*there) if record["key"] in wanted]
         for record in found:
             self.append(record)
         return len(found)
@@ -247,14 +249,14 @@ def fill(
 def read_records(*paths: str | Path) -> list[Record]:
     """The records of one or more stores, without a lock and without changing them; damaged lines are reported.
 
-    A key that several files hold is returned once.
+    A key that several files hold is returned once. A path stands for its parts too (`shards`), where there are any.
 
     Raises:
         FileNotFoundError: a path that does not exist, named.
         NotAStoreError: a file that holds no record.
     """
     merged: dict[str, Record] = {}
-    for path in map(expanded, paths):
+    for path in _with_parts(paths):
         if not path.is_file():
             raise FileNotFoundError(f"no results at {path}: experiments/sweep.py and experiments/run.py write them")
         content = path.read_bytes()
@@ -265,6 +267,14 @@ def read_records(*paths: str | Path) -> list[Record]:
         for record in records:
             merged.setdefault(record["key"], record)
     return list(merged.values())
+
+
+def _with_parts(paths: Iterable[str | Path]) -> Iterator[Path]:
+    for path in map(expanded, paths):
+        parts = shards.parts_of(path)
+        if path.is_file() or not parts:
+            yield path
+        yield from parts
 
 
 def parse_lines(content: bytes) -> tuple[list[Record], list[DamagedLine]]:
