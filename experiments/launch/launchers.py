@@ -1,0 +1,123 @@
+"""Where an experiment can be started: from a command to the steps that start it there."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from experiments.launch.steps import Step
+
+Arguments = argparse.Namespace
+
+
+def local(args: Arguments, command: Sequence[str]) -> list[Step]:
+    """Processes on this machine: parts that need not know of each other, or one program over several devices."""
+    if args.shards > 1:
+        return [
+            Step((*command, f"--shard_id={number}", f"--num_shards={args.shards}"), env=_device(args, number))
+            for number in range(args.shards)
+        ]
+    if args.processes == 1:
+        return [Step(tuple(command), env=_device(args, 0))]
+    joined = (*command, f"--coordinator_address=localhost:{args.port}", f"--process_count={args.processes}")
+    return [Step((*joined, f"--process_index={n}"), env=_device(args, n)) for n in range(args.processes)]
+
+
+def _cd(folder: str) -> str:
+    return f"cd {folder if folder.startswith('~') else shlex.quote(folder)}"  # a quoted ~ is no home
+
+
+def _device(args: Arguments, number: int) -> dict[str, str]:
+    return {args.device_variable: str(number)} if args.device_variable else {}
+
+
+def tpu_vm(args: Arguments, command: Sequence[str]) -> list[Step]:
+    """All workers of a TPU slice at once; they find each other by their environment."""
+    where = ("gcloud", "compute", "tpus", "tpu-vm", "ssh", args.name, f"--zone={args.zone}")
+    project = (f"--project={args.project}",) if args.project else ()
+    there = f"{_cd(args.folder)} && {shlex.join(command)}"
+    return [Step((*where, *project, "--worker=all", f"--command={there}"))]
+
+
+def slurm(args: Arguments, command: Sequence[str]) -> list[Step]:
+    """An array of parts, or one program over several nodes, which find each other by SLURM's environment."""
+    options = [f"--job-name={args.name}", f"--time={args.time}", "--requeue", *args.sbatch]
+    if args.shards > 1:
+        options += [f"--array=0-{args.shards - 1}", "--ntasks=1"]
+        line = f"{shlex.join(command)} --shard_id=$SLURM_ARRAY_TASK_ID --num_shards={args.shards}"
+    else:
+        options += [f"--nodes={args.processes}", "--ntasks-per-node=1"]
+        line = f"srun --kill-on-bad-exit=1 {shlex.join(command)}"
+    head = "".join(f"#SBATCH {option}\n" for option in options)
+    return [Step(("sbatch",), stdin=f"#!/bin/bash\n{head}{_cd(args.folder)} || exit 1\n{line}\n")]
+
+
+def gke(args: Arguments, command: Sequence[str]) -> list[Step]:
+    """A workload on a GKE cluster that xpk has made."""
+    words = ["xpk", "workload", "create", f"--workload={args.name}", f"--cluster={args.cluster}"]
+    words += [f"--tpu-type={args.tpu_type}", f"--docker-image={args.image}"]
+    words += [f"--zone={args.zone}"] if args.zone else []
+    words += [f"--project={args.project}"] if args.project else []
+    return [Step((*words, f"--command={_cd(args.folder)} && {shlex.join(command)}"))]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One flag of a launcher; without a default it must be given."""
+
+    name: str
+    told: str
+    default: str | int | None = None
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A place: what gives its steps, and what it must be told."""
+
+    steps: Callable[[Arguments, Sequence[str]], list[Step]]
+    options: tuple[Option, ...]
+
+
+_SHARDS = Option("shards", "independent parts (--shard_id, --num_shards), each with a store of its own", 1)
+_PROCESSES = Option("processes", "processes that decode as one, on a mesh over all of their devices", 1)
+_FOLDER = Option("folder", "the repository's folder there", "speccascade_jax")
+_PROJECT = Option("project", "of Google Cloud (default: gcloud's own)", "")
+
+LAUNCHERS = {
+    "local": Launcher(
+        local,
+        (
+            _SHARDS,
+            _PROCESSES,
+            Option("port", "of the first process", 8476),
+            Option("device_variable", "what gives each process a device of its own, as CUDA_VISIBLE_DEVICES", ""),
+        ),
+    ),
+    "tpu_vm": Launcher(
+        tpu_vm, (Option("name", "of the TPU VM"), Option("zone", "where it is, as us-west4-a"), _PROJECT, _FOLDER)
+    ),
+    "slurm": Launcher(
+        slurm,
+        (
+            _SHARDS,
+            _PROCESSES,
+            Option("name", "of the job", "speccascade"),
+            Option("time", "the longest it may take", "04:00:00"),
+            Option("folder", "the repository's folder there, from where sbatch is called", "."),
+        ),
+    ),
+    "gke": Launcher(
+        gke,
+        (
+            Option("cluster", "which xpk has made"),
+            Option("tpu_type", "as v5litepod-16"),
+            Option("image", "a Docker image with the package installed"),
+            Option("name", "of the workload", "speccascade"),
+            Option("zone", "of the cluster (default: gcloud's own)", ""),
+            _PROJECT,
+            _FOLDER,
+        ),
+    ),
+}
