@@ -3,6 +3,7 @@
     python -m experiments.describe gemma2_9b gemma2_2b
     python -m experiments.describe llama3.1_70b --batch 1 8 32 --length 32768 --block-size 7
     python -m experiments.describe path/to/checkpoint --dtype float32
+    python -m experiments.describe gemma2_27b --mesh 1 8 --batch 8 --memory 16      what each of 8 devices holds
 
 A model is a preset's name or a checkpoint that the package reads, of which only names and shapes are looked at.
 """
@@ -25,6 +26,7 @@ from speccascade_jax.models.decoder import PRESETS, DecoderLM
 from speccascade_jax.models.t5 import T5
 from speccascade_jax.results.tables.grid import Grid
 from speccascade_jax.runtime import interrupts
+from speccascade_jax.runtime import mesh as meshes
 
 DTYPES = ("bfloat16", "float32", "float16")
 
@@ -37,12 +39,28 @@ def main(argv: Sequence[str] | None = None) -> int:
             whole(name, getattr(args, name.replace("-", "_")), low)
         batches = [whole("batch", batch, 1) for batch in args.batch]
         models = {name: model(name, args.dtype) for name in args.models}
-        grid = table(models, batches=batches, length=args.length, block_size=args.block_size)
+        mesh = meshes.checked(args.mesh)
+        if args.memory is not None and not args.memory > 0:
+            raise ValueError(f"memory={args.memory:g}: give GB above 0")
+        grid = table(models, batches=batches, length=args.length, block_size=args.block_size, mesh=mesh)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     Console(width=None if sys.stdout.isatty() else 140).print(grid.rich())
-    return 0
+    return _fits(grid, args.memory)
+
+
+def _fits(grid: Grid, memory: float | None) -> int:
+    """Say which rows need more GB than there are; the exit status."""
+    sizes = [(row, sum(map(float, row[3:6]))) for row in grid.rows]
+    large = [(row, size) for row, size in sizes if memory is not None and size > memory]
+    for row, size in large:
+        print(
+            f"error: {row[0]} at batch {row[2]} needs {size:.1f} GB on each device, which has {memory:g}: spread "
+            f"the model over more (--mesh), or take fewer rows, positions or bits",
+            file=sys.stderr,
+        )
+    return 1 if large else 0
 
 
 def model(name: str, dtype: str) -> DecoderLM | T5:
@@ -60,23 +78,29 @@ def model(name: str, dtype: str) -> DecoderLM | T5:
     return dataclasses.replace(found, config=dataclasses.replace(found.config, dtype=dtype))
 
 
-def table(models: dict[str, DecoderLM | T5], *, batches: list[int], length: int, block_size: int) -> Grid:
-    """A row per model and batch, in GB (10⁹ bytes)."""
+def table(
+    models: dict[str, DecoderLM | T5], *, batches: list[int], length: int, block_size: int, mesh: tuple[int, int]
+) -> Grid:
+    """A row per model and batch, in GB (10⁹ bytes) on each device."""
     rows = []
     for name, model in models.items():
         for batch in batches:
-            found = needs.needs(model, batch=batch, length=length, block_size=block_size)
+            found = needs.needs(model, batch=batch, length=length, block_size=block_size, mesh=mesh)
             sizes = (found.parameter_bytes, found.cache_bytes, found.laws_bytes, found.call_bytes)
             rows.append([name, f"{found.parameters:,}", str(batch), *(f"{size / 1e9:.3f}" for size in sizes)])
     header = ["model", "parameters", "batch", "weights", "cache", "laws of a block", "read by a call"]
     dtypes = ", ".join(sorted({model.config.dtype for model in models.values()}))
     notes = [
-        f"GB (10⁹ bytes), {dtypes}; {length:,} positions, γ = {block_size}. Laws: q̃ and p̃ of γ + 1 positions "
-        "in float32. A call reads at least the cache and the weights, once, without an encoder's and, where the output "
-        "layer is not tied, without the embedding's.",
+        f"GB (10⁹ bytes){_on(mesh)}, {dtypes}; {length:,} positions, γ = {block_size}. Laws: q̃ and p̃ of γ + 1 "
+        "positions in float32. A call reads at least the cache and the weights, once, without an encoder's and, where "
+        "the output layer is not tied, without the embedding's.",
         *(_beyond(name, model, length) for name, model in models.items() if length > needs.longest(model)),
     ]
     return Grid(title="What the models need", header=header, rows=rows, notes=notes, bold=set())
+
+
+def _on(mesh: tuple[int, int]) -> str:
+    return "" if mesh == (1, 1) else f" on each of {mesh[0]} × {mesh[1]} devices (rows × model)"
 
 
 def _beyond(name: str, model: DecoderLM | T5, length: int) -> str:
@@ -93,6 +117,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="rows (default: 1 8)")
     parser.add_argument("--length", type=int, default=4096, help="positions in the cache (default: 4096)")
     parser.add_argument("--block-size", type=int, default=5, help="γ (default: 5)")
+    parser.add_argument(
+        "--mesh", type=int, nargs=2, default=[1, 1], metavar=("DATA", "MODEL"),
+        help="over how many devices rows and the model are spread (default: 1 1)",
+    )  # fmt: skip
+    parser.add_argument("--memory", type=float, metavar="GB", help="of one device: what needs more is refused")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of weights and cache (default: bfloat16)")
     return parser
 

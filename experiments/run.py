@@ -21,4 +21,4 @@ EXAMPLE = (
 )
 
 if __name__ == "__main__":
-    gin_flags.main(experiment.run, EXAMPLE, interrupts.ANEW)
+    gin_flags.main(experiment.run, EXAMPLE, interrupts.ANEW, together=True)

@@ -8,6 +8,9 @@ r"""Rules × α × γ × temperature × top-p × seeds, one JSON line per point;
     python -m experiments.sweep --gin_file=configs/quickstart.gin --gin.sweep.plan=7 --gin.sweep.alphas="{}"
                                                             seven α's per rule, where an estimate sees its curve move
 
+    python -m experiments.sweep --gin_file=configs/quickstart.gin --shard_id=0 --num_shards=4
+                                                            a quarter of it, into a store of its own: on four machines
+
 Target and draft alone are always measured too. Every point is checked before anything is loaded or compiled. At the end
 the table and the plot of what the output file holds are made, as tables.py and plots.py make them. What can be set: the
 arguments of `sweep` in speccascade_jax/evaluation/experiment.py, ModelPair and Evaluation in evaluation/points.py.
@@ -17,4 +20,6 @@ from speccascade_jax.evaluation import experiment
 from speccascade_jax.runtime import gin_flags
 
 if __name__ == "__main__":
-    gin_flags.main(experiment.sweep, "python -m experiments.sweep --gin_file=configs/quickstart.gin")
+    example = "python -m experiments.sweep --gin_file=configs/quickstart.gin"
+    shards = {"shard_id": "which part of num_shards to measure, from 0", "num_shards": "in how many parts"}
+    gin_flags.main(experiment.sweep, example, numbers=shards, together=True)

@@ -5,11 +5,14 @@ import math
 import os
 import re
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from flax.traverse_util import unflatten_dict
+from jax.sharding import Mesh
 
 from speccascade_jax.checkpoints import gemma_jax, huggingface, llama2c, native, orbax_tree, t5x
 from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, listing
@@ -17,7 +20,9 @@ from speccascade_jax.checkpoints.infer import FAMILIES, Model, check_shapes, fam
 from speccascade_jax.checkpoints.plan import Config, Stored, fused, shape_of, stream
 from speccascade_jax.core.files import expanded
 from speccascade_jax.core.types import DTYPES
+from speccascade_jax.models import sharding
 from speccascade_jax.models.products import held
+from speccascade_jax.runtime.mesh import MODEL
 
 LOOKED_FOR = (
     f"{native.CONFIG} and {native.PARAMS}/ (written by save), {huggingface.CONFIG} with a model_type (Hugging Face), "
@@ -34,6 +39,8 @@ def load(
     vocab_size: int | None = None,
     dtype: str | None = "float32",
     prepared: bool = False,
+    mesh: Mesh | None = None,
+    whole: bool = False,
 ) -> tuple[Model, dict[str, Any]]:
     """Load a model and its parameters, whatever the format.
 
@@ -54,6 +61,8 @@ def load(
             computation is in float32 then, whatever the weights are held in: a processor that multiplies bfloat16 by
             way of float32 gains nothing, and most take many times as long. "int8" is for decoding only: matrices in 8
             bits with a scale per column (`models.products.quantised`), everything else in what is computed in.
+        mesh: the devices to spread the parameters over, `prepared` ones: no device and no host holds more of them than
+            its parts and the array that is being read. whole: every device holds all of them.
 
     Returns:
         The model, its configuration read or inferred from names and shapes, and nested jax arrays named as
@@ -68,16 +77,61 @@ def load(
         raise ValueError(f"dtype is {dtype!r}: choose one of {', '.join(DTYPES)}, or None to keep the stored one")
     if dtype == "int8" and not prepared:
         raise ValueError("dtype is 'int8', which is a form for decoding: load it with prepared=True, as load_pair does")
+    if mesh is not None and (dtype == "int8" or not prepared):
+        raise ValueError(
+            f"mesh={tuple(mesh.shape.values())} takes prepared parameters in 16 or 32 bits: leave int8 to one device"
+        )
     stored = find(path)
     config = _config(stored, vocab_size)
     config = dataclasses.replace(config, dtype=computed_in(config, dtype, prepared))
+    model: Any = FAMILIES[family(config)].model(config)
+    if mesh is not None:
+        return model if whole else dataclasses.replace(model, mesh=mesh), _spread(stored, config, dtype, mesh, whole)
     flat = {}
     for name, array in stream(stored, fused(stored.plan) if prepared else stored.plan, _read_as(config, dtype)):
         # cast by NumPy: on the device each shape would be a program of its own to compile
         leaf = held(name, array, config, "int8" if dtype == "int8" else None) if prepared else array
         flat[name] = jax.block_until_ready(jax.device_put(leaf))
         del array, leaf  # the host's copy goes before the next is read
-    return FAMILIES[family(config)].model(config), unflatten_dict(flat, sep="/")
+    return model, unflatten_dict(flat, sep="/")
+
+
+def _spread(stored: Stored, config: Config, dtype: str | None, mesh: Mesh, whole: bool) -> dict[str, Any]:
+    """The parameters on a mesh, one after the other."""
+    shape = tuple(mesh.shape.values())
+    if not whole:
+        sharding.check(config, shape, str(stored.path))
+    _check_room(stored, _read_as(config, dtype) or config.dtype, (1, 1) if whole else shape, _room(mesh))
+    flat = {}
+    for name, array in stream(stored, fused(stored.plan), _read_as(config, dtype)):
+        widths = sharding.fused_widths(name, array.shape[-1], config)
+        if whole:
+            flat[name] = sharding.whole(array, mesh)
+        elif widths is None:
+            flat[name] = sharding.put(name, array, mesh)
+        else:
+            parts = np.split(array, np.cumsum(widths)[:-1], axis=-1)
+            flat[name] = sharding.put(name, sharding.side_by_side(parts, mesh.shape[MODEL]), mesh)
+        jax.block_until_ready(flat[name])
+        del array
+    return unflatten_dict(flat, sep="/")
+
+
+def _room(mesh: Mesh) -> int | None:
+    """Bytes of one of this host's devices; `None` where it does not say."""
+    limit = (mesh.local_devices[0].memory_stats() or {}).get("bytes_limit")
+    return None if limit is None else int(limit)
+
+
+def _check_room(stored: Stored, dtype: str, shape: Sequence[int], room: int | None) -> None:
+    """Refuse parameters that a device has no room for, before one is read."""
+    each = [math.prod(shape_of(pieces)) // sharding.parts(name, shape) for name, pieces in stored.plan.items()]
+    size = sum(each) * np.dtype(dtype).itemsize
+    if room is not None and size > room:
+        raise ValueError(
+            f"{stored.path} takes {size / 1e9:.1f} GB on each device of mesh={tuple(shape)}, which has "
+            f"{room / 1e9:.1f}: spread it over more, or load it in fewer bits (experiments.describe says what is held)"
+        )
 
 
 def computed_in(config: Config, dtype: str | None, prepared: bool) -> str:

@@ -199,7 +199,18 @@ def keep_largest(values: Array, weights: Array, need: Array) -> Array:
     each = jnp.where(tied, weights, 0.0).max(-1, keepdims=True)
     missing = need - weight_from(threshold + 1)
     count = jnp.maximum(jnp.ceil(missing / jnp.where(each > 0, each, 1.0)), 1.0)
-    return (bits > threshold) | (tied & (jnp.cumsum(tied, -1) <= count))
+    return (bits > threshold) | (tied & (_counted(tied) <= count))
+
+
+def _counted(marked: Array) -> Array:
+    """int32 `[..., V]`: how many of `marked` `[..., V]` there are up to each entry, itself included.
+
+    In two levels, as `sample` does: where the vocabulary is spread over devices, only the blocks' own numbers travel.
+    """
+    blocks = _in_blocks(marked, _width(marked.shape[-1]))
+    inside = jnp.cumsum(blocks, -1, dtype=jnp.int32)
+    before = jnp.cumsum(inside[..., -1], -1) - inside[..., -1]
+    return (inside + before[..., None]).reshape(*marked.shape[:-1], -1)[..., : marked.shape[-1]]
 
 
 def sample(laws: Array, uniform: Array) -> Array:
@@ -212,8 +223,7 @@ def sample(laws: Array, uniform: Array) -> Array:
     Returns:
         int32 `[...]`; never a token of mass 0.
     """
-    size = laws.shape[-1]
-    width = size if size <= 128 else 64 if size <= 8192 else 256
+    width = _width(laws.shape[-1])
     blocks = _in_blocks(laws, width)
     cumulative = jnp.cumsum(blocks.sum(-1), -1)
     rest = uniform * cumulative[..., -1]
@@ -235,6 +245,11 @@ def _first_with_mass(beyond: Array, mass: Array) -> Array:
     indices = jax.lax.broadcasted_iota(jnp.int32, mass.shape, mass.ndim - 1)
     last = jnp.where(mass > 0, indices, 0).max(-1)
     return jnp.minimum(jnp.where(beyond & (mass > 0), indices, mass.shape[-1]).min(-1), last)
+
+
+def _width(size: int) -> int:
+    """Entries of a block of a vocabulary."""
+    return size if size <= 128 else 64 if size <= 8192 else 256
 
 
 def _in_blocks(laws: Array, width: int) -> Array:

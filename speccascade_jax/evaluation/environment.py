@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 import speccascade_jax
 from speccascade_jax.runtime import products
@@ -59,11 +60,17 @@ def device() -> dict[str, Any]:
     return hardware() | {"count": len(devices), "system": platform.platform()}
 
 
-def hardware() -> dict[str, Any]:
-    """What makes two latencies comparable: part of every key."""
+def hardware(mesh: Mesh | None = None) -> dict[str, Any]:
+    """What makes two latencies comparable: part of every key.
+
+    Of a mesh its shape; of accelerators not the host's processor, so that a machine in another one's place goes on.
+    """
     first = jax.devices()[0]
-    found = {"platform": first.platform, "kind": first.device_kind, "cpus": os.cpu_count(), "processor": _processor()}
-    return found | {"products": "own" if products.available() else "xla"}
+    found: dict[str, Any] = {"platform": first.platform, "kind": first.device_kind}
+    if first.platform == "cpu":
+        found |= {"cpus": os.cpu_count(), "processor": _processor()}
+        found |= {"products": "own" if mesh is None and products.available() else "xla"}
+    return found if mesh is None else found | {"mesh": [*mesh.shape.values()]}
 
 
 def _processor() -> str:

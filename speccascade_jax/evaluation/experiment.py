@@ -10,6 +10,7 @@ from speccascade_jax.core import typed
 from speccascade_jax.core.checks import several, whole
 from speccascade_jax.core.files import expanded
 from speccascade_jax.core.names import hint
+from speccascade_jax.evaluation import following
 from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.measuring import evaluate
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
@@ -18,10 +19,11 @@ from speccascade_jax.evaluation.survey import surveying
 from speccascade_jax.evaluation.validation import validate
 from speccascade_jax.methods import table
 from speccascade_jax.methods.speculation import Speculation
-from speccascade_jax.results import panels, printing
+from speccascade_jax.results import panels, printing, shards
 from speccascade_jax.results.labels import SHARES
 from speccascade_jax.results.store import Record, ResultStore, check_format, fill
 from speccascade_jax.rules.deferral import RULES
+from speccascade_jax.runtime import hosts
 
 
 def run(
@@ -43,12 +45,15 @@ def run(
     """
     point = Point(pair=pair, evaluation=evaluation.resolved(), method=method, sampling=sampling, seed=seed)
     validate(point)
-    with ResultStore(output) as store:
+    with following.opened(output) as store:
         check_format(store.records, output)
         session = open_session([point])
+        following.check_same([session.key(point)])
+        following.agree(store)
         fill(store, [[point]], session.key, partial(evaluate, session))
-        record = next(record for record in store.records if record["key"] == session.key(point))
-    printing.print_record(record)
+        record: Record = next((record for record in store.records if record["key"] == session.key(point)), {})
+    if hosts.first():
+        printing.print_record(record)
     print(f"stored in {output}")
     return record
 
@@ -74,6 +79,8 @@ def sweep(
     share: str = "rejection_rate",
     reuse: Sequence[str] = (),
     output: str = "results/sweep.jsonl",
+    shard_id: int = 0,
+    num_shards: int = 1,
     dry_run: bool = False,
 ) -> Path | None:
     """Measure rules × α × γ × temperature × top-p × seeds; a sweep that was killed goes on where it stopped.
@@ -98,7 +105,11 @@ def sweep(
         together, share: what tables and plots put side by side (`panels.panels`), and the second plot's horizontal
             axis, a name in `labels.SHARES`.
         reuse: stores from which points that this sweep has too are copied instead of being measured again.
-        output: the store; dry_run: only list the points.
+        output: the store; what its parts hold (`shards`) is taken over.
+        shard_id, num_shards: measure one part of so many, into a store of its own (`shards.path_of`): for processes
+            on several machines or devices, which need not know of each other. Tables and plots of `output` read all
+            of them, and so does this sweep without shards.
+        dry_run: only list the points.
 
     Returns:
         The store's path; `None` after a dry run.
@@ -121,20 +132,31 @@ def sweep(
     given |= {"methods": methods, "stop_thresholds": stop_thresholds, "heads": heads}
     given |= {"block_sizes": block_sizes, "bonus": bonus, "cooler": cooler}
     groups = enumerate_points(alphas=alphas, **given)
+    shard = shards.checked(shard_id, num_shards)
+    if plan and hosts.many():
+        raise ValueError(f"plan={plan} is for one process: leave it out")
     if plan:
         planned = _planned(list(itertools.chain(*groups)), methods, dict(alphas or {}), plan)
         groups = enumerate_points(alphas=planned, **given)
-    points = list(itertools.chain(*groups))
+    points = list(itertools.chain(*shards.share(groups, *shard)))
     if dry_run:
         printing.print_points([point.label() for point in points])
         return None
-    with ResultStore(output) as store:
-        check_format(store.records, output)
+    if not points:
+        print(f"part {shard_id} of {num_shards} has nothing to measure: there are {len(groups)} groups of points")
+        return None
+    path = expanded(output if num_shards == 1 else shards.path_of(output, *shard))
+    elsewhere = [*([output] if num_shards > 1 else shards.parts_of(output)), *reuse]
+    with following.opened(path) as store:
+        check_format(store.records, path)
         session = open_session(points)
-        store.take_over(map(session.key, points), reuse)
-        measure(groups, store, session)
-        present(store, together, share)
-    return expanded(output)
+        store.take_over(map(session.key, points), elsewhere)
+        measure(shards.share(groups, *shard), store, session)
+        if num_shards == 1 and hosts.first():
+            present(store, together, share)
+        elif hosts.first():
+            print(f"part {shard_id} of {num_shards}: {path}; experiments.tables and plots of {output} read all parts")
+    return path
 
 
 def _planned(
@@ -154,6 +176,8 @@ def measure(
 ) -> None:
     """Fill the store with the groups' points, showing progress; `way`, by default `evaluate`, measures a group's."""
     keys = [session.key(point) for group in groups for point in group]
+    following.check_same(keys)
+    following.agree(store)
     done = store.done_keys()
     with printing.Progress(len(keys), sum(key in done for key in keys), str(store.path)) as progress:
         fill(store, groups, session.key, partial(way or evaluate, session), progress.advance)

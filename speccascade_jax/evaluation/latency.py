@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from speccascade_jax.runtime import hosts
+
 Run = Callable[[int, int], Any]
 """`(example, trial) -> generation`: a compiled call whose result has `lengths`, the number of tokens of its one row,
 and `stats`, its `Counters`."""
@@ -61,6 +63,7 @@ def interleave(
                 made = (result.lengths, result.stats.draft_steps, result.stats.target_calls)
                 counts[n, :, trial, example] = [np.sum(np.asarray(count)) for count in made]
     names = ("tokens", "draft_steps", "target_calls")
+    seconds = np.asarray(hosts.agreed(seconds.tolist()))  # clocks differ, and decisions may hang on them
     timings = [Timings(seconds=s, **dict(zip(names, c, strict=True))) for s, c in zip(seconds, counts, strict=True)]
     return timings[1], [timings[0], *timings[2:]]
 

@@ -17,7 +17,7 @@ from speccascade_jax.engine.measures import level_counters, per_example, summari
 from speccascade_jax.evaluation import latency
 from speccascade_jax.evaluation.environment import device, package, versions
 from speccascade_jax.evaluation.points import Method, Point
-from speccascade_jax.evaluation.session import Prepared, Session, in_batches
+from speccascade_jax.evaluation.session import Prepared, Session
 from speccascade_jax.evaluation.validation import check_code
 from speccascade_jax.methods.drafting import levels_of
 from speccascade_jax.methods.settings import AUTO
@@ -94,7 +94,7 @@ def judge(session: Session, points: Sequence[Point]) -> list[Record]:
     rows = np.repeat(examples[np.argsort(lengths[examples], kind="stable")], len(points))
     which = np.tile(np.arange(len(points)), len(examples))
     generations, told = [], list[Record]()
-    for chosen, kept in in_batches(np.arange(len(rows)), session.evaluation.quality_batch):
+    for chosen, kept in session.in_batches(np.arange(len(rows)), session.evaluation.quality_batch):
         alphas = [points[n].method.alpha for n in which[chosen]]
         run = session.prepare(points[0], rows[chosen], alphas)
         generation = run(points[0].seed)

@@ -24,6 +24,7 @@ from speccascade_jax.methods.recipe import Recipe
 from speccascade_jax.methods.selecting import lossy_arms, selects
 from speccascade_jax.methods.settings import AUTO, DRAFT_MODEL, TAIL, Arm, Level, Settings, chosen_text, usual
 from speccascade_jax.rules.rule import Alpha, Rule
+from speccascade_jax.runtime import mesh as meshes
 
 __all__ = ["Arm", "Evaluation", "Level", "Method", "ModelPair", "Point", "Sampling"]
 
@@ -39,6 +40,8 @@ class ModelPair:
         others: name -> path of further drafts, which a method's `drafters` name.
         dtype: of parameters, a name in `core.types.DTYPES`; computation is as `checkpoints.load` says.
         draft_dtype: of the drafts' parameters, where they are held in another (`sc.Pair.load`).
+        mesh: (data, model), over how many devices rows and the models are spread; draft_whole: whether drafts are not
+            (`sc.Pair.load`).
 
     Raises:
         ValueError: one model without the other, a vocabulary without them, or an unknown dtype.
@@ -51,8 +54,11 @@ class ModelPair:
     others: Mapping[str, str] = field(default_factory=dict, hash=False)
     dtype: str = "float32"
     draft_dtype: str | None = None
+    mesh: tuple[int, int] = (1, 1)
+    draft_whole: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "mesh", meshes.checked(self.mesh))
         for name in ("name", "target", "draft", "vocabulary"):
             object.__setattr__(self, name, _text(getattr(self, name)))
         if isinstance(self.others, Mapping):

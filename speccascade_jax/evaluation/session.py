@@ -28,9 +28,11 @@ from speccascade_jax.methods.assemble import build
 from speccascade_jax.methods.drafting import models_of
 from speccascade_jax.methods.recipe import Built, Program
 from speccascade_jax.metrics import quality
+from speccascade_jax.models.sharding import everywhere, on_devices
 from speccascade_jax.pairs.pair import Pair, load_pair
 from speccascade_jax.pairs.prompts import make_prompt, stop_ids, text_ids
 from speccascade_jax.results.store import FORMAT
+from speccascade_jax.runtime.mesh import DATA
 
 
 class Session:
@@ -114,7 +116,10 @@ class Session:
     def key(self, point: Point) -> str:
         """The key of the point's record: hash of its configuration, `fingerprints` and the device."""
         return point_key(
-            configuration=point.configuration(), device=hardware(), format=FORMAT, **self.fingerprints(point.method)
+            configuration=point.configuration(),
+            device=hardware(self.pair.mesh),
+            format=FORMAT,
+            **self.fingerprints(point.method),
         )
 
     def fingerprints(self, method: Method) -> dict[str, str]:
@@ -126,7 +131,7 @@ class Session:
         """The digest of a method's rule, stop policy and drafter (`code_digests`), taken once for all its numbers."""
         kind = replace(method, alpha=None, stop_threshold=None)
         if kind not in self._code:
-            controls = partial(method.recipe.controls, method.settings(), 1)
+            controls = partial(method.recipe.controls, method.settings(), code_digests.rows_of(self.pair))
             self._code[kind] = code_digests.digest(self.pair, method.recipe, self.built(method), controls)
         return self._code[kind]
 
@@ -146,14 +151,15 @@ class Session:
     def arguments(self, point: Point, rows: np.ndarray, alphas: Sequence[float | None]) -> dict[str, Any]:
         """What the method's `Program.generate` takes, but the seed, for the examples `rows` with one α each."""
         program, params = self.built(point.method)
-        prompt = jax.device_put(jax.tree.map(lambda x: x[rows], self.prompts))
-        controls, longest = jax.device_put(self.controls(point, alphas)), self.evaluation.max_new_tokens or 0
+        given = jax.tree.map(lambda x: x[rows], self.prompts), self.controls(point, alphas), self._ids[rows]
+        prompt, controls, ids = on_devices(given, self.pair.mesh)
+        longest = self.evaluation.max_new_tokens or 0
         return {
             "params": costs.ready(self.pair, program, params, prompt, controls, max_new_tokens=longest),
             "prompt": prompt,
             "controls": controls,
             "max_new_tokens": self.evaluation.max_new_tokens,
-            "example_ids": jax.device_put(self._ids[rows]),
+            "example_ids": ids,
         }
 
     def prepare(self, point: Point, rows: np.ndarray, alphas: Sequence[float | None] = ()) -> "Prepared":
@@ -170,7 +176,11 @@ class Session:
 
         The last batch is filled up with its own rows: another shape would be another compilation.
         """
-        return in_batches(self.window(evaluation, evaluation.quality_examples), evaluation.quality_batch)
+        return self.in_batches(self.window(evaluation, evaluation.quality_examples), evaluation.quality_batch)
+
+    def in_batches(self, rows: np.ndarray, batch: int) -> list[tuple[np.ndarray, int]]:
+        """As `in_batches`, of a size that the pair's mesh divides."""
+        return in_batches(rows, batch, 1 if self.pair.mesh is None else self.pair.mesh.shape[DATA])
 
 
 class Prepared(NamedTuple):
@@ -180,7 +190,7 @@ class Prepared(NamedTuple):
     given: dict[str, Any]
 
     def __call__(self, seed: int, **more: Any) -> Generation:
-        return self.program.generate(**self.given, seed=seed, **more)
+        return everywhere(self.program.generate(**self.given, seed=seed, **more))
 
     def planned(self, chosen: np.ndarray) -> dict[str, Any]:
         """Of blocks of planned length: rounds by the length aimed at, and what it was chosen by (`methods.costs`).
@@ -194,9 +204,12 @@ class Prepared(NamedTuple):
         return {"rounds": rounds, "rows": len(chosen), **costs.described(known, drafter.lengths)}
 
 
-def in_batches(rows: np.ndarray, batch: int) -> list[tuple[np.ndarray, int]]:
-    """`rows` `[N]` cut into batches of one size, the last one filled up with its own, and how many of each count."""
-    size = min(batch, len(rows))
+def in_batches(rows: np.ndarray, batch: int, parts: int = 1) -> list[tuple[np.ndarray, int]]:
+    """`rows` `[N]` cut into batches of one size, the last one filled up with its own, and how many of each count.
+
+    The size is a multiple of `parts`, `batch` or the next one above it.
+    """
+    size = -(-min(batch, len(rows)) // parts) * parts
     starts = range(0, len(rows), size)
     return [(np.resize(rows[start : start + size], size), min(size, len(rows) - start)) for start in starts]
 
@@ -204,6 +217,7 @@ def in_batches(rows: np.ndarray, batch: int) -> list[tuple[np.ndarray, int]]:
 def load_source(source: ModelPair) -> Pair:
     """The models that a point names."""
     more: dict[str, Any] = {"others": source.others, "dtype": source.dtype, "draft_dtype": source.draft_dtype}
+    more |= {"mesh": source.mesh, "draft_whole": source.draft_whole}
     if source.target is None or source.draft is None:
         return load_pair(source.name, **more)
     return Pair.load(source.target, source.draft, source.vocabulary, name=source.name, **more)

@@ -31,6 +31,7 @@ def validate(point: Point) -> None:
     if method.head is not None and not method.needs_head:
         raise ValueError(f"method {method.name!r} asks no acceptance head: leave head={method.head!r} out")
     _check_models(point.pair, method)
+    _check_mesh(point.pair, evaluation)
 
 
 def _check_models(pair: ModelPair, method: Method) -> None:
@@ -42,6 +43,15 @@ def _check_models(pair: ModelPair, method: Method) -> None:
         raise ValueError(
             f"method {method.name!r} names the model {strange[0]!r}, and the pair {pair.name!r} holds "
             f"{', '.join(sorted(held))}: give its path as ModelPair.others = {{{strange[0]!r}: 'path'}}"
+        )
+
+
+def _check_mesh(pair: ModelPair, evaluation: Evaluation) -> None:
+    """Refuse timing single examples where rows are spread over devices, of which all but one would have none."""
+    if pair.mesh[0] > 1 and evaluation.latency_examples:
+        raise ValueError(
+            f"latency_examples={evaluation.latency_examples} are timed one at a time, and mesh={pair.mesh} spreads "
+            f"rows over {pair.mesh[0]} devices: give latency_examples=0, or time on a mesh of (1, {pair.mesh[1]})"
         )
 
 

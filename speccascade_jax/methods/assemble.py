@@ -11,6 +11,7 @@ from speccascade_jax.engine.loop import Engine
 from speccascade_jax.methods import table
 from speccascade_jax.methods.recipe import Built, Recipe
 from speccascade_jax.methods.settings import Settings
+from speccascade_jax.models.sharding import rest
 from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import checked_stop_ids
@@ -38,7 +39,7 @@ def build(pair: Pair, settings: Settings, *, stop_ids: Sequence[int] | None = No
     program, params = recipe.build(pair, settings, stops, head)
     compilation_cache.switch_on()
     release_when_crowded()
-    return Built(program, Flat(params))
+    return Built(program, Flat(rest(params, pair.mesh)))
 
 
 def check_pair(pair: Any) -> None:

@@ -28,7 +28,7 @@ from speccascade_jax.engine.generate import Generation, generate
 from speccascade_jax.engine.loop import Engine
 from speccascade_jax.methods.trials import SEED, Rounds, Run, Timed, Walked, costs_of
 from speccascade_jax.pairs.pair import Pair
-from speccascade_jax.runtime import compilation_cache, products
+from speccascade_jax.runtime import compilation_cache, hosts, products
 from speccascade_jax.runtime.notices import said_if_long
 from speccascade_jax.stopping.lengths import Cheapest, Costs
 
@@ -75,6 +75,10 @@ _drafts = jax.jit(Cheapest.drafts, static_argnums=0)
 
 def costs(pair: Pair, rounds: Rounds, prompt: Prompt, controls: Controls, max_new_tokens: int) -> Costs:
     """Those of an engine with a planned drafter, on the device."""
+    if hosts.many():
+        raise ValueError(
+            "block_size='auto' times its rounds, which each of several processes would do for itself: give a number"
+        )
     numbers, engine = jax.device_get(controls), rounds.engine
     timed_key = _key("rounds", pair, engine, _kind(numbers), prompt.tokens.shape, _encoded(prompt), max_new_tokens)
     numbers_told = tuple(float(f"{np.mean(leaf):.2g}") for leaf in jax.tree.leaves(numbers))

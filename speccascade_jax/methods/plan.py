@@ -19,6 +19,7 @@ from speccascade_jax.methods import costs, table
 from speccascade_jax.methods.assemble import build, check_pair, engine_of
 from speccascade_jax.methods.recipe import Built, Recipe
 from speccascade_jax.methods.settings import Arm, Level, Settings
+from speccascade_jax.models.sharding import by_rows, everywhere, on_devices
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules.rule import Rule
 from speccascade_jax.runtime.notices import said_if_long
@@ -60,7 +61,8 @@ class Plan:
     def controls(self, rows: int) -> Controls:
         """As `Recipe.controls`, on the device."""
         if rows not in self._controls:
-            self._controls[rows] = jax.device_put(self.recipe.controls(self.settings, rows))
+            controls = self.recipe.controls(self.settings, rows)
+            self._controls[rows] = on_devices(controls, self.pair.mesh)
         return self._controls[rows]
 
     def running(self, caller: str, prompt: Prompt, max_new_tokens: int) -> AbstractContextManager[None]:
@@ -74,18 +76,19 @@ class Plan:
 
     def generate(self, prompt: Prompt, seed: int, example_ids: np.ndarray, max_new_tokens: int) -> Generation:
         """A generation, on the host: `Program.generate` and the fetching of its result as one program."""
+        prompt = by_rows(prompt, self.pair.mesh)
         program, params = self.built.program, self.ready(prompt, max_new_tokens)
         given = self._given(example_ids, max_new_tokens)
         if not isinstance(program, Generator):  # others, one's own among them, need not be traceable
             with self.running("decode", prompt, max_new_tokens):
                 generation = program.generate(params, prompt, seed, **given)
-            return fetch(generation)
+            return fetch(everywhere(generation))
         if params is not self.built.params:
             given["most_rounds"] = np.int32(MOST)  # of the program that was timed, with fewer
         return self._joined(program, params, prompt, seed, given)
 
     def _given(self, example_ids: np.ndarray, max_new_tokens: int) -> dict[str, Any]:
-        ids = argument(example_ids, np.int32)
+        ids = by_rows(argument(example_ids, np.int32), self.pair.mesh)
         return {"controls": self.controls(len(example_ids)), "max_new_tokens": max_new_tokens, "example_ids": ids}
 
     def _joined(
@@ -98,7 +101,7 @@ class Plan:
             with self.running("decode", prompt, given["max_new_tokens"]):
                 joined = _joined(program, params, prompt, told, **given)
             self._layouts[shape] = Layout.of(jax.eval_shape(partial(program.generate, **given), params, prompt, told))
-        return self._layouts[shape].fetch(joined)
+        return self._layouts[shape].fetch(everywhere(joined))
 
     def ready(self, prompt: Prompt, max_new_tokens: int) -> Params:
         """The parameters, with what planned lengths are chosen by; measured where it is not known (`costs`)."""

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from speccascade_jax.core.protocols import LanguageModel
 from speccascade_jax.core.types import Array, BoundModel, Cache, LMOutput, Params, Prompt
+from speccascade_jax.runtime.mesh import DATA
 
 
 def catch_up(
@@ -81,8 +82,10 @@ def states(model: Any, params: Params, prompt: Prompt, tokens: Array) -> Array:
 
 def features(bound: BoundModel) -> int | None:
     """The width of a model's hidden states; `None` where it gives none. Compiles nothing."""
-    one: Any = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    length: Any = jax.ShapeDtypeStruct((1,), jnp.int32)
+    mesh = getattr(bound.model, "mesh", None)
+    rows = 1 if mesh is None else mesh.shape[DATA]
+    one: Any = jax.ShapeDtypeStruct((rows, 1), jnp.int32)
+    length: Any = jax.ShapeDtypeStruct((rows,), jnp.int32)
     prompt = Prompt(one, length, one if getattr(bound.model, "is_encoder_decoder", False) else None)
     shape = jax.eval_shape(partial(continued, bound.model), bound.params, prompt, one).hidden
     return None if shape is None else int(shape.shape[-1])

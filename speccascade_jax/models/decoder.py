@@ -3,7 +3,7 @@
 Local layers of a model with a window keep `window + rollback + 1` slots in a ring; global ones keep all positions.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import flax.linen as nn
@@ -16,6 +16,7 @@ from speccascade_jax.models.decoder_config import PRESETS, DecoderConfig, RopeSc
 from speccascade_jax.models.decoder_layers import Stack, soft_cap, turns
 from speccascade_jax.models.layers import CachedModel, KeysValues, Slots
 from speccascade_jax.models.products import Embed
+from speccascade_jax.models.sharding import HEADS, ROWS, Mesh, local, under
 
 __all__ = ["PRESETS", "DecoderCache", "DecoderConfig", "DecoderLM", "DecoderModule", "RopeScaling", "parameter_shapes"]
 __all__ += ["teacher_forced_logits", "tiny"]
@@ -74,7 +75,7 @@ class DecoderModule(nn.Module):
     def states(self, tokens: Array) -> tuple[Array, tuple[KeysValues, ...]]:
         """Normed hidden states `[B, T, E]` of whole sequences and per layer their keys and values."""
         c, at = self.config, jnp.arange(tokens.shape[1])[None]
-        seen = {window: _sees(at, at, window) for window in set(c.windows)}
+        seen = {window: _sees(at, at, window) for window in dict.fromkeys(c.windows)}
         masks = tuple(seen[window] for window in c.windows)
         return self.decoder(self._embed(tokens), turns(c, at), masks, (None,) * c.num_layers)
 
@@ -84,7 +85,7 @@ class DecoderModule(nn.Module):
         at = cache.length[:, None] + jnp.arange(new)[None]
         sizes = [values.shape[1] for values in cache.values]
         layout = list(zip(c.windows, sizes, cache.rings, strict=True))
-        seen = {key: self._seen(cache, at, *key) for key in set(layout)}
+        seen = {key: self._seen(cache, at, *key) for key in dict.fromkeys(layout)}
         slots = tuple(
             Slots(keys, values, cache.length, ring)
             for keys, values, ring in zip(cache.keys, cache.values, cache.rings, strict=True)
@@ -129,6 +130,7 @@ class DecoderLM(CachedModel[DecoderCache]):
     """
 
     config: DecoderConfig
+    mesh: Mesh | None = field(default=None, repr=False, kw_only=True)
     is_encoder_decoder: ClassVar[bool] = False  # prompts are the beginning of what is decoded
 
     @property
@@ -155,14 +157,16 @@ class DecoderLM(CachedModel[DecoderCache]):
         sizes = self.slots(max_len, max_rollback)
         consumed = prompt.length - 1
         if width == 1:
-            keys, values = empty_slots(rows * c.num_kv_heads, c.head_dim, sizes, c.dtype)
+            with under(self.mesh):
+                keys, values = empty_slots(rows * c.num_kv_heads, c.head_dim, sizes, c.dtype)
             summary = jnp.zeros((rows, c.d_model), c.dtype)
         else:
             hidden, own = self._apply(params, prompt.tokens[:, :-1], method="states")
             last = jnp.maximum(consumed - 1, 0)[:, None, None]
             summary = jnp.where(consumed[:, None] > 0, jnp.take_along_axis(hidden, last, axis=1)[:, 0], 0.0)
-            keys = tuple(_placed(k, size, consumed, 2) for (k, _), size in zip(own, sizes, strict=True))
-            values = tuple(_placed(v, size, consumed, 1) for (_, v), size in zip(own, sizes, strict=True))
+            with under(self.mesh):
+                keys = tuple(_placed(k, size, consumed, 2) for (k, _), size in zip(own, sizes, strict=True))
+                values = tuple(_placed(v, size, consumed, 1) for (_, v), size in zip(own, sizes, strict=True))
         return DecoderCache(keys, values, consumed, summary, tuple(size < max_len for size in sizes))
 
     def slots(self, max_len: int, max_rollback: int | None) -> tuple[int, ...]:
@@ -181,6 +185,14 @@ class DecoderLM(CachedModel[DecoderCache]):
 
 def _placed(states: Array, slots: int, consumed: Array, axis: int) -> Array:
     """The keys or values of a prompt, position by position along `axis`, as a cache of `slots` slots."""
+
+    def own(states: Array, consumed: Array) -> Array:
+        return _placed_here(states, slots, consumed, axis)
+
+    return local(own, (HEADS, ROWS), HEADS)(states, consumed)
+
+
+def _placed_here(states: Array, slots: int, consumed: Array, axis: int) -> Array:
     width = states.shape[axis]
     if width <= slots:
         return jnp.pad(states, [(0, slots - width) if a == axis else (0, 0) for a in range(states.ndim)])

@@ -16,6 +16,8 @@ from speccascade_jax.core.types import Array
 from speccascade_jax.models.decoder_config import DecoderConfig
 from speccascade_jax.models.layers import MASKED, KeysValues, RMSNorm, Slots
 from speccascade_jax.models.products import Dense
+from speccascade_jax.models.sharding import COLUMNS, HEADS, P, local, shards
+from speccascade_jax.runtime.mesh import DATA
 
 CHUNK = 256
 """Tokens that attend at once."""
@@ -79,29 +81,44 @@ class Attention(nn.Module):
 
     def project(self, x: Array, by: Turns) -> tuple[Array, KeysValues]:
         """Queries `[B * n, g * T, K]` (scaled and rotated), keys and values of `x` `[B, T, E]`."""
-        c, (rows, new, _) = self.config, x.shape
+        turned = P(DATA if by.cosine.shape[0] > 1 else None)
         if self.has_variable("params", "qkv"):
-            first, second = self.widths[0], self.widths[0] + self.widths[1]
-            query, key, value = jnp.split(self.qkv(x), (first, second), axis=-1)
+            split = local(self._split_fused, (COLUMNS, turned, turned), (HEADS,) * 3)
+            query, key, value = split(self.qkv(x), *by)
         else:
-            query, key, value = self.query(x), self.key(x), self.value(x)
+            split = local(self._split, (COLUMNS, COLUMNS, COLUMNS, turned, turned), (HEADS,) * 3)
+            query, key, value = split(self.query(x), self.key(x), self.value(x), *by)
+        return query, (key, value)
+
+    def _split_fused(self, x: Array, cosine: Array, sine: Array) -> tuple[Array, Array, Array]:
+        first, second = (sum(self.widths[:count]) // shards() for count in (1, 2))
+        query, key, value = jnp.split(x, (first, second), axis=-1)
+        return self._split(query, key, value, cosine, sine)
+
+    def _split(self, query: Array, key: Array, value: Array, cosine: Array, sine: Array) -> tuple[Array, Array, Array]:
+        c, (rows, new, _), by = self.config, query.shape, Turns(cosine, sine)
+        heads = c.num_kv_heads // shards()
         query, key, value = (part.reshape(rows, new, -1, c.head_dim) for part in (query, key, value))
         query = rotate(query * jnp.asarray(c.scale, query.dtype), by, c.rope_pairs)
-        query = query.reshape(rows, new, c.num_kv_heads, -1, c.head_dim).transpose(0, 2, 3, 1, 4)
+        query = query.reshape(rows, new, heads, -1, c.head_dim).transpose(0, 2, 3, 1, 4)
         key = rotate(key, by, c.rope_pairs).transpose(0, 2, 3, 1)
-        return query.reshape(rows * c.num_kv_heads, -1, c.head_dim), (
+        return (
+            query.reshape(rows * heads, -1, c.head_dim),
             key.reshape(-1, c.head_dim, new),
             value.transpose(0, 2, 1, 3).reshape(-1, new, c.head_dim),
         )
 
     def __call__(self, queries: Array, keys_values: KeysValues, mask: Array) -> Array:
         """Attention over `S` slots, `[B, T, E]`; `mask` bool `[B or 1, T, S]` says what each token sees."""
-        c, new = self.config, mask.shape[1]
-        if new <= CHUNK:
-            mixed = attend(c, queries, keys_values, mask)
-        else:
-            mixed = attend_in_chunks(c, queries, keys_values, mask)
-        return self.out(mixed.transpose(0, 3, 1, 2, 4).reshape(-1, new, c.num_heads * c.head_dim))
+        seen = P(DATA if mask.shape[0] > 1 else None)
+        return self.out(local(self._attend, (HEADS, HEADS, HEADS, seen), COLUMNS)(queries, *keys_values, mask))
+
+    def _attend(self, queries: Array, keys: Array, values: Array, mask: Array) -> Array:
+        """What each token mixes from the values, `[B, T, N K]`."""
+        new = mask.shape[1]
+        mixed = (attend if new <= CHUNK else attend_in_chunks)(self.config, queries, (keys, values), mask)
+        rows = mixed.transpose(0, 3, 1, 2, 4)
+        return rows.reshape(*rows.shape[:2], -1)
 
 
 def attend(c: DecoderConfig, queries: Array, keys_values: KeysValues, mask: Array) -> Array:
@@ -110,7 +127,7 @@ def attend(c: DecoderConfig, queries: Array, keys_values: KeysValues, mask: Arra
     new, slots = mask.shape[1:]
     logits = jnp.einsum("nqk,nks->nqs", queries, keys, preferred_element_type=jnp.float32)
     logits = soft_cap(logits, c.attention_cap)
-    logits = logits.reshape(-1, c.num_kv_heads, c.num_heads // c.num_kv_heads, new, slots)
+    logits = logits.reshape(-1, c.num_kv_heads // shards(), c.num_heads // c.num_kv_heads, new, slots)
     logits = jnp.where(mask[:, None, None], logits, MASKED)
     weights = jax.nn.softmax(logits, axis=-1).astype(values.dtype).reshape(*queries.shape[:2], slots)
     return jnp.einsum("nqs,nsk->nqk", weights, values).reshape(*logits.shape[:4], c.head_dim)
@@ -145,11 +162,14 @@ class FeedForward(nn.Module):
 
     def __call__(self, x: Array) -> Array:
         if self.has_variable("params", "wi_01"):
-            gate, linear = jnp.split(self.wi_01(x), 2, axis=-1)
-        else:
-            gate, linear = self.wi_0(x), self.wi_1(x)
-        opened = nn.gelu(gate, approximate=True) if self.config.activation == "gelu" else nn.silu(gate)
-        return self.wo(opened * linear)
+            return self.wo(local(self._both, (COLUMNS,), COLUMNS)(self.wi_01(x)))
+        return self.wo(self._opened(self.wi_0(x), self.wi_1(x)))
+
+    def _both(self, x: Array) -> Array:
+        return self._opened(*jnp.split(x, 2, axis=-1))
+
+    def _opened(self, gate: Array, linear: Array) -> Array:
+        return (nn.gelu(gate, approximate=True) if self.config.activation == "gelu" else nn.silu(gate)) * linear
 
 
 class DecoderLayer(nn.Module):

@@ -54,6 +54,11 @@ class EarlyExit:
         return self.model.config
 
     @property
+    def mesh(self) -> Any:
+        """The devices that the model is spread over, and so the exit (`models.layers.CachedModel`)."""
+        return getattr(self.of, "mesh", None)
+
+    @property
     def vocab_size(self) -> int:
         return int(self.of.vocab_size)
 

@@ -1,12 +1,15 @@
 """Hashes of everything that a model's outputs depend on: what stored results and heads belong to."""
 
 import hashlib
+from typing import Any
 
 import jax
 import numpy as np
 
 from speccascade_jax.core.packed import is_packed
 from speccascade_jax.core.types import BoundModel
+from speccascade_jax.models.sharding import apart, everywhere, fused_widths
+from speccascade_jax.runtime.mesh import MODEL
 
 
 def of_model(bound: BoundModel) -> str:
@@ -21,12 +24,21 @@ def begin() -> hashlib.blake2b:
     return hashlib.blake2b(digest_size=16)
 
 
+def _regrouped(bound: BoundModel, path: Any, array: np.ndarray) -> np.ndarray:
+    """A fused kernel that is side by side for the parts of a mesh, as it is on one device."""
+    mesh = getattr(bound.model, "mesh", None)
+    if mesh is None:
+        return array
+    widths = fused_widths("/".join(str(key.key) for key in path), array.shape[-1], bound.model.config)
+    return array if widths is None else np.concatenate(apart(array, widths, mesh.shape[MODEL]), axis=-1)
+
+
 def add(digest: hashlib.blake2b, bound: BoundModel) -> None:
     """Add a model and its weights, as loaded, to a hash."""
     digest.update(repr(bound.model).encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(bound.params, is_leaf=is_packed):
         # a packed matrix is the matrix: how a processor likes it laid out is no property of the model
-        array = leaf.dense() if is_packed(leaf) else np.asarray(leaf)
+        array = leaf.dense() if is_packed(leaf) else _regrouped(bound, path, np.asarray(everywhere(leaf)))
         digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
         if is_packed(leaf) and leaf.scales is not None:

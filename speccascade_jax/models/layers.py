@@ -6,6 +6,7 @@ values `[B * n, S, K]` everywhere: with these layouts a block costs little more 
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import flax.linen as nn
@@ -17,6 +18,8 @@ from speccascade_jax.core.arrays import full_precision, write_slots
 from speccascade_jax.core.types import Array, LMOutput, Params
 from speccascade_jax.models.cache import write_ring
 from speccascade_jax.models.products import pack
+from speccascade_jax.models.sharding import HEADS, ROWS, local, place, side_by_side, under
+from speccascade_jax.runtime.mesh import MODEL
 
 KeysValues = tuple[Array, Array]
 Held = TypeVar("Held", bound=Any)
@@ -40,7 +43,8 @@ class Slots(NamedTuple):
     def write(self, block: KeysValues) -> KeysValues:
         """The slots with `block` written at `start` of each row."""
         put = write_ring if self.ring else write_slots
-        return put(self.keys, block[0], self.start, 2), put(self.values, block[1], self.start, 1)
+        keys, values = (local(partial(put, axis=axis), (HEADS, HEADS, ROWS), HEADS) for axis in (2, 1))
+        return keys(self.keys, block[0], self.start), values(self.values, block[1], self.start)
 
 
 class RMSNorm(nn.Module):
@@ -63,12 +67,15 @@ FUSED = {"qkv": ("query", "key", "value"), "wi_01": ("wi_0", "wi_1")}
 """Fused name -> the parameters that stand side by side in it, in order."""
 
 
-def fuse(params: Params) -> Params:
+def fuse(params: Params, shards: int = 1) -> Params:
     """The parameters with kernels of one input side by side: one product reads them at full bandwidth.
 
     `query`, `key`, `value` of self-attentions become `qkv` (their biases too), `wi_0` and `wi_1` become `wi_01`;
     cross-attention keeps its own, since its queries and its keys have different inputs. A step on a CPU takes less time
     by it (docs/performance.md).
+
+    Args:
+        shards: into how many parts the columns will be split: each part has its share of every kernel side by side.
     """
 
     def walk(tree: Params, name: str) -> Params:
@@ -78,14 +85,14 @@ def fuse(params: Params) -> Params:
         for fused, parts in FUSED.items():
             if name != "encoder_decoder_attention" and all(part in out for part in parts):
                 taken = [out.pop(part) for part in parts]
-                out[fused] = {leaf: _beside([part[leaf] for part in taken]) for leaf in taken[0]}
+                out[fused] = {leaf: _beside([part[leaf] for part in taken], shards) for leaf in taken[0]}
         return out
 
     return walk(params, "")
 
 
-def _beside(arrays: list[Array]) -> Array:
-    return jnp.asarray(np.concatenate([np.asarray(array) for array in arrays], axis=-1))
+def _beside(arrays: list[Array], shards: int) -> Array:
+    return jnp.asarray(side_by_side([np.asarray(array) for array in arrays], shards))
 
 
 class CachedModel(Generic[Held]):
@@ -94,9 +101,14 @@ class CachedModel(Generic[Held]):
     Parameters are the module's, in any float dtype. Those whose dtype differs from `config.dtype` are cast at every
     call: cast them once before a decoding loop. Products of float32 have its precision on every device
     (`full_precision`).
+
+    Attributes:
+        mesh: the devices that its parameters and caches are spread over (`sharding.place`); `None`: one. It is no part
+            of what the model is, and so of no fingerprint.
     """
 
     config: Any
+    mesh: Any = None
 
     @property
     def module(self) -> nn.Module:
@@ -111,10 +123,13 @@ class CachedModel(Generic[Held]):
 
     def prepare(self, params: Params) -> Params:
         """The parameters laid out for decoding (`fuse`, `pack`); done once, on loading. Both forms are understood."""
+        if self.mesh is not None:
+            shards = self.mesh.shape[MODEL]
+            return place(fuse(params, shards), self.mesh)
         return pack(fuse(params), self.config)
 
     def _apply(self, params: Params, *args: Any, method: str) -> Any:
-        with full_precision(self.config.dtype):
+        with full_precision(self.config.dtype), under(self.mesh):
             return self.module.apply({"params": params}, *args, method=method)
 
     def extend(self, params: Params, cache: Held, tokens: Array) -> tuple[LMOutput, Held]:

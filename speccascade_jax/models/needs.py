@@ -5,6 +5,7 @@ Everything comes from `jax.eval_shape` of the code that runs, so that a 70-billi
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
 from speccascade_jax.core.types import Prompt
+from speccascade_jax.models import sharding
 from speccascade_jax.models.cache import KVCache
 from speccascade_jax.models.decoder import DecoderLM
 from speccascade_jax.models.t5 import T5
@@ -21,11 +23,15 @@ from speccascade_jax.models.t5 import T5
 _PROMPT_ALONE = re.compile(r"^encoder/|/relpos_bias/|/encoder_decoder_attention/(key|value)/")
 
 
+# leaves of caches that have rows and no heads
+_BY_ROWS = re.compile(r"length|cross_bias|summary")
+
+
 class Needs(NamedTuple):
     """Of one model, batch and block.
 
     Attributes:
-        parameters: how many; parameter_bytes: in the model's dtype.
+        parameters: how many; parameter_bytes: in the model's dtype. Bytes are those on one device of the mesh.
         cache_bytes: of all rows, rings and, for an encoder-decoder, the encoder's keys and values included.
         laws_bytes: the block's laws q̃ and p̃ (`2 · B · (G + 1) · V` float32), which any exact verification reads.
         call_bytes: what one call of `extend` reads at least: the cache and the parameters, once each, without an
@@ -40,13 +46,19 @@ class Needs(NamedTuple):
     call_bytes: int
 
 
-def needs(model: DecoderLM | T5, *, batch: int, length: int, block_size: int) -> Needs:
-    """What decoding with `model` needs as a target.
+def needs(model: DecoderLM | T5, *, batch: int, length: int, block_size: int, mesh: tuple[int, int] = (1, 1)) -> Needs:
+    """What decoding with `model` needs as a target, on each device.
 
     Args:
         batch: rows; length: positions in the cache, prompt and output (of an encoder-decoder: each of both).
         block_size: γ.
+        mesh: (data, model), over how many devices rows are spread, and heads, units and the vocabulary
+            (`models.sharding`).
+
+    Raises:
+        ValueError: rows, heads, units or the vocabulary do not divide by the mesh.
     """
+    _divides(model, batch, mesh)
     params = abstract(model)
     cache = jax.eval_shape(lambda p: model.prefill(p, _prompt(model, batch, length), length, block_size + 1), params)
     block = jax.ShapeDtypeStruct((batch, block_size + 1), jnp.int32)
@@ -54,11 +66,24 @@ def needs(model: DecoderLM | T5, *, batch: int, length: int, block_size: int) ->
     cache = _without_summary(cache)
     return Needs(
         parameters=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)),
-        parameter_bytes=_bytes(params),
-        cache_bytes=_bytes(cache),
-        laws_bytes=2 * math.prod(logits.shape[:-1]) * model.vocab_size * 4,
-        call_bytes=_bytes(_read(model, params, cache)),
+        parameter_bytes=_held(flatten_dict(params, sep="/"), mesh),
+        cache_bytes=_cached(cache, mesh),
+        laws_bytes=2 * math.prod(logits.shape[:-1]) * model.vocab_size * 4 // math.prod(mesh),
+        call_bytes=_held(_read(model, params), mesh) + _cached(_read_cache(model, cache), mesh),
     )
+
+
+def _divides(model: DecoderLM | T5, batch: int, mesh: tuple[int, int]) -> None:
+    sharding.check(model.config, mesh, "the model")
+    if batch % mesh[0]:
+        raise ValueError(
+            f"a batch of {batch} does not divide by the {mesh[0]} parts that mesh={mesh} spreads rows over"
+        )
+
+
+def _held(leaves: Mapping[str, Any], mesh: tuple[int, int]) -> int:
+    """Bytes of parameters on each device."""
+    return sum(_bytes(leaf) // sharding.parts(path, mesh) for path, leaf in leaves.items())
 
 
 def _without_summary(cache: Any) -> Any:
@@ -68,14 +93,24 @@ def _without_summary(cache: Any) -> Any:
     return replace(cache, summary=None)
 
 
-def _read(model: DecoderLM | T5, params: Any, cache: Any) -> Any:
-    """The leaves of both that a call reads whole."""
+def _cached(cache: Any, mesh: tuple[int, int]) -> int:
+    """Bytes of a cache on each device: what has no heads lies along the rows alone."""
+    found = jax.tree_util.tree_leaves_with_path(cache)
+    rows = {path: bool(_BY_ROWS.search(jax.tree_util.keystr(path))) for path, _ in found}
+    return sum(_bytes(leaf) // (mesh[0] if rows[path] else math.prod(mesh)) for path, leaf in found)
+
+
+def _read(model: DecoderLM | T5, params: Any) -> dict[str, Any]:
+    """The parameters that a call reads whole."""
     leaves = {name: leaf for name, leaf in flatten_dict(params, sep="/").items() if not _PROMPT_ALONE.search(name)}
     if not model.config.tied:
         del leaves["token_embedder/embedding"]
-    if isinstance(model, T5):  # of its biases by distance a call reads a slice
-        cache = cache.replace(static=cache.static.replace(bias=None))
-    return leaves, cache
+    return leaves
+
+
+def _read_cache(model: DecoderLM | T5, cache: Any) -> Any:
+    """What a call reads of the cache: of a T5's biases by distance a slice, too little to count."""
+    return cache.replace(static=cache.static.replace(bias=None)) if isinstance(model, T5) else cache
 
 
 def abstract(model: DecoderLM | T5) -> Any:

@@ -4,7 +4,7 @@ Parameter names and shapes are T5X's. What decodes multiplies float32 in float32
 and so training, at the caller's precision.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import flax.linen as nn
@@ -17,6 +17,7 @@ from speccascade_jax.core.types import Array, LMOutput, Params, Prompt
 from speccascade_jax.models.cache import KVCache, causal_slots_mask, empty_slots
 from speccascade_jax.models.layers import MASKED, CachedModel, KeysValues, Slots
 from speccascade_jax.models.products import Dense, Embed
+from speccascade_jax.models.sharding import BIAS, ROWS, Mesh, local, under
 from speccascade_jax.models.t5_layers import DecoderLayer, EncoderLayer, RelativeBias, T5Config, dropout, norm
 
 __all__ = ["T5", "T5Config", "T5Module", "teacher_forced_logits"]
@@ -62,7 +63,7 @@ def _block_bias(by_distance: Array, length: Array, new: int, slots: int) -> Arra
     def window(row: Array, at: Array) -> Array:
         return jax.lax.dynamic_slice_in_dim(row, slots - at - new, slots + new - 1, axis=-1)
 
-    windows = jax.vmap(window)(by_distance, length)
+    windows = local(jax.vmap(window), (BIAS, ROWS), BIAS)(by_distance, length)
     shifted = [windows[..., new - 1 - t : new - 1 - t + slots] for t in range(new)]
     mask = causal_slots_mask(length, new, slots)[:, None]
     return jnp.where(mask, jnp.stack(shifted, axis=2), MASKED)
@@ -223,9 +224,10 @@ class T5Module(nn.Module):
 
 @dataclass(frozen=True)
 class T5(CachedModel[KVCache]):
-    """A T5 as the engine's `LanguageModel`. Parameters are `T5Module`'s."""
+    """A T5 as the engine's `LanguageModel`. Parameters are `T5Module`'s; `mesh` as of `CachedModel`."""
 
     config: T5Config
+    mesh: Mesh | None = field(default=None, repr=False, kw_only=True)
     is_encoder_decoder: ClassVar[bool] = True  # prompts go to the encoder; decoding starts from id 0
 
     @property
@@ -245,7 +247,8 @@ class T5(CachedModel[KVCache]):
             raise ValueError(f"max_len is {max_len}, but the decoder context has {width} tokens: raise max_len")
         c = self.config
         static = self._apply(params, prompt.encoder_tokens, max_len, method="start")
-        keys, values = empty_slots(rows * c.num_heads, c.head_dim, (max_len,) * c.num_decoder_layers, c.dtype)
+        with under(self.mesh):
+            keys, values = empty_slots(rows * c.num_heads, c.head_dim, (max_len,) * c.num_decoder_layers, c.dtype)
         cache = KVCache(keys, values, jnp.zeros((rows,), jnp.int32), static)
         if width > 1:
             _, cache = self.extend(params, cache, prompt.tokens[:, :-1])

@@ -7,6 +7,7 @@ Sources: T5 (Raffel et al., 2020), T5 1.1's gated feed-forward (Shazeer, 2020). 
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -17,6 +18,8 @@ from speccascade_jax.core.checks import check_sizes
 from speccascade_jax.core.types import Array
 from speccascade_jax.models.layers import KeysValues, RMSNorm, Slots
 from speccascade_jax.models.products import Dense
+from speccascade_jax.models.sharding import COLUMNS, HEADS, P, local, shards
+from speccascade_jax.runtime.mesh import AXES
 
 _kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 _bias_init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
@@ -136,8 +139,15 @@ class Attention(nn.Module):
 
     def _heads(self, x: Array) -> Array:
         """`[B * H, T, K]` of `x` `[B, T, H * K]`."""
-        split = x.reshape(*x.shape[:-1], self.config.num_heads, self.config.head_dim).transpose(0, 2, 1, 3)
+        return local(self._split, (COLUMNS,), HEADS)(x)
+
+    def _split(self, x: Array) -> Array:
+        split = x.reshape(*x.shape[:-1], -1, self.config.head_dim).transpose(0, 2, 1, 3)
         return split.reshape(-1, *split.shape[2:])
+
+    def _split_each(self, x: Array) -> tuple[Array, ...]:
+        """Of `x` `[B, T, 3 H * K]`, queries, keys and values side by side."""
+        return tuple(map(self._split, jnp.split(x, 3, axis=-1)))
 
     def queries(self, x: Array) -> Array:
         """Queries `[B * H, T, K]` of `x` `[B, T, E]`."""
@@ -151,20 +161,26 @@ class Attention(nn.Module):
         """Queries, keys and values of one `x`: self-attention's."""
         if not self.has_variable("params", "qkv"):
             return self.queries(x), self.keys_values(x)
-        query, key, value = jnp.split(self.qkv(x), 3, axis=-1)
-        return self._heads(query), (self._heads(key).transpose(0, 2, 1), self._heads(value))
+        query, key, value = local(self._split_each, (COLUMNS,), (HEADS,) * 3)(self.qkv(x))
+        return query, (key.transpose(0, 2, 1), value)
 
     def __call__(self, queries: Array, keys_values: KeysValues, bias: Array, deterministic: bool) -> Array:
         """Attention of `queries` over `S` slots, `[B, T, E]`; `bias` `[B or 1, H or 1, T or 1, S]` masks too."""
-        keys, values = keys_values
-        heads = self.config.num_heads
+        rows, heads = (name if size > 1 else None for name, size in zip(AXES, bias.shape, strict=False))
+
+        attend = partial(self._attend, deterministic=deterministic)
+        return self.out(local(attend, (HEADS, HEADS, HEADS, P(rows, heads)), COLUMNS)(queries, *keys_values, bias))
+
+    def _attend(self, queries: Array, keys: Array, values: Array, bias: Array, deterministic: bool) -> Array:
+        """What each token mixes from the values, `[B, T, H * K]`."""
+        heads = self.config.num_heads // shards()
         logits = jnp.einsum("ntk,nks->nts", queries, keys).astype(jnp.float32)
         logits = logits.reshape(-1, heads, *logits.shape[1:]) + bias
         weights = jax.nn.softmax(logits, axis=-1).astype(values.dtype)
         weights = self.drop(weights, deterministic=deterministic)
         mixed = jnp.einsum("nts,nsk->ntk", weights.reshape(-1, *weights.shape[2:]), values)
         rows = mixed.reshape(-1, heads, *mixed.shape[1:]).transpose(0, 2, 1, 3)
-        return self.out(rows.reshape(*rows.shape[:2], -1))
+        return rows.reshape(*rows.shape[:2], -1)
 
 
 class FeedForward(nn.Module):
@@ -189,9 +205,13 @@ class FeedForward(nn.Module):
         if not self.config.gated:
             return nn.relu(self.wi(x))
         if self.has_variable("params", "wi_01"):
-            gate, linear = jnp.split(self.wi_01(x), 2, axis=-1)
-        else:
-            gate, linear = self.wi_0(x), self.wi_1(x)
+            return local(self._both, (COLUMNS,), COLUMNS)(self.wi_01(x))
+        return self._opened(self.wi_0(x), self.wi_1(x))
+
+    def _both(self, x: Array) -> Array:
+        return self._opened(*jnp.split(x, 2, axis=-1))
+
+    def _opened(self, gate: Array, linear: Array) -> Array:
         return nn.gelu(gate, approximate=True) * linear
 
 

@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from jax.sharding import Mesh
+
 from speccascade_jax import checkpoints
 from speccascade_jax.core import names
 from speccascade_jax.core.files import expanded
@@ -20,6 +22,7 @@ from speccascade_jax.data.vocabularies.vocabulary import TextVocabulary
 from speccascade_jax.models import fingerprints
 from speccascade_jax.pairs import head_files, policy_files
 from speccascade_jax.pairs.derived import derive, is_derived
+from speccascade_jax.runtime import mesh as meshes
 from speccascade_jax.runtime.paths import shipped
 
 PAIRS_DIRECTORY = shipped("pairs")
@@ -152,6 +155,12 @@ class Pair:
         return {}
 
     @property
+    def mesh(self) -> Mesh | None:
+        """The devices that the target is spread over; `None`: one."""
+        found: Mesh | None = getattr(self.target.model, "mesh", None)
+        return found
+
+    @property
     def encoder_decoder(self) -> bool:
         """Whether prompts go to an encoder; otherwise outputs continue them."""
         return is_encoder_decoder(self.target)
@@ -177,6 +186,8 @@ class Pair:
         others: Mapping[str, str | Path] | None = None,
         dtype: str = "float32",
         draft_dtype: str | None = None,
+        mesh: Sequence[int] | Mesh | None = None,
+        draft_whole: bool = False,
         max_prompt_length: int = 1024,
         name: str = "custom",
     ) -> Pair:
@@ -194,6 +205,9 @@ class Pair:
             draft_dtype: of those of every checkpoint but the target; `None`: the same. Laws hold for any draft, so
                 one in 8 bits can only change how often it is kept, and a lossless rule still writes what the target
                 would.
+            mesh: (data, model): over how many devices rows are spread, and heads, units and the vocabulary
+                (`runtime.mesh.make`); batches are multiples of the first. `None`: one device.
+            draft_whole: keep drafts whole on every device of it: small ones gain less by being spread than they wait.
             max_prompt_length, name: as the attributes.
 
         Raises:
@@ -206,8 +220,9 @@ class Pair:
         words = {name: str(path) for name, path in paths.items() if name != "target" and is_derived(path)}
         read = {name: path for name, path in paths.items() if name not in words}
         text = _shared_vocabulary([expanded(path) for path in read.values()], vocabulary)
-        small_dtype = dtype if draft_dtype is None else draft_dtype
-        models = {name: _bound(path, dtype if name == "target" else small_dtype, text) for name, path in read.items()}
+        grid = mesh if mesh is None or isinstance(mesh, Mesh) else meshes.make(mesh)
+        ways = {name: (dtype, False) if name == "target" else (draft_dtype or dtype, draft_whole) for name in read}
+        models = {name: _bound(path, text, grid, *ways[name]) for name, path in read.items()}
         large = models.pop("target")
         models |= {name: derive(word, large, text) for name, word in words.items()}
         small = models.pop("draft")
@@ -240,9 +255,11 @@ def _vocabulary_files(models: Sequence[Path], given: str | Path | None) -> list[
     return clear or [found[0].parent for found in beside[:1]]
 
 
-def _bound(path: str | Path, dtype: str, vocabulary: FileVocabulary | None) -> BoundModel:
+def _bound(
+    path: str | Path, vocabulary: FileVocabulary | None, mesh: Mesh | None, dtype: str, whole: bool
+) -> BoundModel:
     model: Any
-    model, params = checkpoints.load(path, dtype=dtype, prepared=True)
+    model, params = checkpoints.load(path, dtype=dtype, prepared=True, mesh=mesh, whole=whole)
     config = model.config
     if vocabulary is not None and vocabulary.vocab_size < config.vocab_size == config.num_embeddings:
         _check_padding(path, config.num_embeddings, vocabulary)
@@ -278,6 +295,8 @@ def load_pair(
     others: Mapping[str, str | Path] | None = None,
     dtype: str = "float32",
     draft_dtype: str | None = None,
+    mesh: Sequence[int] | Mesh | None = None,
+    draft_whole: bool = False,
 ) -> Pair:
     """A shipped pair by name, one of `DATA_PAIRS`, or one from a directory with a vocabulary, `target/` and `draft/`.
 
@@ -285,17 +304,18 @@ def load_pair(
     beside the models; an acceptance head, where there is one, in the directory too (`acceptance_head.msgpack`). A head
     belongs to the draft's weights as it was trained on them: in another dtype (`dtype`, `draft_dtype`, as in
     `Pair.load`) the pair has none, and one of other weights is left out with a warning. Every folder in `drafts/` is a
-    further draft of that name; `others` adds more, as in `Pair.load`. A selection policy there is the pair's too
-    (`selection_policy.msgpack`).
+    further draft of that name; `others` adds more; that, `mesh` and `draft_whole` are as in `Pair.load`. A selection
+    policy there is the pair's too (`selection_policy.msgpack`).
 
     Raises:
         ValueError: no such pair; names those there are. Otherwise as `Pair.load`.
         FileNotFoundError: the data directory lacks one of `DATA_PAIRS`.
         CheckpointError: a part of it is damaged or missing.
     """
+    more: dict[str, Any] = {"dtype": dtype, "draft_dtype": draft_dtype, "mesh": mesh, "draft_whole": draft_whole}
     if str(name) in DATA_PAIRS:
         target, draft, vocabulary = (data_directory.require(*parts) for parts in DATA_PAIRS[str(name)])
-        return Pair.load(target, draft, vocabulary, name=str(name), others=others, dtype=dtype, draft_dtype=draft_dtype)
+        return Pair.load(target, draft, vocabulary, name=str(name), others=others, **more)
     directory = PAIRS_DIRECTORY / str(name) if str(name) in shipped_pairs() else expanded(name)
     if not directory.is_dir():
         shipped = [*shipped_pairs(), *DATA_PAIRS]
@@ -312,7 +332,7 @@ def load_pair(
         if not there:
             raise ValueError(f"the pair in {directory} lacks {part!r}; it needs {_PARTS}")
     beside = {path.name: path for path in sorted(directory.glob("drafts/*")) if path.is_dir()}
-    more: dict[str, Any] = {"others": beside | dict(others or {}), "dtype": dtype, "draft_dtype": draft_dtype}
+    more["others"] = beside | dict(others or {})
     pair = Pair.load(target, draft, directory if own else None, name=directory.name, **more)
     if (policy := directory / policy_files.FILE).is_file():
         pair = dataclasses.replace(pair, policy=policy_files.load(policy))

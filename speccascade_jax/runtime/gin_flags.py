@@ -5,14 +5,14 @@ A script calls `main(function, required)` with the function of its gin file; gin
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import gin
 from absl import app, flags, logging
 
-from speccascade_jax.runtime import gin_errors, gin_values, interrupts
+from speccascade_jax.runtime import gin_errors, gin_values, hosts, interrupts
 from speccascade_jax.runtime.paths import repository_root
 
 PREFIX = "--gin."
@@ -73,8 +73,43 @@ def define_flags() -> None:
         "gin_search_paths", [], "folders to look up gin files in, besides the current one and the repository"
     )
     flags.DEFINE_bool("debug", False, "show the full trace of an error")
-    for name in ("gin_file", "gin_bindings", "gin_search_paths", "debug"):
+    flags.DEFINE_bool("multiprocess", False, "join the other processes; on TPU pods and under SLURM that needs no flag")
+    flags.DEFINE_bool("multiprocess_gpu", False, "T5X's name of --multiprocess")
+    flags.DEFINE_string("coordinator_address", None, "host:port of the first of several processes")
+    flags.DEFINE_integer("process_count", None, "how many processes there are")
+    flags.DEFINE_integer("process_index", None, "which of them this is, from 0")
+    for name in (
+        "gin_file",
+        "gin_bindings",
+        "gin_search_paths",
+        "debug",
+        "multiprocess",
+        "multiprocess_gpu",
+        *_PROCESSES,
+    ):
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
+
+
+_PROCESSES = ("coordinator_address", "process_count", "process_index")
+
+
+def _join(together: bool, example: str) -> None:
+    """Join the other processes that the flags or the environment name."""
+    asked = flags.FLAGS.multiprocess or flags.FLAGS.multiprocess_gpu
+    hosts.begin(*(flags.FLAGS[name].value for name in _PROCESSES), asked=asked)
+    if hosts.many() and not together:
+        raise ValueError(f"{example.partition(' --')[0]} runs in one process: start one")
+
+
+@contextlib.contextmanager
+def _with_other_hosts() -> Iterator[None]:
+    """Together with the other processes, where there are some: an error in one ends all of them."""
+    try:
+        yield
+    except BaseException as error:
+        hosts.abandon(error)
+        raise
+    hosts.end()
 
 
 def parse_gin(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequence[str] = ()) -> None:
@@ -116,24 +151,36 @@ def _find(name: str, folders: Sequence[str]) -> str:
     raise FileNotFoundError(f"no gin file {name!r} in {', '.join(folders)}; --gin_search_paths adds folders")
 
 
-def main(function: Callable[..., Any], example: str, resume: str = interrupts.SAME) -> None:
+def main(
+    function: Callable[..., Any],
+    example: str,
+    resume: str = interrupts.SAME,
+    numbers: Mapping[str, str] | None = None,
+    together: bool = False,
+) -> None:
     """Parse the command line and call `function` with gin's arguments; a bad value ends in one line, not a trace.
 
     Args:
         function: what the gin files bind, for instance `experiment.run`.
         example: a command that works, shown when no gin file is named.
         resume: how to go on after Ctrl-C.
+        together: whether several processes can run it as one; otherwise they are refused.
+        numbers: name -> help of whole numbers among the function's arguments that are flags of their own too.
     """
     define_flags()
+    for name, told in (numbers or {}).items():
+        flags.DEFINE_integer(name, None, told, module_name=sys.argv[0])
 
     def run(argv: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)
         if len(argv) > 1 or not flags.FLAGS.gin_file:
             wrong = f"unexpected argument {argv[1]!r}" if len(argv) > 1 else "name at least one --gin_file"
             sys.exit(f"error: {wrong}; for example: {example}; --help explains")
-        with one_line_errors():
+        with _with_other_hosts(), one_line_errors():
+            _join(together, example)
             parse_gin(flags.FLAGS.gin_file, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths)
-            gin.get_configurable(function)()
+            given = {name: flags.FLAGS[name].value for name in numbers or {}}
+            gin.get_configurable(function)(**{name: value for name, value in given.items() if value is not None})
 
     run_app(run, resume)
 

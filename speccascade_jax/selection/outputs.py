@@ -24,7 +24,7 @@ from speccascade_jax.core.types import Array, BoundModel, Params, Prompt
 from speccascade_jax.engine.generate import raise_on_failure
 from speccascade_jax.engine.loop import prompt_features
 from speccascade_jax.evaluation.points import Method, Point, Sampling
-from speccascade_jax.evaluation.session import Session, in_batches
+from speccascade_jax.evaluation.session import Session
 from speccascade_jax.models import fingerprints
 from speccascade_jax.results.printing import clock_time
 
@@ -108,7 +108,7 @@ class Writer:
             seed=self.seed,
         )
         parts = []
-        for some, kept in in_batches(rows, session.evaluation.quality_batch):
+        for some, kept in session.in_batches(rows, session.evaluation.quality_batch):
             prepared = session.prepare(point, some)
             found = prepared(point.seed)
             raise_on_failure(found)

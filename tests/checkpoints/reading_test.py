@@ -3,10 +3,11 @@
 import dataclasses
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
-from speccascade_jax.checkpoints import CheckpointError, describe, load, save
+from speccascade_jax.checkpoints import CheckpointError, describe, load, reading, save
 
 KEY = "decoder/layers_1/mlp/wo/kernel"
 
@@ -124,3 +125,24 @@ def test_describe(t5x, arrays, tmp_path, model, params):
     assert "format: speccascade_jax, format 1" in text
     assert "bfloat16" in text
     assert "fingerprint: " in text
+
+
+def test_a_checkpoint_that_a_device_has_no_room_for_is_refused(t5x, arrays):
+    """By what one device holds of it, before an array is read."""
+    stored = reading.find(t5x(arrays))
+    size = 4 * sum(array.size for array in arrays.values())
+    reading._check_room(stored, "float32", (1, 1), size)
+    reading._check_room(stored, "bfloat16", (1, 1), size // 2)
+    reading._check_room(stored, "float32", (1, 2), int(0.6 * size))
+    reading._check_room(stored, "float32", (1, 1), None)
+    with pytest.raises(
+        ValueError, match=r"takes .* GB on each device of mesh=\(2, 1\), which has .*: spread it over more"
+    ):
+        reading._check_room(stored, "float32", (2, 1), int(0.6 * size))
+
+
+@pytest.mark.parametrize("given", [{"dtype": "int8", "prepared": True}, {}])
+def test_a_mesh_takes_prepared_parameters_in_16_or_32_bits(given, t5x, arrays):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "model"))
+    with pytest.raises(ValueError, match=r"mesh=\(1, 1\) takes prepared parameters in 16 or 32 bits: leave int8"):
+        load(t5x(arrays), mesh=mesh, **given)

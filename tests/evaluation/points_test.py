@@ -261,6 +261,7 @@ def test_two_checkpoints_are_told_apart_whatever_their_name():
         ({"target": "a"}, "the pair 'two' lacks its draft: give target and draft, or its name alone"),
         ({"draft": "a", "vocabulary": "b"}, "the pair 'two' lacks its target"),
         ({"dtype": "float8"}, "dtype='float8' is not one of float32, bfloat16, float16, int8"),
+        ({"mesh": (2,)}, r"mesh=\(2,\) has 1 numbers: give two"),
         ({"draft_dtype": "int4"}, "draft_dtype='int4' is not one of float32, bfloat16, float16, int8"),
         ({"vocabulary": "b"}, "vocabulary='b' goes with a target and a draft: leave it out, or give these too"),
     ],

@@ -273,6 +273,14 @@ def test_a_sweep_stopped_half_way_goes_on_and_repeats_nothing(pair, tmp_path, mo
     fewer = {"alphas": {"opt": [0.4]}, "output": str(tmp_path / "fewer.jsonl"), "reuse": [given["output"]]}
     experiment.sweep(**given | fewer)
     assert len(results.read_records(tmp_path / "fewer.jsonl")) == 4
+    in_parts = given | {"output": str(tmp_path / "parts.jsonl"), "num_shards": 2}
+    for number, kept in enumerate((4, 2)):  # four groups: the target, the draft, its α's, the target cooler
+        path = experiment.sweep(**in_parts, shard_id=number, reuse=[given["output"]])
+        assert path == tmp_path / f"parts.shard-{number}-of-2.jsonl" and len(results.read_records(path)) == kept
+    merged = experiment.sweep(**in_parts | {"num_shards": 1})
+    assert {record["key"] for record in results.read_records(merged)} == set(count)
+    assert experiment.sweep(**in_parts | {"num_shards": 9}, shard_id=8) is None
+    assert "part 8 of 9 has nothing to measure" in capsys.readouterr().out
 
 
 def test_tables_and_axes_that_do_not_exist_are_refused_before_anything_is_measured():
@@ -318,7 +326,8 @@ def test_two_checkpoints_are_loaded_under_their_name(pair, monkeypatch):
     monkeypatch.setattr(sc.Pair, "load", classmethod(lambda cls, *parts, **named: asked.append((parts, named)) or pair))
     source = ModelPair(name="two", target="a", draft="b", vocabulary="c", dtype="bfloat16")
     assert session.Session(source, SMALL).pair.vocabulary is pair.vocabulary
-    assert asked == [(("a", "b", "c"), {"dtype": "bfloat16", "name": "two", "others": {}})]
+    more = {"draft_dtype": None, "mesh": (1, 1), "draft_whole": False}
+    assert asked == [(("a", "b", "c"), {"dtype": "bfloat16", "name": "two", "others": {}} | more)]
 
 
 def test_prompts_are_cut_as_the_task_says(pair, monkeypatch):

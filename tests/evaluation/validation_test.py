@@ -2,11 +2,12 @@
 
 import math
 import warnings
+from dataclasses import replace
 
 import pytest
 
-from speccascade_jax.evaluation.points import Level, Method
-from speccascade_jax.evaluation.validation import warn_of_ranges
+from speccascade_jax.evaluation.points import Evaluation, Level, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.validation import validate, warn_of_ranges
 from speccascade_jax.rules.deferral import RULES
 
 SIZE = 10_000
@@ -70,3 +71,14 @@ def test_what_sweeps_use_is_no_cause_for_a_word():
     assert _said(*rules, *shipped) == []
     usual = [Method(name="chow_log", alpha=alpha) for alpha in RULES["chow_log"].alpha.usual()]
     warn_of_ranges(usual, 320)  # of a small vocabulary: the usual range is another's
+
+
+def test_single_examples_are_not_timed_where_rows_are_spread():
+    timed = Evaluation(task="tiny_translation", latency_examples=3)
+    point = Point(
+        pair=ModelPair(name="p", mesh=(2, 4)), evaluation=timed, method=Method(name="spec_decode"), sampling=Sampling()
+    )
+    with pytest.raises(ValueError, match=r"latency_examples=3 .* mesh=\(2, 4\) .* or time on a mesh of \(1, 4\)"):
+        validate(point)
+    validate(replace(point, pair=ModelPair(name="p", mesh=(1, 8))))
+    validate(replace(point, evaluation=replace(timed, latency_examples=0)))

@@ -41,6 +41,7 @@ FLAGS = {
     "train_policy": "mode",
     "compare_drafters": "gin_file",
     "serve_online": "gin_file",
+    "launch": "dry_run",
 }
 
 
@@ -76,6 +77,7 @@ def test_help_explains_itself_with_an_example(name, said):
 
 def test_every_script_is_among_them():
     names = {path.stem for path in (ROOT / "experiments").glob("*.py")} - {"__init__"}
+    names |= {path.parent.name for path in (ROOT / "experiments").glob("*/__main__.py")}
     assert names == set(FLAGS)
 
 

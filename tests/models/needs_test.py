@@ -106,3 +106,18 @@ def test_the_command_prints_presets_and_refuses_others(capsys):
     assert "no preset and no checkpoint 'gemma2_8b': did you mean gemma2_9b" in capsys.readouterr().err
     assert describe.main(["gemma2_9b", "--block-size", "0"]) == 1
     assert "block-size" in capsys.readouterr().err
+
+
+@pytest.mark.laws
+def test_what_each_device_holds_is_printed_and_what_it_has_no_room_for_refused(capsys):
+    asked = ["gemma2_9b", "--batch", "8", "--length", "1024", "--mesh", "2", "4"]
+    assert describe.main([*asked, "--memory", "16"]) == 0
+    told = capsys.readouterr().out
+    assert "on each of 2 × 4 devices" in told and "4.621" in told  # 9.24 billion parameters of 2 bytes, norms whole
+    assert describe.main([*asked, "--memory", "4"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: gemma2_9b at batch 8 needs ") and "which has 4: spread the model over more" in said
+    assert describe.main(["gemma2_2b", "--mesh", "1", "8"]) == 1
+    assert "num_kv_heads=4 of the model does not divide by the 8 parts of mesh=(1, 8)" in capsys.readouterr().err
+    assert describe.main(["gemma2_9b", "--batch", "3", "--mesh", "2", "1"]) == 1
+    assert "a batch of 3 does not divide by the 2 parts" in capsys.readouterr().err

@@ -25,6 +25,7 @@ from speccascade_jax.evaluation.survey import bounds as bounding
 from speccascade_jax.evaluation.survey import estimates
 from speccascade_jax.evaluation.survey.estimates import Survey
 from speccascade_jax.evaluation.validation import validate
+from speccascade_jax.models.sharding import on_devices
 from speccascade_jax.results import histograms
 from speccascade_jax.rules import deferral
 
@@ -141,7 +142,8 @@ def write(session: Session, point: Point) -> list[Written]:
     out = []
     for rows, counted in session.batches(point.evaluation):
         generation = session.prepare(point, rows)(point.seed)
-        prompt = jax.device_put(jax.tree.map(lambda x, rows=rows: x[rows], session.prompts))
+        prompt = jax.tree.map(lambda x, rows=rows: x[rows], session.prompts)
+        prompt = on_devices(prompt, session.pair.mesh)
         failed = failures(generation.failed_at, model_names(point.method.recipe.draft_alone))
         if failed:
             print(f"{len(failed)} outputs are left out: {failed[0]} of the batch")

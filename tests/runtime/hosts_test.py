@@ -1,0 +1,53 @@
+"""One process is alone and asks nobody; several are tried in `tests/experiments/hosts_test.py`."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from speccascade_jax.runtime import hosts, lost_hosts
+
+
+def test_a_process_that_is_told_nothing_is_alone(monkeypatch):
+    for name in ("TPU_WORKER_HOSTNAMES", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    hosts.begin()
+    assert hosts.first() and not hosts.many()
+    assert hosts.agreed({"keys": [1]}) == {"keys": [1]}
+    hosts.abandon(SystemExit("error"))
+    hosts.end()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            ("a:1", 2, None),
+            "--process_index is missing: give --coordinator_address, --process_count and --process_index, or",
+        ),
+        ((None, 2, 0), "--coordinator_address is missing"),
+        (("a", 2, 1), "coordinator_address='a': give host:port of the first process"),
+        (("a:1", 2, 2), "process_index=2 of process_count=2: give one of 0 to 1"),
+    ],
+)
+def test_half_a_word_about_others_is_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        hosts.begin(*given)
+
+
+@pytest.mark.parametrize(("word", "ends"), [(b".", []), (b"", [lost_hosts.STATUS])])
+def test_a_connection_that_ends_without_a_word_is_a_process_that_is_gone(word, ends, monkeypatch, capsys):
+    ended = []
+    monkeypatch.setattr(lost_hosts.os, "_exit", ended.append)
+    one, other = socket.socketpair()
+    listening = threading.Thread(target=lost_hosts._listen, args=(1, 4, one))
+    listening.start()
+    other.sendall(word)
+    other.close()
+    listening.join(10)
+    assert ended == ends
+    assert capsys.readouterr().err.startswith(
+        "error: process 1 of 4 is gone; on all hosts give the same" if ends else ""
+    )

@@ -1,0 +1,210 @@
+"""Programs on eight simulated devices, in a process of its own: JAX settles how many there are when it starts.
+
+`python -m tests.support.on_devices CASE [CASE …]` prints what it found as JSON; `found` runs it.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+COUNT = 8
+ROOT = Path(__file__).parents[2]
+ROWS, READ, WRITTEN, GAMMA, VOCABULARY = 8, 9, 14, 3, 512
+
+
+def found(*cases: str, timeout: float = 300) -> dict[str, Any]:
+    """What the cases give, by name."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={COUNT}"
+    own = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", __name__, *cases]
+    done = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, timeout=timeout, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+if __name__ == "__main__":
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from flax.traverse_util import flatten_dict
+
+    import speccascade_jax as sc
+    from speccascade_jax.core.types import BoundModel, Prompt
+    from speccascade_jax.engine.generate import compiled_for
+    from speccascade_jax.methods import table
+    from speccascade_jax.methods.settings import Settings
+    from speccascade_jax.models import sharding
+    from speccascade_jax.models.decoder import DecoderLM, tiny
+    from speccascade_jax.models.layers import fuse
+    from speccascade_jax.models.t5 import T5, T5Config
+    from speccascade_jax.pairs.pair import Pair
+    from speccascade_jax.runtime import compilation_cache
+    from speccascade_jax.runtime import mesh as meshes
+    from tests.support import tiny_pair
+
+    def models(kind: str, entries: int = VOCABULARY) -> dict[str, Any]:
+        """A target, a draft and one between, of sizes that eight (T5) or four parts divide."""
+        if kind == "t5":
+            # three rows of the embedding are padding
+            sizes = {"target": (64, 8, 8, 128, 2, 3), "middle": (32, 8, 4, 64, 1, 2), "draft": (16, 8, 4, 32, 1, 1)}
+            return {name: T5(T5Config(entries - 3, entries, *size)) for name, size in sizes.items()}
+        config = tiny("gemma2_2b", vocab_size=entries - 3, window=6)  # windows are rings here
+        config = replace(config, num_embeddings=entries, num_heads=8, num_kv_heads=4)
+        depths = {"target": 3, "middle": 2, "draft": 1}
+        return {name: DecoderLM(replace(config, num_layers=depth)) for name, depth in depths.items()}
+
+    def initial(model: Any, seed: int) -> Any:
+        one = jnp.ones((1, 2), jnp.int32)
+        inputs = (one, one) if model.is_encoder_decoder else (one,)
+        return jax.jit(model.module.init)(jax.random.key(seed), *inputs)["params"]
+
+    def prompts(kind: str) -> Prompt:
+        draws = np.random.default_rng(0)
+        read = draws.integers(2, VOCABULARY - 3, (ROWS, READ)).astype(np.int32)
+        if kind == "t5":
+            return Prompt(np.zeros((ROWS, 1), np.int32), np.ones(ROWS, np.int32), read)
+        return Prompt(read, draws.integers(2, READ + 1, ROWS).astype(np.int32))
+
+    def pair(kind: str, mesh: Any, fused: bool = True, whole: tuple[str, ...] = ()) -> Pair:
+        bound = {}
+        for seed, (name, model) in enumerate(models(kind).items()):
+            params = initial(model, seed)
+            if mesh is None:
+                bound[name] = BoundModel(fuse(params), model)
+            elif name in whole:
+                bound[name] = BoundModel(jax.tree.map(lambda x: sharding.whole(np.asarray(x), mesh), params), model)
+            else:
+                laid = fuse(params, mesh.shape["model"]) if fused else params
+                bound[name] = BoundModel(sharding.place(laid, mesh), replace(model, mesh=mesh))
+        return Pair(bound["target"], bound["draft"], others={"middle": bound["middle"]})
+
+    STACK = (sc.Level(model="middle", budget=4, block_size=2, drafters=("draft",)),)
+    WAYS: dict[str, Settings] = {
+        "greedy": Settings(rule="token_v3", alpha=0.3, block_size=GAMMA),
+        "sampled": Settings(block_size=GAMMA, temperature=1.0, top_p=0.9),
+        "stack": Settings(drafters=STACK),
+        "sampled stack": Settings(drafters=STACK, temperature=0.8),
+        "chosen": Settings(drafters=("draft", "middle", "autoregressive"), choose="random", block_size=GAMMA),
+    }
+
+    def generation(kind: str, way: str, mesh: Any, **more: Any) -> Any:
+        settings, models = WAYS[way], pair(kind, mesh, **more)
+        recipe = table.get(settings.method if way != "greedy" else "token_v3")
+        settings = replace(settings, method=recipe.name, rule=None) if way == "greedy" else settings
+        settings = recipe.resolved(settings)
+        built = recipe.build(models, settings, (1,))
+        given = sharding.by_rows(
+            (prompts(kind), recipe.controls(settings, ROWS), np.arange(ROWS, dtype=np.int32)), mesh
+        )
+        return built.program.generate(
+            built.params, given[0], 0, controls=given[1], example_ids=given[2], max_new_tokens=WRITTEN
+        )
+
+    def same(kind: str, way: str, shape: tuple[int, int], **more: Any) -> dict[str, Any]:
+        one, spread = generation(kind, way, None), generation(kind, way, meshes.make(shape), **more)
+        alike = jax.tree.map(
+            lambda a, b: bool((np.asarray(a) == np.asarray(b)).all()),
+            (one.stats, one.inner),
+            (spread.stats, spread.inner),
+        )
+        rows = (np.asarray(one.tokens) == np.asarray(spread.tokens)).all(1)
+        lengths = np.asarray(one.lengths)
+        return {"rows": int(rows.sum()), "counters": all(jax.tree.leaves(alike)), "longest": int(lengths.max())}
+
+    def collectives(kind: str, shape: tuple[int, int], entries: int, *, merged: bool = False) -> dict[str, Any]:
+        """The collectives of the compiled program, from shapes alone: of each kind the shapes of its results."""
+        mesh = meshes.make(shape)
+        assert mesh is not None
+        bound = {}
+        for name, model in models(kind, entries).items():
+            params = jax.eval_shape(lambda model=model: initial(model, 0))
+            laid = jax.tree_util.tree_map_with_path(lambda path, leaf: abstract(path, leaf, mesh), params)
+            # merged: weights on the mesh, and XLA left to find out how caches lie whose rows and heads are one axis
+            bound[name] = BoundModel(laid, model if merged else replace(model, mesh=mesh))
+        made = Pair(bound["target"], bound["draft"])
+        recipe = table.get("token_v3")
+        settings = recipe.resolved(Settings(method="token_v3", alpha=0.3, block_size=GAMMA, top_p=0.9, top_k=40))
+        engine, params = recipe.engine(made, settings, (1,))
+        rows = jax.NamedSharding(mesh, sharding.ROWS)
+        controls = recipe.controls(replace(settings, temperature=1.0), ROWS)
+        given = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(np.shape(x), np.asarray(x).dtype, sharding=rows), (prompts(kind), controls)
+        )
+        text = compiled_for(engine, params, *given, max_new_tokens=WRITTEN).as_text()
+        target = models(kind, entries)["target"].config
+        heads = getattr(target, "num_kv_heads", target.num_heads)
+        own = ROWS // shape[0]  # the rows of a device
+        told: dict[str, list[int]] = {}
+        for line in text.splitlines():
+            hit = re.search(r"= \(?\w+\[([\d,]*)\]\S* (all-gather|collective-permute|all-to-all)(?:-start)?\(", line)
+            if hit:
+                told.setdefault(hit[2], []).append(int(np.prod([int(n) for n in hit[1].split(",") if n] or [1])))
+        return {
+            "largest": {name: max(sizes) for name, sizes in told.items()},
+            "counts": {name: len(sizes) for name, sizes in told.items()},
+            "cache": own * heads * target.head_dim * WRITTEN,  # whole, of the shortest one there is
+            "block_sums": own * (GAMMA + 1) * entries // 256,  # what sampling and ties exchange (core/sampling.py)
+        }
+
+    def abstract(path: Any, leaf: Any, mesh: Any) -> Any:
+        spec = sharding.spec_of("/".join(str(key.key) for key in path))
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=jax.NamedSharding(mesh, spec))
+
+    def rows() -> str:
+        try:
+            sharding.by_rows(np.zeros(7), meshes.make((2, 4)))
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def loaded() -> dict[str, Any]:
+        """A pair read from disk into its parts: what each device holds, what the pair is, what it writes."""
+        with tempfile.TemporaryDirectory() as folder:
+            tiny_pair.write(Path(folder))
+            one, spread, narrow = (sc.load_pair(folder, mesh=shape) for shape in (None, (4, 2), (1, 2)))
+        leaves = flatten_dict(spread.target.params, sep="/")
+        share = {path: leaf.size // leaf.addressable_shards[0].data.size for path, leaf in leaves.items()}
+        given: dict[str, Any] = {"rule": "token_v3", "alpha": 0.3, "block_size": GAMMA, "temperature": 0.0}
+        texts = ["Hello.", "a b", "c", "The cat."]
+        tokens = [sc.decode(pair, texts, max_new_tokens=WRITTEN, **given).tokens for pair in (one, spread)]
+        streams = [sc.stream(pair, texts[0], max_new_tokens=WRITTEN, **given) for pair in (one, narrow)]
+        streamed = [[token.id for token in stream] for stream in streams]
+        return {
+            "fingerprint": one.fingerprint == spread.fingerprint,
+            "split": all(parts == (1 if path.endswith("scale") else 2) for path, parts in share.items()),
+            "tokens": bool(np.array_equal(*tokens)),
+            "stream": streamed[0] == streamed[1] and len(streamed[0]) > 1,
+        }
+
+    CASES = {
+        "rows": rows,
+        "loaded": loaded,
+        "t5 1x8": lambda: same("t5", "greedy", (1, 8)),
+        "t5 2x4": lambda: same("t5", "greedy", (2, 4)),
+        "t5 2x4 unfused": lambda: same("t5", "greedy", (2, 4), fused=False),
+        "t5 2x4 sampled": lambda: same("t5", "sampled", (2, 4)),
+        "t5 2x4 whole draft": lambda: same("t5", "greedy", (2, 4), whole=("draft", "middle")),
+        "decoder 2x4": lambda: same("decoder", "greedy", (2, 4)),
+        "decoder 2x4 sampled": lambda: same("decoder", "sampled", (2, 4)),
+        "stack 2x4": lambda: same("t5", "stack", (2, 4)),
+        "stack 2x4 sampled": lambda: same("t5", "sampled stack", (2, 4)),
+        "selection 8x1": lambda: same("t5", "chosen", (8, 1)),
+        **{
+            f"gathers {kind} {a}x{b} {entries}": lambda kind=kind, a=a, b=b, entries=entries: collectives(
+                kind, (a, b), entries
+            )
+            for kind in ("t5", "decoder")
+            for a, b in ((1, 8), (2, 4))
+            for entries in (32_768, 262_144)
+        },
+        "gathers merged": lambda: collectives("t5", (2, 4), 32_768, merged=True),
+    }
+
+    compilation_cache.switch_on()
+    print(json.dumps({name: CASES[name]() for name in sys.argv[1:]}))
