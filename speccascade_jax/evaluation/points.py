@@ -270,6 +270,7 @@ class Point:
         out |= {"task": get_task(self.evaluation.task).name, **_fields(self.method)}
         del out["name"]
         out["others"] = [f"{name}={path}" for name, path in self.pair.others.items()]
+        out["mesh"] = list(self.pair.mesh)
         out["drafters"] = [str(each) for each in self.method.drafters]
         out |= {"method": self.method.name, "curve": self.method.curve(), "family": self.method.family()}
         if selects(self.method.settings()):

@@ -136,7 +136,7 @@ if __name__ == "__main__":
         given = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(np.shape(x), np.asarray(x).dtype, sharding=rows), (prompts(kind), controls)
         )
-        text = compiled_for(engine, params, *given, max_new_tokens=WRITTEN).as_text()
+        text = compiled_for(engine, params, *given, max_new_tokens=3 * WRITTEN).as_text()
         target = models(kind, entries)["target"].config
         heads = getattr(target, "num_kv_heads", target.num_heads)
         own = ROWS // shape[0]  # the rows of a device
@@ -148,7 +148,7 @@ if __name__ == "__main__":
         return {
             "largest": {name: max(sizes) for name, sizes in told.items()},
             "counts": {name: len(sizes) for name, sizes in told.items()},
-            "cache": own * heads * target.head_dim * WRITTEN,  # whole, of the shortest one there is
+            "cache": own * heads * target.head_dim * 2 * WRITTEN,  # whole, of the shortest one there is
             "block_sums": own * (GAMMA + 1) * entries // 256,  # what sampling and ties exchange (core/sampling.py)
         }
 
