@@ -34,7 +34,7 @@ from speccascade_jax.models import along, fingerprints
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import make_prompt
 from speccascade_jax.rules.verification import TokenWise
-from speccascade_jax.runtime.mesh import DATA
+from speccascade_jax.runtime.mesh import fewest_rows
 from speccascade_jax.stopping.lengths import Costs
 from speccascade_jax.stopping.policies import AcceptanceHead, Oracle
 
@@ -46,7 +46,7 @@ def digest(pair: Pair, recipe: Recipe, built: Built, controls: Callable[[], Cont
     """32 hex digits of what a method's outputs hang on beside its settings, the models and the loop.
 
     Args:
-        built: of the recipe; controls: of `rows_of` the pair rows, for a program that is lowered as a whole.
+        built: of the recipe; controls: of the fewest rows that the pair's mesh takes (`runtime.mesh.fewest_rows`).
     """
     row = {each.name: getattr(recipe, each.name) for each in fields(recipe) if each.name not in _TOLD}
     told = {name: value for name, value in row.items() if isinstance(value, str | bool | int | float)}
@@ -66,13 +66,8 @@ def _program(pair: Pair, built: Built, controls: Callable[[], Controls]) -> Iter
     else:
         known = False
     if not known:
-        prompt = make_prompt(pair, [[0]] * rows_of(pair))
+        prompt = make_prompt(pair, [[0]] * fewest_rows(pair.mesh))
         yield lowered(_run(built), params, prompt, controls())
-
-
-def rows_of(pair: Pair) -> int:
-    """The fewest rows that a pair's programs take: one, or one for each part that a mesh spreads rows over."""
-    return 1 if pair.mesh is None else int(pair.mesh.shape[DATA])
 
 
 def _run(built: Built) -> Callable[..., Any]:

@@ -32,7 +32,7 @@ from speccascade_jax.models.sharding import everywhere, on_devices
 from speccascade_jax.pairs.pair import Pair, load_pair
 from speccascade_jax.pairs.prompts import make_prompt, stop_ids, text_ids
 from speccascade_jax.results.store import FORMAT
-from speccascade_jax.runtime.mesh import DATA
+from speccascade_jax.runtime.mesh import fewest_rows
 
 
 class Session:
@@ -131,7 +131,7 @@ class Session:
         """The digest of a method's rule, stop policy and drafter (`code_digests`), taken once for all its numbers."""
         kind = replace(method, alpha=None, stop_threshold=None)
         if kind not in self._code:
-            controls = partial(method.recipe.controls, method.settings(), code_digests.rows_of(self.pair))
+            controls = partial(method.recipe.controls, method.settings(), fewest_rows(self.pair.mesh))
             self._code[kind] = code_digests.digest(self.pair, method.recipe, self.built(method), controls)
         return self._code[kind]
 
@@ -180,7 +180,7 @@ class Session:
 
     def in_batches(self, rows: np.ndarray, batch: int) -> list[tuple[np.ndarray, int]]:
         """As `in_batches`, of a size that the pair's mesh divides."""
-        return in_batches(rows, batch, 1 if self.pair.mesh is None else self.pair.mesh.shape[DATA])
+        return in_batches(rows, batch, fewest_rows(self.pair.mesh))
 
 
 class Prepared(NamedTuple):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from speccascade_jax.core.protocols import LanguageModel
 from speccascade_jax.core.types import Array, BoundModel, Cache, LMOutput, Params, Prompt
-from speccascade_jax.runtime.mesh import DATA
+from speccascade_jax.runtime.mesh import fewest_rows
 
 
 def catch_up(
@@ -82,8 +82,7 @@ def states(model: Any, params: Params, prompt: Prompt, tokens: Array) -> Array:
 
 def features(bound: BoundModel) -> int | None:
     """The width of a model's hidden states; `None` where it gives none. Compiles nothing."""
-    mesh = getattr(bound.model, "mesh", None)
-    rows = 1 if mesh is None else mesh.shape[DATA]
+    rows = fewest_rows(getattr(bound.model, "mesh", None))
     one: Any = jax.ShapeDtypeStruct((rows, 1), jnp.int32)
     length: Any = jax.ShapeDtypeStruct((rows,), jnp.int32)
     prompt = Prompt(one, length, one if getattr(bound.model, "is_encoder_decoder", False) else None)

@@ -4,6 +4,7 @@ Local layers of a model with a window keep `window + rollback + 1` slots in a ri
 """
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar
 
 import flax.linen as nn
@@ -185,14 +186,10 @@ class DecoderLM(CachedModel[DecoderCache]):
 
 def _placed(states: Array, slots: int, consumed: Array, axis: int) -> Array:
     """The keys or values of a prompt, position by position along `axis`, as a cache of `slots` slots."""
-
-    def own(states: Array, consumed: Array) -> Array:
-        return _placed_here(states, slots, consumed, axis)
-
-    return local(own, (HEADS, ROWS), HEADS)(states, consumed)
+    return local(partial(_placed_here, slots=slots, axis=axis), (HEADS, ROWS), HEADS)(states, consumed)
 
 
-def _placed_here(states: Array, slots: int, consumed: Array, axis: int) -> Array:
+def _placed_here(states: Array, consumed: Array, slots: int, axis: int) -> Array:
     width = states.shape[axis]
     if width <= slots:
         return jnp.pad(states, [(0, slots - width) if a == axis else (0, 0) for a in range(states.ndim)])

@@ -92,7 +92,7 @@ def _own_devices() -> list[int] | None:
 
 
 def many() -> bool:
-    """Whether there are several processes; asks for no device."""
+    """Whether there are several processes; a process that joined no others is not asked for its devices."""
     return jax.distributed.is_initialized() and jax.process_count() > 1
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -33,7 +32,12 @@ def checked(shape: Sequence[int]) -> tuple[int, int]:
     return data, model
 
 
-def make(shape: Sequence[int], devices: Sequence[Any] | None = None) -> Mesh | None:
+def fewest_rows(mesh: Mesh | None) -> int:
+    """What batches are multiples of: over how many devices rows are spread."""
+    return 1 if mesh is None else int(mesh.shape[DATA])
+
+
+def make(shape: Sequence[int]) -> Mesh | None:
     """A mesh of `shape` (data, model), over the first so many devices of all processes; `None` for a single one.
 
     Neighbours along `model` are neighbours in `jax.devices()`: what talks most lies closest.
@@ -42,7 +46,7 @@ def make(shape: Sequence[int], devices: Sequence[Any] | None = None) -> Mesh | N
         ValueError: not two numbers from 1 up, or more than there are devices.
     """
     sizes = checked(shape)
-    found = list(jax.devices() if devices is None else devices)
+    found = jax.devices()
     count = math.prod(sizes)
     if count > len(found):
         raise ValueError(

@@ -271,14 +271,12 @@ def test_a_sweep_stopped_half_way_goes_on_and_repeats_nothing(pair, tmp_path, mo
     assert panel.target and panel.draft and [spot.alpha for spot in panel.curves["opt"]] == [0.0, 0.4, 0.8]
     monkeypatch.setattr(experiment, "evaluate", lambda *_: pytest.fail("measured again"))
     fewer = {"alphas": {"opt": [0.4]}, "output": str(tmp_path / "fewer.jsonl"), "reuse": [given["output"]]}
-    experiment.sweep(**given | fewer)
-    assert len(results.read_records(tmp_path / "fewer.jsonl")) == 4
+    assert len(results.read_records(experiment.sweep(**given | fewer))) == 4
     in_parts = given | {"output": str(tmp_path / "parts.jsonl"), "num_shards": 2}
-    for number, kept in enumerate((4, 2)):  # four groups: the target, the draft, its α's, the target cooler
-        path = experiment.sweep(**in_parts, shard_id=number, reuse=[given["output"]])
-        assert path == tmp_path / f"parts.shard-{number}-of-2.jsonl" and len(results.read_records(path)) == kept
-    merged = experiment.sweep(**in_parts | {"num_shards": 1})
-    assert {record["key"] for record in results.read_records(merged)} == set(count)
+    for number, kept in enumerate((4, 2)):  # of four groups: the target, the draft, its α's, the target cooler
+        part = results.read_records(experiment.sweep(**in_parts, shard_id=number, reuse=[given["output"]]))
+        assert (tmp_path / f"parts.shard-{number}-of-2.jsonl").exists() and len(part) == kept
+    assert {r["key"] for r in results.read_records(experiment.sweep(**in_parts | {"num_shards": 1}))} == set(count)
     assert experiment.sweep(**in_parts | {"num_shards": 9}, shard_id=8) is None
     assert "part 8 of 9 has nothing to measure" in capsys.readouterr().out
 
