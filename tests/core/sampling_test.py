@@ -173,6 +173,16 @@ def test_keep_largest_counts(values, k):
     np.testing.assert_array_equal(mask, expected)
 
 
+@pytest.mark.parametrize("size", [128, 129, 300, 8192, 8200])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_ties_go_to_the_lowest_indices_across_blocks(size, share):
+    """Counted in blocks of 64 and 256 entries where the vocabulary is larger than one; the last may be short."""
+    k, tied = int(share * size), np.arange(size) % 3 > 0
+    mask = np.asarray(keep_largest(jnp.where(tied, 0.5, 0.25), jnp.ones(size), jnp.full((1,), k, jnp.float32)))
+    first = np.concatenate([np.flatnonzero(tied), np.flatnonzero(~tied)])[:k]
+    assert np.flatnonzero(mask).tolist() == sorted(first.tolist())
+
+
 @settings(max_examples=60, deadline=None)
 @given(eighths=hnp.arrays(np.int32, 7, elements=st.integers(0, 8)), need=st.integers(1, 40))
 def test_keep_largest_reaches_the_mass_with_the_fewest(eighths, need):
