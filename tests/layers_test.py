@@ -24,7 +24,7 @@ ROWS = (
     ("training",),
     ("hierarchy", "selection"),
 )
-LATE = {"llvmlite", "matplotlib", "orbax", "rouge_score", "scipy", "seqio", "tensorflow", "tensorflow_datasets"}
+LATE = {"llvmlite", "matplotlib", "orbax", "ray", "rouge_score", "scipy", "seqio", "tensorflow", "tensorflow_datasets"}
 LATE |= {"tokenizers"}
 """What may be imported inside a function: slow to load, or an extra. So may our own modules that do so at their top."""
 LATE_ROOMS = ("results/figures", "runtime/products", "data/tasks/seqio_registry")

@@ -14,6 +14,7 @@ from speccascade_jax.evaluation import following
 from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.measuring import evaluate
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.pool import Pool
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.survey import surveying
 from speccascade_jax.evaluation.validation import validate
@@ -81,6 +82,9 @@ def sweep(
     output: str = "results/sweep.jsonl",
     shard_id: int = 0,
     num_shards: int = 1,
+    workers: int = 0,
+    worker_device: str | None = None,
+    ray_address: str | None = None,
     dry_run: bool = False,
 ) -> Path | None:
     """Measure rules × α × γ × temperature × top-p × seeds; a sweep that was killed goes on where it stopped.
@@ -109,6 +113,8 @@ def sweep(
         shard_id, num_shards: measure one part of so many, into a store of its own (`shards.path_of`): for processes
             on several machines or devices, which need not know of each other. Tables and plots of `output` read all
             of them, and so does this sweep without shards.
+        workers, worker_device, ray_address: where above 0, so many processes measure the points, each on a device of
+            its own, and this one writes (`pool.Pool`, whose `count`, `device` and `address` they are).
         dry_run: only list the points.
 
     Returns:
@@ -118,6 +124,10 @@ def sweep(
         ValueError: as `enumerate_points`, before anything is loaded; as `Heads.check`, before anything is measured.
     """
     typed.check(sweep, locals())
+    workers = whole("workers", workers, 0)
+    for name, value in (("worker_device", worker_device), ("ray_address", ray_address)):
+        if value and not workers:
+            raise ValueError(f"{name}={value!r} is for workers: give workers too")
     needed = {"temperatures": temperatures, "top_ps": top_ps, "draft_temperatures": draft_temperatures}
     for name, values in needed.items():
         several(name, values, 1)
@@ -133,8 +143,10 @@ def sweep(
     given |= {"block_sizes": block_sizes, "bonus": bonus, "cooler": cooler}
     groups = enumerate_points(alphas=alphas, **given)
     shard = shards.checked(shard_id, num_shards)
-    if plan and hosts.many():
-        raise ValueError(f"plan={plan} is for one process: leave it out")
+    if plan and (hosts.many() or workers):
+        raise ValueError(f"plan={plan} is for one process, without workers: leave it out")
+    if workers and hosts.many():
+        raise ValueError(f"workers={workers} are asked by one process: leave them out, or run one")
     if plan:
         planned = _planned(list(itertools.chain(*groups)), methods, dict(alphas or {}), plan)
         groups = enumerate_points(alphas=planned, **given)
@@ -149,9 +161,14 @@ def sweep(
     elsewhere = [*([output] if num_shards > 1 else shards.parts_of(output)), *reuse]
     with following.opened(path) as store:
         check_format(store.records, path)
-        session = open_session(points)
-        store.take_over(map(session.key, points), elsewhere)
-        measure(shards.share(groups, *shard), store, session)
+        if workers:
+            measure_in(
+                Pool(points, workers, ray_address, worker_device), shards.share(groups, *shard), store, elsewhere
+            )
+        else:
+            session = open_session(points)
+            store.take_over(map(session.key, points), elsewhere)
+            measure(shards.share(groups, *shard), store, session)
         if num_shards == 1 and hosts.first():
             present(store, together, share)
         elif hosts.first():
@@ -181,6 +198,18 @@ def measure(
     done = store.done_keys()
     with printing.Progress(len(keys), sum(key in done for key in keys), str(store.path)) as progress:
         fill(store, groups, session.key, partial(way or evaluate, session), progress.advance)
+
+
+def measure_in(pool: Pool, groups: Sequence[Sequence[Point]], store: ResultStore, elsewhere: Sequence[str]) -> None:
+    """As `measure`, by the workers of a pool, which ends with it."""
+    try:
+        keys = pool.keys()
+        store.take_over(keys.values(), elsewhere)
+        done = store.done_keys()
+        with printing.Progress(len(keys), sum(key in done for key in keys.values()), str(store.path)) as progress:
+            pool.fill(store, groups, keys, progress.advance)
+    finally:
+        pool.close()
 
 
 def present(store: ResultStore, together: Sequence[str] = (), share: str = "rejection_rate") -> None:

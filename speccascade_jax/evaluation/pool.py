@@ -1,0 +1,153 @@
+"""A pool of workers that measure a sweep's points, each on a device of its own; one driver owns the store.
+
+The driver loads no weights: it asks a worker for keys. A worker that dies gives back what its group still lacks, and
+one in its place goes on; a driver that dies leaves a store that the same command goes on with. Ray Core is an extra
+(`pip install '.[pool]'`); of it only actors are used.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from speccascade_jax.evaluation.measuring import evaluate
+from speccascade_jax.evaluation.points import Point
+from speccascade_jax.evaluation.session import Session
+from speccascade_jax.results.store import Record, ResultStore
+
+ATTEMPTS = 3
+"""How often a point may take its worker with it before the sweep ends."""
+
+
+class Worker:
+    """What an actor is: a session, opened where its device is."""
+
+    def __init__(self, points: Sequence[Point]):
+        self._session = Session(points[0].pair, points[0].evaluation)
+        self._session.check((point.method, point.sampling) for point in points)
+
+    def keys(self, points: Sequence[Point]) -> list[str]:
+        """The keys that the points' records have when they are measured here."""
+        return [self._session.key(point) for point in points]
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def measure(self, points: Sequence[Point], keys: Sequence[str]) -> Iterator[Record]:
+        """Records, each as soon as it is there.
+
+        Raises:
+            ValueError: the keys are those of another kind of device.
+        """
+        if self.keys(points) != list(keys):
+            raise ValueError(
+                f"the worker on {platform.node()} has another device, processor or package than the first, whose keys "
+                "records get: start Ray on machines of one kind"
+            )
+        yield from evaluate(self._session, points)
+
+
+class Pool:
+    """Workers of one sweep.
+
+    Args:
+        points: all of the sweep's.
+        count: of workers.
+        address: of a Ray cluster; `None`: one is started here, and ends with the sweep.
+        device: of what each worker has one to itself: "GPU", "TPU" (a chip) or any resource that Ray's nodes were
+            started with; `None`: of nothing.
+
+    Raises:
+        ImportError: Ray is not installed.
+        ValueError: the cluster has fewer devices than workers; points are to be timed and workers have no device each.
+    """
+
+    def __init__(self, points: Sequence[Point], count: int, address: str | None = None, device: str | None = None):
+        if count > 1 and device is None and points[0].evaluation.latency_examples:
+            raise ValueError(
+                f"workers={count} that share a machine's cores would time each other: give worker_device, or time "
+                "nothing (Evaluation.latency_examples=0)"
+            )
+        try:
+            import ray
+        except ImportError as error:
+            raise ImportError("a pool of workers needs Ray: pip install '.[pool]'") from error
+        self.ray: Any = ray
+        self.points = list(points)
+        self.ray.init(address=address, log_to_driver=False, include_dashboard=False)
+        found = self.ray.cluster_resources()
+        for each in ("CPU", device) if device else ("CPU",):
+            if (have := int(found.get(each, 0))) < count:
+                self.close()
+                raise ValueError(f"workers={count} want a {each} each, and Ray finds {have}: lower workers")
+        needs = {"num_gpus": 1} if device == "GPU" else {"resources": {device: 1}} if device else {}
+        self._actor = self.ray.remote(num_cpus=1, **needs)(Worker)
+        self.workers = [self._actor.remote(self.points) for _ in range(count)]
+
+    def keys(self) -> dict[Point, str]:
+        """The key of every point's record."""
+        found = self._got(lambda: self.ray.get(self.workers[0].keys.remote(self.points)))
+        return dict(zip(self.points, found, strict=True))
+
+    def fill(
+        self,
+        store: ResultStore,
+        groups: Sequence[Sequence[Point]],
+        keys: dict[Point, str],
+        on_record: Callable[[Record], None] = lambda record: None,
+    ) -> None:
+        """Measure what the store does not hold yet, a group a worker at a time; as `results.store.fill`.
+
+        Raises:
+            RuntimeError: a point ended its worker `ATTEMPTS` times.
+        """
+        waiting, running = list(groups)[::-1], dict[Any, tuple[int, Sequence[Point]]]()
+        idle, deaths = list(range(len(self.workers))), dict[Point, int]()
+        while waiting or running:
+            while waiting and idle:
+                done = store.done_keys() | {keys[point] for _, group in running.values() for point in group}
+                if missing := [point for point in waiting.pop() if keys[point] not in done]:
+                    worker = idle.pop()
+                    asked = self.workers[worker].measure.remote(missing, [keys[point] for point in missing])
+                    running[asked] = worker, missing
+            if not running:
+                return
+            told = self.ray.wait(list(running), num_returns=1)[0][0]
+            try:
+                record = self._got(partial(self._next, told))
+                store.append(record)
+                on_record(record)
+            except StopIteration:
+                idle.append(running.pop(told)[0])
+            except self.ray.exceptions.RayActorError as error:
+                worker, group = running.pop(told)
+                waiting.append(group)
+                self._count_death(deaths, [point for point in group if keys[point] not in store.done_keys()], error)
+                self.workers[worker] = self._actor.remote(self.points)
+                idle.append(worker)
+
+    def _next(self, told: Iterator[Any]) -> Record:
+        return self.ray.get(next(told))
+
+    def _got(self, answer: Callable[[], Any]) -> Any:
+        """A worker's answer; its errors are raised as if they had happened here."""
+        try:
+            return answer()
+        except self.ray.exceptions.RayTaskError as error:
+            raise error.cause from error
+
+    @staticmethod
+    def _count_death(deaths: dict[Point, int], left: Sequence[Point], error: Exception) -> None:
+        """Blame what the worker was at."""
+        for point in left[:1]:
+            deaths[point] = deaths.get(point, 0) + 1
+            if deaths[point] >= ATTEMPTS:
+                last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+                raise RuntimeError(f"{point.label()} ended its worker {ATTEMPTS} times: {last}") from error
+
+    def close(self) -> None:
+        """End the workers."""
+        self.ray.shutdown()

@@ -1,0 +1,238 @@
+"""A pool of two workers: nothing is lost or doubled when one or the driver is killed; records are a sweep's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from speccascade_jax.core.files import plain
+from speccascade_jax.evaluation import experiment, pool
+from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.results.store import ResultStore, read_records
+from speccascade_jax.runtime.paths import repository_root
+from tests.support import tiny_pair
+
+ROOT = repository_root()
+POINTS = 2 + 1 + 3  # the two ends, spec_decode, chow at three α's
+
+
+def given(folder, output):
+    """Of a small sweep."""
+    small = Evaluation(task="tiny_translation", max_new_tokens=6, quality_examples=3, latency_examples=0, resamples=10)
+    return {
+        "pair": ModelPair(name=str(folder)), "evaluation": small, "methods": ["spec_decode", "chow"],
+        "alphas": {"chow": (0.2, 0.5, 0.8)}, "block_sizes": (2,), "output": str(output), "cooler": (),
+    }  # fmt: skip
+
+
+def points(**evaluation):
+    small = Evaluation(task="tiny_translation", **evaluation)
+    return [
+        Point(
+            pair=ModelPair(name="of_nobody"),
+            evaluation=small,
+            method=Method(name="autoregressive"),
+            sampling=Sampling(),
+        )
+    ]
+
+
+class DiedError(Exception):
+    """As Ray says that an actor is gone."""
+
+
+class RaisedError(Exception):
+    """As Ray says that an actor raised."""
+
+    cause = ValueError("of the worker")
+
+
+class Scripted:
+    """In Ray's place: workers that "measure" letters, each by what `script` says of it: a record, or an error."""
+
+    exceptions = SimpleNamespace(RayActorError=DiedError, RayTaskError=RaisedError)
+
+    def __init__(self, script=()):
+        self.script, self.asked, self.started = dict(script), [], 0
+
+    def init(self, **_):
+        pass
+
+    shutdown = init
+
+    def cluster_resources(self):
+        return {"CPU": 2}
+
+    def remote(self, **_):
+        return lambda worker: SimpleNamespace(remote=self.start)
+
+    def start(self, letters):
+        self.started += 1
+        return SimpleNamespace(
+            keys=SimpleNamespace(remote=lambda letters: lambda: [f"key {letter}" for letter in letters]),
+            measure=SimpleNamespace(remote=self.measure),
+        )
+
+    def measure(self, letters, keys):
+        self.asked.append("".join(letters))
+        for letter, key in zip(letters, keys, strict=True):
+            outcomes = self.script.get(letter, [])
+            error = outcomes.pop(0) if outcomes else None
+
+            def answer(key=key, error=error):
+                if error:
+                    raise error
+                return {"key": key}
+
+            yield answer
+            if error:
+                return
+
+    def wait(self, asked, num_returns):
+        return asked[-1:], asked[:-1]  # the one that was asked last comes first
+
+    def get(self, answer):
+        return answer()
+
+
+class Letter(str):
+    evaluation = SimpleNamespace(latency_examples=0)
+
+    def label(self):
+        return f"point {self}"
+
+
+def filled(monkeypatch, tmp_path, script, *groups):
+    """What workers are asked, and a store's keys, of groups of letters."""
+    ray = Scripted(script)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    letters = [[Letter(letter) for letter in group] for group in groups]
+    workers = pool.Pool([letter for group in letters for letter in group], 2)
+    with ResultStore(tmp_path / "store.jsonl") as store:
+        store.append({"key": "key b"})
+        workers.fill(store, letters, workers.keys())
+        return ray, [record["key"][-1] for record in store.records]
+
+
+def test_a_group_is_asked_for_what_is_missing_and_what_a_dead_worker_left_is_asked_of_another(monkeypatch, tmp_path):
+    ray, stored = filled(monkeypatch, tmp_path, {"d": [DiedError()] * 2}, "abc", "b", "cde")
+    assert sorted(stored) == list("abcde") and ray.started == 2 + 2
+    assert sorted(ray.asked) == ["ac", "de", "de", "de"]
+
+
+def test_a_point_that_ends_its_worker_again_and_again_ends_the_sweep(monkeypatch, tmp_path):
+    with pytest.raises(RuntimeError, match="point d ended its worker 3 times: out of memory"):
+        filled(monkeypatch, tmp_path, {"d": [DiedError("a\nout of memory\n")] * 3}, "ab", "cde")
+
+
+def test_what_a_worker_raises_is_raised_here(monkeypatch, tmp_path):
+    with pytest.raises(ValueError, match="of the worker"):
+        filled(monkeypatch, tmp_path, {"d": [RaisedError()]}, "cde")
+
+
+def without_clocks(path):
+    """By key, without what hangs on the clock."""
+    found = {}
+    for record in read_records(path):
+        del record["started"], record["wall_seconds"]
+        assert record["key"] not in found
+        found[record["key"]] = record
+    return found
+
+
+def test_without_ray_the_remedy_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"a pool of workers needs Ray: pip install '\.\[pool\]'"):
+        pool.Pool(points(latency_examples=0), 2)
+
+
+def test_workers_that_would_time_each_other_are_refused():
+    with pytest.raises(
+        ValueError, match=r"workers=2 that share a machine's cores would time each other: give worker_d"
+    ):
+        pool.Pool(points(latency_examples=2), 2)
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"workers": -1}, "workers=-1 is not a whole number >= 0"),
+        ({"worker_device": "TPU"}, "worker_device='TPU' is for workers: give workers too"),
+        ({"workers": 2, "plan": 3}, "plan=3 is for one process, without workers: leave it out"),
+    ],
+)
+def test_what_a_pool_cannot_do_is_refused_before_anything_is_loaded(tmp_path, wrong, message):
+    with pytest.raises(ValueError, match=message):
+        experiment.sweep(**given(tmp_path, tmp_path / "none.jsonl"), **wrong)
+    assert not (tmp_path / "none.jsonl").exists()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A pair, and what one process measures."""
+    pytest.importorskip("ray")
+    folder = tiny_pair.write(tmp_path_factory.mktemp("pair"))
+    experiment.sweep(**given(folder, folder / "alone.jsonl"))
+    return folder, without_clocks(folder / "alone.jsonl")
+
+
+@pytest.mark.parity
+def test_a_killed_worker_s_points_are_measured_by_another(alone, tmp_path, monkeypatch):
+    folder, expected = alone
+    append, killed, fill = ResultStore.append, [], pool.Pool.fill
+    pids = list[int]()
+
+    def told(own, *args):
+        pids.extend(own.ray.get([worker.pid.remote() for worker in own.workers]))
+        fill(own, *args)
+
+    def append_and_kill(store, record):
+        append(store, record)
+        if not killed:  # the other worker is busy, or will be asked next
+            killed.append(pids[0])
+            os.kill(pids[0], signal.SIGKILL)
+
+    monkeypatch.setattr(pool.Pool, "fill", told)
+    monkeypatch.setattr(ResultStore, "append", append_and_kill)
+    experiment.sweep(**given(folder, tmp_path / "pool.jsonl"), workers=2)
+    assert len(set(pids)) == 2 and killed and plain(without_clocks(tmp_path / "pool.jsonl")) == plain(expected)
+
+
+@pytest.mark.parity
+def test_a_killed_driver_goes_on_where_it_stood(alone, tmp_path):
+    folder, expected = alone
+    output = tmp_path / "driver.jsonl"
+    code = (
+        "import sys; from tests.evaluation.pool_test import experiment, given; "
+        "experiment.sweep(**given(sys.argv[1], sys.argv[2]), workers=2)"
+    )
+    driver = subprocess.Popen(
+        [sys.executable, "-c", code, str(folder), str(output)], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline and driver.poll() is None:
+        if output.exists() and output.read_bytes().count(b"\n") >= 1:
+            break
+        time.sleep(0.02)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    begun = output.read_bytes()
+    assert 1 <= begun.count(b"\n") < POINTS
+    experiment.sweep(**given(folder, output), workers=2)
+    assert output.read_bytes().startswith(begun[: begun.rfind(b"\n") + 1])
+    assert plain(without_clocks(output)) == plain(expected)
+    assert len(json.loads(output.read_bytes().splitlines()[0])) > 5
+
+
+@pytest.mark.parity
+def test_more_workers_than_devices_are_refused(alone, tmp_path):
+    folder, _ = alone
+    with pytest.raises(ValueError, match="workers=2 want a TPU each, and Ray finds 0: lower workers"):
+        experiment.sweep(**given(folder, tmp_path / "none.jsonl"), workers=2, worker_device="TPU")
