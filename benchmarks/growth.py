@@ -1,9 +1,10 @@
-"""Section `growth`: how a call grows with cache, batch, vocabulary and block, beside its floor."""
+"""Section `growth`: how a call grows with cache, batch, vocabulary and block, and a token with a stack's depth."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,13 @@ from benchmarks import measure, traffic
 from benchmarks.loops import extend_loop, prefill
 from benchmarks.random_models import held_as, random
 from benchmarks.setting import Bench, Rows
+from speccascade_jax.api import decode
 from speccascade_jax.core.types import BoundModel, Prompt
+from speccascade_jax.engine.generate import Generation
+from speccascade_jax.engine.measures import level_counters
+from speccascade_jax.methods.settings import DRAFT_MODEL, Level
 from speccascade_jax.models.decoder import DecoderConfig
+from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.results.figures.tradeoff import save
 
 SMALL = DecoderConfig(
@@ -31,16 +37,20 @@ TITLES = {
     "batch": "rows of the batch",
     "vocabulary": "entries of the vocabulary",
     "tokens": "tokens of a call (γ + 1)",
+    "models": "models of a stack (1: alone), per token",
 }
+STACKED_TOKENS = 120
+"""That a stack writes."""
 
 
 def run(bench: Bench) -> Rows:
     """One row per axis and value, see `_row`; all values of an axis in the same turns."""
     axes = bench.settings.growth
-    return {"growth": [row for axis in bench.track(list(axes)) for row in _rows(bench, axis, axes[axis])]}
+    ways = {axis: _stacks if axis == "models" else partial(_calls, axis=axis) for axis in axes}
+    return {"growth": [row for axis in bench.track(list(axes)) for row in ways[axis](bench, values=axes[axis])]}
 
 
-def _rows(bench: Bench, axis: str, values: Sequence[int]) -> list[dict[str, Any]]:
+def _calls(bench: Bench, axis: str, values: Sequence[int]) -> list[dict[str, Any]]:
     loops, sizes = {}, {}
     for value in values:
         slots = value if axis in ("positions", "capacity") else SLOTS
@@ -52,14 +62,51 @@ def _rows(bench: Bench, axis: str, values: Sequence[int]) -> list[dict[str, Any]
         loops[str(value)] = measure.long_enough(loop, bench.settings.loop_seconds)
         cache = prefill(model.model, model.params, prompt, slots)
         sizes[value] = traffic.bytes_read(model.model.extend, model.params, cache, jnp.zeros((rows, width), jnp.int32))
+    counts = {value: loops[str(value)].count for value in values}
+    return _beside_memory(bench, axis, loops, sizes, counts)
+
+
+def _stacks(bench: Bench, values: Sequence[int]) -> list[dict[str, Any]]:
+    """Stacks of so many models, all with one set of weights, so that everything is accepted and calls alone count."""
+    model = _model(SMALL.vocab_size)
+    pair = Pair(model, model, None, name="one model")
+    cache = prefill(model.model, model.params, Prompt(jnp.zeros((1, 1), jnp.int32), jnp.ones((1,), jnp.int32)), SLOTS)
+    size = traffic.bytes_read(model.model.extend, model.params, cache, jnp.zeros((1, 1), jnp.int32))
+    loops, sizes, counts = {}, {}, {}
+    for depth in values:
+        call = partial(decode, pair, [[5, 6, 7, 8]], max_new_tokens=STACKED_TOKENS, **_stack(depth))
+        done = call().generation
+        loops[str(depth)], counts[depth] = call, int(done.lengths.sum())
+        sizes[depth] = size * _model_calls(done) / counts[depth]
+    return _beside_memory(bench, "models", loops, sizes, counts)
+
+
+def _stack(depth: int) -> dict[str, Any]:
+    """Settings of `decode`: two tokens are drafted below, and each level hands up one more than the one below it."""
+    if depth == 1:
+        return {"method": "autoregressive"}
+    below: str | Level = DRAFT_MODEL
+    for budget in range(3, depth + 1):
+        below = Level(model=DRAFT_MODEL, budget=budget, drafters=(below,), **({"block_size": 2} if budget == 3 else {}))
+    return {"method": "spec_decode", "drafters": (below,), **({"block_size": 2} if depth == 2 else {})}
+
+
+def _model_calls(done: Generation) -> int:
+    """Of all models: the target's and each level's, and the steps of the model below them."""
+    levels = [done.stats, *level_counters(done.inner)]
+    drafted = int(levels[-1].draft_steps.sum())
+    return sum(int(level.target_calls.sum()) for level in levels) + drafted
+
+
+def _beside_memory(bench: Bench, axis: str, loops: Any, sizes: Any, counts: Any) -> list[dict[str, Any]]:
+    """Rows of what was timed in turns with the memory's bandwidth; sizes: bytes read by one of the `counts`."""
     stream = bench.stream(bench.settings.working_set)
     seconds = measure.interleave({**loops, "memory": stream.loop}, 2 * bench.settings.repeats)
     bandwidth = stream.bandwidth(seconds["memory"])
-    each = {value: seconds[str(value)] / loops[str(value)].count for value in values}
-    return [_row(axis, value, each[value], sizes[value], bandwidth) for value in values]
+    return [_row(axis, value, seconds[str(value)] / counts[value], sizes[value], bandwidth) for value in counts]
 
 
-def _row(axis: str, value: int, each: np.ndarray, size: int, bandwidth: np.ndarray) -> dict[str, Any]:
+def _row(axis: str, value: int, each: np.ndarray, size: float, bandwidth: np.ndarray) -> dict[str, Any]:
     floor = measure.floor_seconds(size, bandwidth)
     return {
         "axis": axis,

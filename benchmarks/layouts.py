@@ -316,7 +316,8 @@ LAYOUTS = {
         ),
         (
             "Else one row, one token, 256 slots half filled, 8,192 entries. Floor: weights and all slots of the cache, "
-            "once, at the bandwidth far beyond the caches in the same turns.",
+            "once, at the bandwidth far beyond the caches in the same turns. Models: of a stack, all with the same "
+            "weights, 2 tokens drafted, each level handing up one more: per token written, all models' reads.",
         ),
     ),
     "hierarchy": Layout(

@@ -53,6 +53,7 @@ GROWTH: Mapping[str, tuple[int, ...]] = {
     "batch": (1, 4, 16, 64),
     "vocabulary": (8_192, 32_768, 131_072, 262_144),
     "tokens": (1, 2, 4, 6, 8, 12, 16),
+    "models": (1, 2, 3, 4, 5),
 }
 # Fuzzy decoding's twenty rules differ in the divergence alone.
 VERIFIED = (*(name for name in RULES if not name.startswith("fuzzy_")), "fuzzy_js", "fuzzy_tv")
@@ -153,7 +154,7 @@ def quick(settings: Settings) -> Settings:
         large_batches=(1,),
         large_blocks=(1,),
         working_set=4_000_000,
-        growth={"capacity": (16, 32)},
+        growth={"capacity": (16, 32), "models": (1, 3)},
         candidates=(4,),
         rules=("spec_decode", "token_v3"),
         acceptance_examples=4,
