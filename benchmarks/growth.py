@@ -11,6 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib import ticker
 
 from benchmarks import measure, traffic
 from benchmarks.loops import extend_loop, prefill
@@ -37,8 +38,10 @@ TITLES = {
     "batch": "rows of the batch",
     "vocabulary": "entries of the vocabulary",
     "tokens": "tokens of a call (γ + 1)",
-    "models": "models of a stack (1: alone), per token",
+    "models": "models of a stack",
 }
+LONGER = 20
+"""Than loops elsewhere: what a loop begins with is a copy of the cache, into pages that are new where it is large."""
 STACKED_TOKENS = 120
 """That a stack writes."""
 
@@ -59,7 +62,7 @@ def _calls(bench: Bench, axis: str, values: Sequence[int]) -> list[dict[str, Any
         model = _model(value if axis == "vocabulary" else SMALL.vocab_size)
         prompt = Prompt(jnp.zeros((rows, 1), jnp.int32), jnp.ones((rows,), jnp.int32))
         loop = extend_loop(model, prompt, width, slots, filled)
-        loops[str(value)] = measure.long_enough(loop, bench.settings.loop_seconds)
+        loops[str(value)] = measure.long_enough(loop, LONGER * bench.settings.loop_seconds)
         cache = prefill(model.model, model.params, prompt, slots)
         sizes[value] = traffic.bytes_read(model.model.extend, model.params, cache, jnp.zeros((rows, width), jnp.int32))
     counts = {value: loops[str(value)].count for value in values}
@@ -85,10 +88,12 @@ def _stack(depth: int) -> dict[str, Any]:
     """Settings of `decode`: two tokens are drafted below, and each level hands up one more than the one below it."""
     if depth == 1:
         return {"method": "autoregressive"}
-    below: str | Level = DRAFT_MODEL
-    for budget in range(3, depth + 1):
-        below = Level(model=DRAFT_MODEL, budget=budget, drafters=(below,), **({"block_size": 2} if budget == 3 else {}))
-    return {"method": "spec_decode", "drafters": (below,), **({"block_size": 2} if depth == 2 else {})}
+    if depth == 2:
+        return {"method": "spec_decode", "block_size": 2}
+    below = Level(model=DRAFT_MODEL, budget=3, block_size=2)
+    for budget in range(4, depth + 1):
+        below = Level(model=DRAFT_MODEL, budget=budget, drafters=(below,))
+    return {"method": "spec_decode", "drafters": (below,)}
 
 
 def _model_calls(done: Generation) -> int:
@@ -125,14 +130,26 @@ def _model(entries: int) -> BoundModel:
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """A panel per axis: measured time, with its lowest and highest, and the floor."""
     axes = list(dict.fromkeys(row["axis"] for row in rows))
-    figure, places = plt.subplots(1, len(axes), figsize=(3.2 * len(axes), 3), layout="constrained", squeeze=False)
-    for place, axis in zip(places[0], axes, strict=True):
-        own = [row for row in rows if row["axis"] == axis]
-        values = [row["value"] for row in own]
-        low, middle, high = ([row["call_ms"][name] for row in own] for name in ("low", "value", "high"))
-        place.fill_between(values, low, high, alpha=0.25)
-        place.plot(values, middle, marker="o", label="measured")
-        place.plot(values, [row["floor_ms"]["value"] for row in own], "k--", label="memory floor")
-        place.set(xscale="log", yscale="log", xlabel=TITLES[axis], ylabel="ms a call")
-    places[0][0].legend()
+    lines = -(-len(axes) // 3)
+    figure, places = plt.subplots(lines, 3, figsize=(9, 2.7 * lines), layout="constrained", squeeze=False)
+    for place in places.flat[len(axes) :]:
+        place.remove()
+    for place, axis in zip(places.flat, axes, strict=False):
+        _panel(place, axis, [row for row in rows if row["axis"] == axis])
+    places[0, 0].legend()
     save(figure, path)
+
+
+def _panel(place: Any, axis: str, rows: Sequence[dict[str, Any]]) -> None:
+    values = [row["value"] for row in rows]
+    low, middle, high = ([row["call_ms"][name] for row in rows] for name in ("low", "value", "high"))
+    place.fill_between(values, low, high, alpha=0.25)
+    place.plot(values, middle, marker="o", label="measured")
+    place.plot(values, [row["floor_ms"]["value"] for row in rows], "k--", label="memory floor")
+    unit = "token" if axis == "models" else "call"
+    place.set(xscale="log", yscale="log", xlabel=TITLES[axis], ylabel=f"ms a {unit}")
+    place.set_xticks(values, [f"{value}" if value < 8192 else f"{value // 1024}k" for value in values])
+    place.set_xticks([], minor=True)
+    place.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    place.yaxis.set_major_formatter("{x:g}")
+    place.yaxis.set_minor_formatter("")
