@@ -82,10 +82,10 @@ class Encoder(nn.Module):
         self.drop = dropout(c)
 
     def __call__(self, x: Array, padding_bias: Array, deterministic: bool) -> Array:
-        bias = self.relpos_bias(_distances(x.shape[1]))[None] + padding_bias
+        biases = self.relpos_bias(_distances(x.shape[1]))[None], padding_bias  # their sum would be there for every row
         x = self.drop(x, deterministic=deterministic)
         for layer in self.layers:
-            x = layer(x, bias, deterministic)
+            x = layer(x, biases, deterministic)
         return self.drop(self.encoder_norm(x), deterministic=deterministic)
 
 

@@ -6,8 +6,10 @@ Sources: T5 (Raffel et al., 2020), T5 1.1's gated feed-forward (Shazeer, 2020). 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeAlias
 
 import flax.linen as nn
 import jax
@@ -20,6 +22,11 @@ from speccascade_jax.models.layers import KeysValues, RMSNorm, Slots
 from speccascade_jax.models.products import Dense
 from speccascade_jax.models.sharding import COLUMNS, HEADS, P, local, shards
 from speccascade_jax.runtime.mesh import AXES
+
+CHUNK = 256
+"""Tokens of a prompt that attend at once."""
+Biases: TypeAlias = tuple[Array, ...]
+"""What is added to logits, each `[B or 1, H or 1, T or 1, S]`."""
 
 _kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 _bias_init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
@@ -119,6 +126,11 @@ def dropout(config: T5Config) -> nn.Dropout:
     return nn.Dropout(config.dropout_rate, broadcast_dims=(-2,))
 
 
+def _spread(bias: Array) -> P:
+    """Which axes of a bias lie along a mesh's."""
+    return P(*(name if size > 1 else None for name, size in zip(AXES, bias.shape, strict=False)))
+
+
 class Attention(nn.Module):
     """Multi-head attention with 2-D kernels; queries are not scaled (the initial kernel is).
 
@@ -164,18 +176,39 @@ class Attention(nn.Module):
         query, key, value = local(self._split_each, (COLUMNS,), (HEADS,) * 3)(self.qkv(x))
         return query, (key.transpose(0, 2, 1), value)
 
-    def __call__(self, queries: Array, keys_values: KeysValues, bias: Array, deterministic: bool) -> Array:
-        """Attention of `queries` over `S` slots, `[B, T, E]`; `bias` `[B or 1, H or 1, T or 1, S]` masks too."""
-        rows, heads = (name if size > 1 else None for name, size in zip(AXES, bias.shape, strict=False))
+    def __call__(self, queries: Array, keys_values: KeysValues, biases: Biases, deterministic: bool) -> Array:
+        """Attention of `queries` over `S` slots, `[B, T, E]`; `biases` mask too."""
+        long = deterministic and queries.shape[1] > CHUNK and biases[0].shape[2] > 1
+        attend: Callable[..., Array] = self._attend_in_chunks if long else self._attend
+        specs = (HEADS, HEADS, HEADS, *map(_spread, biases))
+        mixed = local(partial(attend, deterministic=deterministic), specs, COLUMNS)(queries, *keys_values, *biases)
+        return self.out(mixed)
 
-        attend = partial(self._attend, deterministic=deterministic)
-        return self.out(local(attend, (HEADS, HEADS, HEADS, P(rows, heads)), COLUMNS)(queries, *keys_values, bias))
+    def _attend_in_chunks(
+        self, queries: Array, keys: Array, values: Array, bias: Array, *biases: Array, deterministic: bool
+    ) -> Array:
+        """`_attend`, a chunk of the tokens after the other: `T · S` logits are never there at once.
 
-    def _attend(self, queries: Array, keys: Array, values: Array, bias: Array, deterministic: bool) -> Array:
+        The first bias is by token.
+        """
+        new, chunks = queries.shape[1], -(-queries.shape[1] // CHUNK)
+        rest = chunks * CHUNK - new
+        queries = jnp.pad(queries, [(0, 0), (0, rest), (0, 0)])
+        bias = jnp.pad(bias, [(0, 0), (0, 0), (0, rest), (0, 0)])
+
+        def one(chunk: Array) -> Array:
+            part = jax.lax.dynamic_slice_in_dim(queries, chunk * CHUNK, CHUNK, axis=1)
+            own = jax.lax.dynamic_slice_in_dim(bias, chunk * CHUNK, CHUNK, axis=2)
+            return self._attend(part, keys, values, own, *biases, deterministic=deterministic)
+
+        mixed = jnp.moveaxis(jax.lax.map(one, jnp.arange(chunks)), 0, 1)  # [B, chunks, CHUNK, H K]
+        return mixed.reshape(mixed.shape[0], -1, mixed.shape[-1])[:, :new]
+
+    def _attend(self, queries: Array, keys: Array, values: Array, *biases: Array, deterministic: bool) -> Array:
         """What each token mixes from the values, `[B, T, H * K]`."""
         heads = self.config.num_heads // shards()
         logits = jnp.einsum("ntk,nks->nts", queries, keys).astype(jnp.float32)
-        logits = logits.reshape(-1, heads, *logits.shape[1:]) + bias
+        logits = sum(biases, logits.reshape(-1, heads, *logits.shape[1:]))
         weights = jax.nn.softmax(logits, axis=-1).astype(values.dtype)
         weights = self.drop(weights, deterministic=deterministic)
         mixed = jnp.einsum("nts,nsk->ntk", weights.reshape(-1, *weights.shape[2:]), values)
@@ -227,9 +260,9 @@ class EncoderLayer(nn.Module):
         self.mlp = FeedForward(self.config)
         self.drop = dropout(self.config)
 
-    def __call__(self, x: Array, bias: Array, deterministic: bool) -> Array:
+    def __call__(self, x: Array, biases: Biases, deterministic: bool) -> Array:
         y = self.pre_attention_layer_norm(x)
-        y = self.attention(*self.attention.project(y), bias, deterministic)
+        y = self.attention(*self.attention.project(y), biases, deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         y = self.mlp(self.pre_mlp_layer_norm(x), deterministic)
         return x + self.drop(y, deterministic=deterministic)
@@ -266,9 +299,9 @@ class DecoderLayer(nn.Module):
         queries, own = self.self_attention.project(y)
         if slots is not None:
             own = slots.write(own)
-        x = x + self.drop(self.self_attention(queries, own, bias, deterministic), deterministic=deterministic)
+        x = x + self.drop(self.self_attention(queries, own, (bias,), deterministic), deterministic=deterministic)
         y = self.encoder_decoder_attention.queries(self.pre_cross_attention_layer_norm(x))
-        y = self.encoder_decoder_attention(y, cross, cross_bias, deterministic)
+        y = self.encoder_decoder_attention(y, cross, (cross_bias,), deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         y = self.mlp(self.pre_mlp_layer_norm(x), deterministic)
         return x + self.drop(y, deterministic=deterministic), own

@@ -13,6 +13,7 @@ import pytest
 from speccascade_jax.checkpoints.infer import expected_shapes
 from speccascade_jax.core.protocols import LanguageModel
 from speccascade_jax.core.types import Prompt
+from speccascade_jax.models import t5_layers
 from speccascade_jax.models.t5 import T5, T5Config, T5Module, teacher_forced_logits
 from speccascade_jax.models.t5_layers import relative_buckets
 
@@ -212,3 +213,25 @@ def test_bad_input_is_named():
         T5(TINY).prefill(parameters(TINY), Prompt(one, jnp.ones((1,), jnp.int32)), 8)
     with pytest.raises(ValueError, match="max_len is 3"):
         T5(TINY).prefill(parameters(TINY), Prompt(one, jnp.ones((1,), jnp.int32), one), 3)
+
+
+def test_a_long_prompt_is_encoded_in_chunks_which_change_nothing_but_the_memory(monkeypatch):
+    """Bit for bit, at a length that chunks do not divide."""
+    config = T5Config(32, 32, 16, 2, 8, 16, 2, 1)
+    model = T5(config)
+    tokens = jax.random.randint(jax.random.key(0), (3, 2 * t5_layers.CHUNK + 7), 1, 32).at[1, -300:].set(0)
+    params = model.module.init(jax.random.key(1), tokens[:, :1], tokens[:, :1])["params"]
+
+    def compiled():
+        def encode(params, tokens):
+            return model.module.apply({"params": params}, tokens, method="encode")
+
+        program = jax.jit(encode).lower(params, tokens).compile()
+        return np.asarray(program(params, tokens)), program.memory_analysis().temp_size_in_bytes
+
+    in_chunks, less = compiled()
+    monkeypatch.setattr(t5_layers, "CHUNK", 10**6)
+    at_once, more = compiled()
+    np.testing.assert_array_equal(in_chunks, at_once)
+    logits = 4 * 3 * 2 * tokens.shape[1] ** 2
+    assert more > logits and less < more - logits / 2
