@@ -72,12 +72,8 @@ class Pair:
             raise ValueError(f"a further draft is called {taken.pop()!r}, which is what one of the pair is: rename it")
         for name, bound in self.drafts.items():
             self._check_draft("draft" if name == "draft" else f"draft {name!r}", bound)
-        target = self.target.model.vocab_size
-        if self.vocabulary is not None and self.vocabulary.vocab_size > target:
-            raise ValueError(
-                f"the text vocabulary has {self.vocabulary.vocab_size} pieces, the models only {target} entries; "
-                f"give the vocabulary the models were trained with"
-            )
+        if self.vocabulary is not None:
+            _check_room(self.vocabulary.vocab_size, self.target.model.vocab_size)
         if self.head is not None:
             self.head.check(self.draft, self.name)
 
@@ -220,6 +216,9 @@ class Pair:
         words = {name: str(path) for name, path in paths.items() if name != "target" and is_derived(path)}
         read = {name: path for name, path in paths.items() if name not in words}
         text = _shared_vocabulary([expanded(path) for path in read.values()], vocabulary)
+        if text is not None:
+            for path in read.values():  # before minutes of reading weights
+                _check_entries(path, checkpoints.model_of(path).config, text)
         grid = mesh if mesh is None or isinstance(mesh, Mesh) else meshes.make(mesh)
         ways = {name: (dtype, False) if name == "target" else (draft_dtype or dtype, draft_whole) for name in read}
         models = {name: _bound(path, text, grid, *ways[name]) for name, path in read.items()}
@@ -262,13 +261,24 @@ def _bound(
     model, params = checkpoints.load(path, dtype=dtype, prepared=True, mesh=mesh, whole=whole)
     config = model.config
     if vocabulary is not None and vocabulary.vocab_size < config.vocab_size == config.num_embeddings:
-        _check_padding(path, config.num_embeddings, vocabulary)
         model = dataclasses.replace(model, config=dataclasses.replace(config, vocab_size=vocabulary.vocab_size))
     return BoundModel(params=params, model=model)
 
 
-def _check_padding(path: str | Path, rows: int, vocabulary: FileVocabulary) -> None:
+def _check_room(pieces: int, entries: int) -> None:
+    if pieces > entries:
+        raise ValueError(
+            f"the text vocabulary has {pieces} pieces, the models only {entries} entries; give the vocabulary the "
+            "models were trained with"
+        )
+
+
+def _check_entries(path: str | Path, config: Any, vocabulary: FileVocabulary) -> None:
     """Models are padded to a multiple of a power of two: a vocabulary that leaves much more unused is another one."""
+    _check_room(vocabulary.vocab_size, config.vocab_size)
+    if config.vocab_size < config.num_embeddings:
+        return  # the checkpoint itself knows how many of its rows are real
+    rows = config.num_embeddings
     padding, allowed = rows - vocabulary.vocab_size, max(128, rows // 100)
     if padding > allowed:
         raise ValueError(

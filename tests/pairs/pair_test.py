@@ -106,10 +106,20 @@ def test_a_checkpoint_that_knows_its_padding_is_believed(vocabulary, tmp_path):
     assert sc.Pair.load(path, path, vocabulary).target.model.vocab_size == 345
 
 
-def test_models_with_fewer_rows_than_pieces_are_refused(tmp_path, vocabulary):
-    path = _save(tmp_path / "model", T5Config(300, 300, 8, 1, 8, 8, 1, 1))
-    with pytest.raises(ValueError, match="the text vocabulary has 340 pieces, the models only 300 entries"):
-        sc.Pair.load(path, path, vocabulary)
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        (300, "the text vocabulary has 340 pieces, the models only 300 entries"),
+        (469, "has 469 entries and the text vocabulary only 340 pieces: 129 rows are more than padding"),
+    ],
+)
+def test_another_model_s_vocabulary_is_refused_before_weights_are_read(
+    tmp_path, vocabulary, models, monkeypatch, rows, message
+):
+    path = _save(tmp_path / "model", T5Config(rows, rows, 8, 1, 8, 8, 1, 1))
+    monkeypatch.delattr(checkpoints, "load")
+    with pytest.raises(ValueError, match=message):
+        sc.Pair.load(models[344], path, vocabulary)
 
 
 @pytest.mark.parametrize("sides", [(0,), (1,), (0, 1)])
