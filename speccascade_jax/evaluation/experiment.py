@@ -10,11 +10,10 @@ from speccascade_jax.core import typed
 from speccascade_jax.core.checks import several, whole
 from speccascade_jax.core.files import expanded
 from speccascade_jax.core.names import hint
-from speccascade_jax.evaluation import following
+from speccascade_jax.evaluation import following, pool
 from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.measuring import evaluate
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
-from speccascade_jax.evaluation.pool import Pool
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.survey import surveying
 from speccascade_jax.evaluation.validation import validate
@@ -121,7 +120,8 @@ def sweep(
         The store's path; `None` after a dry run.
 
     Raises:
-        ValueError: as `enumerate_points`, before anything is loaded; as `Heads.check`, before anything is measured.
+        ValueError: as `enumerate_points` and `pool.check`, before anything is loaded; as `Heads.check`, before anything
+            is measured. ImportError, RuntimeError: as `pool.Pool` and its `fill`.
     """
     typed.check(sweep, locals())
     workers = whole("workers", workers, 0)
@@ -151,6 +151,8 @@ def sweep(
         planned = _planned(list(itertools.chain(*groups)), methods, dict(alphas or {}), plan)
         groups = enumerate_points(alphas=planned, **given)
     points = list(itertools.chain(*shards.share(groups, *shard)))
+    if workers and points:
+        pool.check(points, workers, worker_device)
     if dry_run:
         printing.print_points([point.label() for point in points])
         return None
@@ -162,9 +164,8 @@ def sweep(
     with following.opened(path) as store:
         check_format(store.records, path)
         if workers:
-            measure_in(
-                Pool(points, workers, ray_address, worker_device), shards.share(groups, *shard), store, elsewhere
-            )
+            own = pool.Pool(points, workers, ray_address, worker_device)
+            measure_in(own, shards.share(groups, *shard), store, elsewhere)
         else:
             session = open_session(points)
             store.take_over(map(session.key, points), elsewhere)
@@ -200,16 +201,18 @@ def measure(
         fill(store, groups, session.key, partial(way or evaluate, session), progress.advance)
 
 
-def measure_in(pool: Pool, groups: Sequence[Sequence[Point]], store: ResultStore, elsewhere: Sequence[str]) -> None:
+def measure_in(
+    workers: pool.Pool, groups: Sequence[Sequence[Point]], store: ResultStore, elsewhere: Sequence[str]
+) -> None:
     """As `measure`, by the workers of a pool, which ends with it."""
     try:
-        keys = pool.keys()
+        keys = workers.keys()
         store.take_over(keys.values(), elsewhere)
         done = store.done_keys()
         with printing.Progress(len(keys), sum(key in done for key in keys.values()), str(store.path)) as progress:
-            pool.fill(store, groups, keys, progress.advance)
+            workers.fill(store, groups, keys, progress.advance)
     finally:
-        pool.close()
+        workers.close()
 
 
 def present(store: ResultStore, together: Sequence[str] = (), share: str = "rejection_rate") -> None:

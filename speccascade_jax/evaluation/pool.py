@@ -7,11 +7,14 @@ one in its place goes on; a driver that dies leaves a store that the same comman
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
+
+import jax
 
 from speccascade_jax.evaluation.measuring import evaluate
 from speccascade_jax.evaluation.points import Point
@@ -22,12 +25,44 @@ ATTEMPTS = 3
 """How often a point may take its worker with it before the sweep ends."""
 
 
-class Worker:
-    """What an actor is: a session, opened where its device is."""
+ACCELERATORS = ("GPU", "TPU")
 
-    def __init__(self, points: Sequence[Point]):
-        self._session = Session(points[0].pair, points[0].evaluation)
-        self._session.check((point.method, point.sampling) for point in points)
+
+def check(points: Sequence[Point], count: int, device: str | None) -> None:
+    """What is known before Ray starts.
+
+    Raises:
+        ValueError: points are to be timed and workers have no device each, or each is to have several.
+    """
+    if math.prod(points[0].pair.mesh) > 1:
+        raise ValueError(
+            f"mesh={points[0].pair.mesh} is of several devices, of which each of the workers has one: leave workers out"
+        )
+    if device == "CPU":
+        raise ValueError(
+            "worker_device='CPU' is what workers share: name what each machine has one of (ray start "
+            "--resources=…), or leave it out and time nothing (Evaluation.latency_examples=0)"
+        )
+    if count > 1 and not device and points[0].evaluation.latency_examples:
+        raise ValueError(
+            f"workers={count} that share a machine's cores would time each other: give worker_device, or time nothing "
+            "(Evaluation.latency_examples=0)"
+        )
+
+
+class Worker:
+    """What an actor is: a session, opened where its device is when it is first asked."""
+
+    def __init__(self, points: Sequence[Point], accelerated: bool):
+        self._points = points
+        if accelerated:
+            jax.config.update("jax_platforms", None)  # whatever keeps the driver off its workers' devices
+
+    @cached_property
+    def _session(self) -> Session:
+        session = Session(self._points[0].pair, self._points[0].evaluation)
+        session.check((point.method, point.sampling) for point in self._points)
+        return session
 
     def keys(self, points: Sequence[Point]) -> list[str]:
         """The keys that the points' records have when they are measured here."""
@@ -54,7 +89,7 @@ class Pool:
     """Workers of one sweep.
 
     Args:
-        points: all of the sweep's.
+        points: all of the sweep's, `check`ed.
         count: of workers.
         address: of a Ray cluster; `None`: one is started here, and ends with the sweep.
         device: of what each worker has one to itself: "GPU", "TPU" (a chip) or any resource that Ray's nodes were
@@ -62,30 +97,41 @@ class Pool:
 
     Raises:
         ImportError: Ray is not installed.
-        ValueError: the cluster has fewer devices than workers; points are to be timed and workers have no device each.
+        ValueError: the cluster has fewer devices than workers, or accelerators that all workers would open.
     """
 
     def __init__(self, points: Sequence[Point], count: int, address: str | None = None, device: str | None = None):
-        if count > 1 and device is None and points[0].evaluation.latency_examples:
-            raise ValueError(
-                f"workers={count} that share a machine's cores would time each other: give worker_device, or time "
-                "nothing (Evaluation.latency_examples=0)"
-            )
         try:
             import ray
         except ImportError as error:
             raise ImportError("a pool of workers needs Ray: pip install '.[pool]'") from error
         self.ray: Any = ray
         self.points = list(points)
-        self.ray.init(address=address, log_to_driver=False, include_dashboard=False)
+        self.ray.init(address=address or "local", log_to_driver=False, include_dashboard=False)
+        try:
+            self._check_cluster(count, device)
+            needs = {"num_gpus": 1} if device == "GPU" else {"resources": {device: 1}} if device else {}
+            self._actor = partial(
+                self.ray.remote(num_cpus=1, **needs)(Worker).remote, self.points, device in ACCELERATORS
+            )
+            self.workers = [self._actor() for _ in range(count)]
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_cluster(self, count: int, device: str | None) -> None:
         found = self.ray.cluster_resources()
         for each in ("CPU", device) if device else ("CPU",):
             if (have := int(found.get(each, 0))) < count:
-                self.close()
-                raise ValueError(f"workers={count} want a {each} each, and Ray finds {have}: lower workers")
-        needs = {"num_gpus": 1} if device == "GPU" else {"resources": {device: 1}} if device else {}
-        self._actor = self.ray.remote(num_cpus=1, **needs)(Worker)
-        self.workers = [self._actor.remote(self.points) for _ in range(count)]
+                named = sorted(
+                    name for name in found if ":" not in name and name not in ("memory", "object_store_memory")
+                )
+                raise ValueError(
+                    f"workers={count} want a {each} each, and Ray finds {have}: lower workers, or let worker_device be "
+                    f"another of {', '.join(named)}"
+                )
+        if not device and count > 1 and (many := [name for name in ACCELERATORS if found.get(name)]):
+            raise ValueError(f"workers={count} would all open the same {many[0]}s: give worker_device={many[0]!r}")
 
     def keys(self) -> dict[Point, str]:
         """The key of every point's record."""
@@ -99,7 +145,7 @@ class Pool:
         keys: dict[Point, str],
         on_record: Callable[[Record], None] = lambda record: None,
     ) -> None:
-        """Measure what the store does not hold yet, a group a worker at a time; as `results.store.fill`.
+        """Measure what the store does not hold yet, a group a worker at a time; arguments as `results.store.fill`'s.
 
         Raises:
             RuntimeError: a point ended its worker `ATTEMPTS` times.
@@ -122,12 +168,12 @@ class Pool:
                 on_record(record)
             except StopIteration:
                 idle.append(running.pop(told)[0])
-            except self.ray.exceptions.RayActorError as error:
+            except self.ray.exceptions.RayError as error:  # the worker is gone, its machine, or the record on its way
                 worker, group = running.pop(told)
                 waiting.append(group)
                 self._count_death(deaths, [point for point in group if keys[point] not in store.done_keys()], error)
-                self.workers[worker] = self._actor.remote(self.points)
-                idle.append(worker)
+                self.workers[worker] = self._actor()
+                idle.insert(0, worker)  # asked last: it may have to wait for a device
 
     def _next(self, told: Iterator[Any]) -> Record:
         return self.ray.get(next(told))

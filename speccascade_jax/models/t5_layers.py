@@ -24,7 +24,7 @@ from speccascade_jax.models.sharding import COLUMNS, HEADS, P, local, shards
 from speccascade_jax.runtime.mesh import AXES
 
 CHUNK = 256
-"""Tokens of a prompt that attend at once."""
+"""Tokens of a prompt that attend at once, without dropout: training holds the logits of all."""
 Biases: TypeAlias = tuple[Array, ...]
 """What is added to logits, each `[B or 1, H or 1, T or 1, S]`."""
 

@@ -73,7 +73,7 @@ class Pair:
         for name, bound in self.drafts.items():
             self._check_draft("draft" if name == "draft" else f"draft {name!r}", bound)
         if self.vocabulary is not None:
-            _check_room(self.vocabulary.vocab_size, self.target.model.vocab_size)
+            _check_room("the models", self.vocabulary.vocab_size, self.target.model.vocab_size)
         if self.head is not None:
             self.head.check(self.draft, self.name)
 
@@ -265,17 +265,17 @@ def _bound(
     return BoundModel(params=params, model=model)
 
 
-def _check_room(pieces: int, entries: int) -> None:
+def _check_room(whose: str | Path, pieces: int, entries: int) -> None:
     if pieces > entries:
         raise ValueError(
-            f"the text vocabulary has {pieces} pieces, the models only {entries} entries; give the vocabulary the "
+            f"the text vocabulary has {pieces} pieces, {whose} only {entries} entries; give the vocabulary the "
             "models were trained with"
         )
 
 
 def _check_entries(path: str | Path, config: Any, vocabulary: FileVocabulary) -> None:
     """Models are padded to a multiple of a power of two: a vocabulary that leaves much more unused is another one."""
-    _check_room(vocabulary.vocab_size, config.vocab_size)
+    _check_room(path, vocabulary.vocab_size, config.vocab_size)
     if config.vocab_size < config.num_embeddings:
         return  # the checkpoint itself knows how many of its rows are real
     rows = config.num_embeddings

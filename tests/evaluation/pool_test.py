@@ -57,23 +57,28 @@ class RaisedError(Exception):
 class Scripted:
     """In Ray's place: workers that "measure" letters, each by what `script` says of it: a record, or an error."""
 
-    exceptions = SimpleNamespace(RayActorError=DiedError, RayTaskError=RaisedError)
+    exceptions = SimpleNamespace(RayError=DiedError, RayTaskError=RaisedError)
 
     def __init__(self, script=()):
         self.script, self.asked, self.started = dict(script), [], 0
 
-    def init(self, **_):
-        pass
+    resources, ended = {"CPU": 2}, 0
 
-    shutdown = init
+    def init(self, *, address, **_):
+        self.address = address
+
+    def shutdown(self):
+        self.ended += 1
 
     def cluster_resources(self):
-        return {"CPU": 2}
+        return self.resources
 
-    def remote(self, **_):
+    def remote(self, **needs):
+        self.needs = needs
         return lambda worker: SimpleNamespace(remote=self.start)
 
-    def start(self, letters):
+    def start(self, letters, accelerated):
+        self.accelerated = accelerated
         self.started += 1
         return SimpleNamespace(
             keys=SimpleNamespace(remote=lambda letters: lambda: [f"key {letter}" for letter in letters]),
@@ -153,24 +158,63 @@ def test_without_ray_the_remedy_is_named(monkeypatch):
         pool.Pool(points(latency_examples=0), 2)
 
 
-def test_workers_that_would_time_each_other_are_refused():
-    with pytest.raises(
-        ValueError, match=r"workers=2 that share a machine's cores would time each other: give worker_d"
-    ):
-        pool.Pool(points(latency_examples=2), 2)
+@pytest.mark.parametrize(
+    "device, message",
+    [
+        ("", r"workers=2 that share a machine's cores would time each other: give worker_device"),
+        ("CPU", r"worker_device='CPU' is what workers share: name what each machine has one of"),
+    ],
+)
+def test_workers_that_would_time_each_other_are_refused(device, message):
+    with pytest.raises(ValueError, match=message):
+        pool.check(points(latency_examples=2), 2, device)
+
+
+@pytest.mark.parametrize(
+    "device, needs, accelerated",
+    [
+        ("GPU", {"num_cpus": 1, "num_gpus": 1}, True),
+        ("TPU", {"num_cpus": 1, "resources": {"TPU": 1}}, True),
+        ("machine", {"num_cpus": 1, "resources": {"machine": 1}}, False),
+    ],
+)
+def test_each_worker_reserves_a_device(monkeypatch, device, needs, accelerated):
+    ray = Scripted()
+    ray.resources = {"CPU": 2, device: 2}
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    pool.Pool(points(latency_examples=2), 2, device=device)
+    assert (ray.needs, ray.accelerated, ray.started, ray.address) == (needs, accelerated, 2, "local")
+
+
+@pytest.mark.parametrize(
+    "resources, device, message",
+    [
+        ({"CPU": 8, "GPU": 1}, "GPU", "workers=2 want a GPU each, and Ray finds 1: lower workers"),
+        ({"CPU": 8, "GPU": 2}, "gpu", "want a gpu each, and Ray finds 0: .* be another of CPU, GPU"),
+        ({"CPU": 8, "TPU": 4}, None, "workers=2 would all open the same TPUs: give worker_device='TPU'"),
+    ],
+)
+def test_a_cluster_without_enough_devices_is_refused_and_left(monkeypatch, resources, device, message):
+    ray = Scripted()
+    ray.resources = resources
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with pytest.raises(ValueError, match=message):
+        pool.Pool(points(latency_examples=0), 2, device=device)
+    assert ray.ended == 1 and not ray.started
 
 
 @pytest.mark.parametrize(
     "wrong, message",
     [
         ({"workers": -1}, "workers=-1 is not a whole number >= 0"),
+        ({"workers": 2, "pair": ModelPair(name="x", mesh=(1, 4))}, r"mesh=\(1, 4\) is of several devices"),
         ({"worker_device": "TPU"}, "worker_device='TPU' is for workers: give workers too"),
         ({"workers": 2, "plan": 3}, "plan=3 is for one process, without workers: leave it out"),
     ],
 )
 def test_what_a_pool_cannot_do_is_refused_before_anything_is_loaded(tmp_path, wrong, message):
     with pytest.raises(ValueError, match=message):
-        experiment.sweep(**given(tmp_path, tmp_path / "none.jsonl"), **wrong)
+        experiment.sweep(**given(tmp_path, tmp_path / "none.jsonl") | wrong)
     assert not (tmp_path / "none.jsonl").exists()
 
 
@@ -199,10 +243,14 @@ def test_a_killed_worker_s_points_are_measured_by_another(alone, tmp_path, monke
             killed.append(pids[0])
             os.kill(pids[0], signal.SIGKILL)
 
+    deaths, count = [], pool.Pool._count_death
+    monkeypatch.setattr(pool.Pool, "_count_death", staticmethod(lambda *args: deaths.append(args) or count(*args)))
     monkeypatch.setattr(pool.Pool, "fill", told)
     monkeypatch.setattr(ResultStore, "append", append_and_kill)
     experiment.sweep(**given(folder, tmp_path / "pool.jsonl"), workers=2)
-    assert len(set(pids)) == 2 and killed and plain(without_clocks(tmp_path / "pool.jsonl")) == plain(expected)
+    assert (
+        len(set(pids)) == 2 and killed and deaths and plain(without_clocks(tmp_path / "pool.jsonl")) == plain(expected)
+    )
 
 
 @pytest.mark.parity
@@ -229,6 +277,12 @@ def test_a_killed_driver_goes_on_where_it_stood(alone, tmp_path):
     assert output.read_bytes().startswith(begun[: begun.rfind(b"\n") + 1])
     assert plain(without_clocks(output)) == plain(expected)
     assert len(json.loads(output.read_bytes().splitlines()[0])) > 5
+
+
+@pytest.mark.parity
+def test_what_a_worker_can_t_open_is_said_as_it_would_be_here(alone, tmp_path):
+    with pytest.raises(ValueError, match="^no pair .*nowhere"):
+        experiment.sweep(**given(tmp_path / "nowhere", tmp_path / "none.jsonl"), workers=1)
 
 
 @pytest.mark.parity
