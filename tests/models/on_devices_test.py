@@ -6,7 +6,15 @@ import pytest
 
 from tests.support.on_devices import ROWS, found
 
-GREEDY = ("t5 1x8", "t5 2x4 unfused", "t5 2x4 whole draft", "decoder 2x4", "stack 2x4", "selection 8x1")
+GREEDY = (
+    "t5 1x8",
+    "t5 2x4 unfused",
+    "t5 2x4 whole draft",
+    "t5 2x4 in chunks",
+    "decoder 2x4",
+    "stack 2x4",
+    "selection 8x1",
+)
 SAMPLED = ("t5 2x4 sampled", "decoder 2x4 sampled", "stack 2x4 sampled")
 
 

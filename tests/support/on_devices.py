@@ -39,7 +39,7 @@ if __name__ == "__main__":
     from speccascade_jax.engine.generate import compiled_for
     from speccascade_jax.methods import table
     from speccascade_jax.methods.settings import Settings
-    from speccascade_jax.models import sharding
+    from speccascade_jax.models import sharding, t5_layers
     from speccascade_jax.models.decoder import DecoderLM, tiny
     from speccascade_jax.models.layers import fuse
     from speccascade_jax.models.t5 import T5, T5Config
@@ -105,6 +105,11 @@ if __name__ == "__main__":
         return built.program.generate(
             built.params, given[0], 0, controls=given[1], example_ids=given[2], max_new_tokens=WRITTEN
         )
+
+    def in_chunks(case: Any) -> Any:
+        """What it finds where an encoder's prompts attend in chunks of two tokens."""
+        t5_layers.CHUNK = 2
+        return case()
 
     def same(kind: str, way: str, shape: tuple[int, int], **more: Any) -> dict[str, Any]:
         one, spread = generation(kind, way, None), generation(kind, way, meshes.make(shape), **more)
@@ -189,6 +194,7 @@ if __name__ == "__main__":
         "t5 2x4": lambda: same("t5", "greedy", (2, 4)),
         "t5 2x4 unfused": lambda: same("t5", "greedy", (2, 4), fused=False),
         "t5 2x4 sampled": lambda: same("t5", "sampled", (2, 4)),
+        "t5 2x4 in chunks": lambda: in_chunks(lambda: same("t5", "greedy", (2, 4))),
         "t5 2x4 whole draft": lambda: same("t5", "greedy", (2, 4), whole=("draft", "middle")),
         "decoder 2x4": lambda: same("decoder", "greedy", (2, 4)),
         "decoder 2x4 sampled": lambda: same("decoder", "sampled", (2, 4)),
