@@ -1,7 +1,7 @@
 """What gin files bind and the scripts call: `run` (one point) and `sweep` (many), into a store that resumes."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -196,8 +196,7 @@ def measure(
     keys = [session.key(point) for group in groups for point in group]
     following.check_same(keys)
     following.agree(store)
-    done = store.done_keys()
-    with printing.Progress(len(keys), sum(key in done for key in keys), str(store.path)) as progress:
+    with _progress(store, keys) as progress:
         fill(store, groups, session.key, partial(way or evaluate, session), progress.advance)
 
 
@@ -208,11 +207,15 @@ def measure_in(
     try:
         keys = workers.keys()
         store.take_over(keys.values(), elsewhere)
-        done = store.done_keys()
-        with printing.Progress(len(keys), sum(key in done for key in keys.values()), str(store.path)) as progress:
+        with _progress(store, keys.values()) as progress:
             workers.fill(store, groups, keys, progress.advance)
     finally:
         workers.close()
+
+
+def _progress(store: ResultStore, keys: Collection[str]) -> printing.Progress:
+    done = store.done_keys()
+    return printing.Progress(len(keys), sum(key in done for key in keys), str(store.path))
 
 
 def present(store: ResultStore, together: Sequence[str] = (), share: str = "rejection_rate") -> None:

@@ -23,9 +23,8 @@ from speccascade_jax.results.store import Record, ResultStore
 
 ATTEMPTS = 3
 """How often a point may take its worker with it before the sweep ends."""
-
-
 ACCELERATORS = ("GPU", "TPU")
+"""What Ray calls devices that JAX opens by itself."""
 
 
 def check(points: Sequence[Point], count: int, device: str | None) -> None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from speccascade_jax.core.types import Array
 from speccascade_jax.models.decoder_config import DecoderConfig
-from speccascade_jax.models.layers import MASKED, KeysValues, RMSNorm, Slots
+from speccascade_jax.models.layers import MASKED, KeysValues, RMSNorm, Slots, in_chunks
 from speccascade_jax.models.products import Dense
 from speccascade_jax.models.sharding import COLUMNS, HEADS, P, local, shards
 from speccascade_jax.runtime.mesh import DATA
@@ -134,20 +134,14 @@ def attend(c: DecoderConfig, queries: Array, keys_values: KeysValues, mask: Arra
 
 
 def attend_in_chunks(c: DecoderConfig, queries: Array, keys_values: KeysValues, mask: Array) -> Array:
-    """`attend`, a chunk of the tokens after the other: a long prompt's `T · S` logits never stand there all at once."""
-    new, chunks = mask.shape[1], -(-mask.shape[1] // CHUNK)
-    rest = chunks * CHUNK - new
+    """`attend`, a chunk of the tokens after the other."""
+    new = mask.shape[1]
     by_token = queries.reshape(queries.shape[0], -1, new, c.head_dim)
-    by_token = jnp.pad(by_token, [(0, 0), (0, 0), (0, rest), (0, 0)])
-    padded = jnp.pad(mask, [(0, 0), (0, rest), (0, 0)])
 
-    def one(chunk: Array) -> Array:
-        part = jax.lax.dynamic_slice_in_dim(by_token, chunk * CHUNK, CHUNK, axis=2)
-        seen = jax.lax.dynamic_slice_in_dim(padded, chunk * CHUNK, CHUNK, axis=1)
+    def one(part: Array, seen: Array) -> Array:
         return attend(c, part.reshape(queries.shape[0], -1, c.head_dim), keys_values, seen)
 
-    mixed = jnp.moveaxis(jax.lax.map(one, jnp.arange(chunks)), 0, 3)  # [B, n, g, chunks, CHUNK, K]
-    return mixed.reshape(*mixed.shape[:3], -1, c.head_dim)[:, :, :, :new]
+    return in_chunks(one, CHUNK, new, 3, (by_token, 2), (mask, 1))
 
 
 class FeedForward(nn.Module):

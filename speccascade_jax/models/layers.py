@@ -4,7 +4,7 @@ Shape letters as in `core/protocols.py`, plus `n` heads whose keys are cached, `
 values `[B * n, S, K]` everywhere: with these layouts a block costs little more than a step on CPU.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -65,6 +65,26 @@ class RMSNorm(nn.Module):
 
 FUSED = {"qkv": ("query", "key", "value"), "wi_01": ("wi_0", "wi_1")}
 """Fused name -> the parameters that stand side by side in it, in order."""
+
+
+def in_chunks(attend: Callable[..., Array], size: int, tokens: int, axis: int, *parts: tuple[Array, int]) -> Array:
+    """`attend(*arrays)`, `size` of the `tokens` after the other: a long prompt's `T · S` logits are never all there.
+
+    Args:
+        axis: of the result, that of the tokens; parts: each array with that axis of it.
+    """
+    chunks = -(-tokens // size)
+    padded = [
+        (jnp.pad(array, [(0, (chunks * size - tokens) * (each == own)) for each in range(array.ndim)]), own)
+        for array, own in parts
+    ]
+
+    def one(chunk: Array) -> Array:
+        return attend(*(jax.lax.dynamic_slice_in_dim(array, chunk * size, size, own) for array, own in padded))
+
+    found = jnp.moveaxis(jax.lax.map(one, jnp.arange(chunks)), 0, axis)
+    joined = found.reshape(*found.shape[:axis], -1, *found.shape[axis + 2 :])
+    return jax.lax.slice_in_dim(joined, 0, tokens, axis=axis)
 
 
 def fuse(params: Params, shards: int = 1) -> Params:

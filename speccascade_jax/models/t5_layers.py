@@ -18,7 +18,7 @@ import numpy as np
 
 from speccascade_jax.core.checks import check_sizes
 from speccascade_jax.core.types import Array
-from speccascade_jax.models.layers import KeysValues, RMSNorm, Slots
+from speccascade_jax.models.layers import KeysValues, RMSNorm, Slots, in_chunks
 from speccascade_jax.models.products import Dense
 from speccascade_jax.models.sharding import COLUMNS, HEADS, P, local, shards
 from speccascade_jax.runtime.mesh import AXES
@@ -187,22 +187,12 @@ class Attention(nn.Module):
     def _attend_in_chunks(
         self, queries: Array, keys: Array, values: Array, bias: Array, *biases: Array, deterministic: bool
     ) -> Array:
-        """`_attend`, a chunk of the tokens after the other: `T · S` logits are never there at once.
+        """`_attend` in chunks; the first bias is by token."""
 
-        The first bias is by token.
-        """
-        new, chunks = queries.shape[1], -(-queries.shape[1] // CHUNK)
-        rest = chunks * CHUNK - new
-        queries = jnp.pad(queries, [(0, 0), (0, rest), (0, 0)])
-        bias = jnp.pad(bias, [(0, 0), (0, 0), (0, rest), (0, 0)])
-
-        def one(chunk: Array) -> Array:
-            part = jax.lax.dynamic_slice_in_dim(queries, chunk * CHUNK, CHUNK, axis=1)
-            own = jax.lax.dynamic_slice_in_dim(bias, chunk * CHUNK, CHUNK, axis=2)
+        def attend(part: Array, own: Array) -> Array:
             return self._attend(part, keys, values, own, *biases, deterministic=deterministic)
 
-        mixed = jnp.moveaxis(jax.lax.map(one, jnp.arange(chunks)), 0, 1)  # [B, chunks, CHUNK, H K]
-        return mixed.reshape(mixed.shape[0], -1, mixed.shape[-1])[:, :new]
+        return in_chunks(attend, CHUNK, queries.shape[1], 1, (queries, 1), (bias, 2))
 
     def _attend(self, queries: Array, keys: Array, values: Array, *biases: Array, deterministic: bool) -> Array:
         """What each token mixes from the values, `[B, T, H * K]`."""

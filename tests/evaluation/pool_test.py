@@ -170,6 +170,21 @@ def test_workers_that_would_time_each_other_are_refused(device, message):
         pool.check(points(latency_examples=2), 2, device)
 
 
+def test_a_worker_on_another_kind_of_machine_measures_nothing(monkeypatch):
+    monkeypatch.setattr(pool, "evaluate", lambda session, points: iter([{"key": "measured"}]))
+    worker = pool.Worker([], accelerated=False)
+    worker._session = SimpleNamespace(key=lambda point: f"here {point}")
+    assert list(worker.measure(["a"], ["here a"])) == [{"key": "measured"}]
+    with pytest.raises(ValueError, match="has another device, processor or package than the first"):
+        list(worker.measure(["a"], ["there a"]))
+
+
+def test_one_process_asks_workers(monkeypatch, tmp_path):
+    monkeypatch.setattr(experiment.hosts, "many", lambda: True)
+    with pytest.raises(ValueError, match="workers=2 are asked by one process"):
+        experiment.sweep(**given(tmp_path, tmp_path / "none.jsonl"), workers=2)
+
+
 @pytest.mark.parametrize(
     "device, needs, accelerated",
     [
