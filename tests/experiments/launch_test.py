@@ -82,7 +82,9 @@ def test_what_can_t_be_started_is_said_in_a_line(given, message, capsys, monkeyp
 def test_local_parts_are_run_and_the_one_that_fails_is_named(tmp_path, capfd):
     """Each part is told which it is; one that fails takes nothing from the others."""
     script = tmp_path / "part.py"
-    script.write_text("import sys; print(sys.argv[1:], flush=True); sys.exit(3 if '--shard_id=1' in sys.argv else 0)")
+    # one write each: parts share the output, and print's line and its end can be two
+    told = r"os.write(1, f'{sys.argv[1:]}\n'.encode())"
+    script.write_text(f"import os, sys; {told}; sys.exit(3 if '--shard_id=1' in sys.argv else 0)")
     assert launch.main(["local", "--shards", "3", "--", sys.executable, str(script)]) == 3
     out, err = capfd.readouterr()
     assert sorted(out.splitlines()) == [f"['--shard_id={n}', '--num_shards=3']" for n in range(3)]
