@@ -16,8 +16,9 @@ import numpy as np
 
 from speccascade_jax.core import rngs
 from speccascade_jax.core.checks import check_example_ids, check_seed
-from speccascade_jax.core.types import SOURCES, Array, Controls, Params, Prompt
-from speccascade_jax.data.vocabularies.vocabulary import Ids, TextVocabulary
+from speccascade_jax.core.names import SOURCES
+from speccascade_jax.core.types import Array, Controls, Params, Prompt
+from speccascade_jax.data.vocabularies.vocabulary import Ids, TextVocabulary, settled
 from speccascade_jax.engine.generate import argument, failures, model_names, raise_if_failed
 from speccascade_jax.engine.loop import DecodeState, Engine
 from speccascade_jax.engine.rounds import one_round
@@ -162,7 +163,7 @@ def _tokens(
         for slot, (token, source) in enumerate(zip(turn.tokens, turn.sources, strict=True)):
             ids.append(token)
             last = turn.done and slot + 1 == len(turn.tokens)
-            text = "" if vocabulary is None else _settled(vocabulary.decode(ids, after=after), last)[len(shown) :]
+            text = "" if vocabulary is None else settled(vocabulary.decode(ids, after=after), last)[len(shown) :]
             shown += text
             yield StreamedToken(
                 id=token,
@@ -172,15 +173,6 @@ def _tokens(
                 slot=slot,
                 position=len(ids) - 1,
             )
-
-
-def _settled(text: str, last: bool) -> str:
-    """The part of a decoded text that further tokens can't change.
-
-    A piece's text depends on its neighbours (spaces at the beginning, characters spelt in bytes), so the whole output
-    is decoded anew; all that can change is the end, where bytes of a character still lack others.
-    """
-    return text if last else text.rstrip("\N{REPLACEMENT CHARACTER}")
 
 
 def compilations() -> int:

@@ -11,6 +11,10 @@ from typing import Any
 TARGET = "autoregressive"
 DRAFT = "autoregressive_draft"
 
+SOURCES = ("draft", "replaced", "bonus", "target")
+"""Where a committed token came from: drafted and kept; put by the target in place of a rejected one; after a block kept
+whole; where nothing was drafted."""
+
 PER_EXAMPLE = ("committed", "target_calls", "discarded", "draft_steps", "drafted")
 """Counts that records hold example by example, so that rates and predicted times have intervals."""
 

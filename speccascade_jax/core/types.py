@@ -200,7 +200,7 @@ class Round:
         num_kept: int32 `[B]`; rejected: bool `[B]`.
         tokens: int32 `[B, G + 1]`, the first `num_new` of which are committed.
         num_new: int32 `[B]`.
-        source: int32 `[B, G + 1]`, where each committed token came from: see `SOURCES`.
+        source: int32 `[B, G + 1]`, where each committed token came from: a place in `core.names.SOURCES`.
         pair: `LawPair` over `[B, G + 1, V]`.
         law: float32 `[B, G + 1, V]`, the law that each committed token obeys given its prefix.
         unverified: bool `[B]`, the block was committed without the target having seen it (`Engine.verify_final`).
@@ -222,6 +222,3 @@ class Round:
     unverified: Array
     eta: Array
     deferred: Array
-
-
-SOURCES = ("draft", "replaced", "bonus", "target")

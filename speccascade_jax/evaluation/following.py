@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from speccascade_jax.results import outputs
 from speccascade_jax.results.store import Record, ResultStore
 from speccascade_jax.runtime import hosts
 
@@ -19,6 +20,7 @@ class Follower:
         self.keys: set[str] = set()
 
     def append(self, record: Record) -> None:
+        record.pop(outputs.ENTRY, None)  # the first process keeps them
         self.records.append(record)
         self.keys.add(record["key"])
 

@@ -3,8 +3,9 @@
 import datetime
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from speccascade_jax.core.names import TARGET
 from speccascade_jax.drafters.selected import choices
 from speccascade_jax.engine.generate import Generation, failures, model_names, raise_if_failed
 from speccascade_jax.engine.measures import level_counters, per_example, summarise, tail_steps
-from speccascade_jax.evaluation import latency
+from speccascade_jax.evaluation import keeping, latency
 from speccascade_jax.evaluation.environment import device, package, versions
 from speccascade_jax.evaluation.points import Method, Point
 from speccascade_jax.evaluation.session import Prepared, Session
@@ -23,6 +24,7 @@ from speccascade_jax.methods.drafting import levels_of
 from speccascade_jax.methods.settings import AUTO
 from speccascade_jax.metrics import quality
 from speccascade_jax.pairs.prompts import decoder_context
+from speccascade_jax.results.outputs import ENTRY, Output
 from speccascade_jax.results.store import FORMAT, Record
 from speccascade_jax.runtime.program_memory import release_when_crowded
 
@@ -68,6 +70,7 @@ def describe(session: Session, point: Point) -> Record:
         "point": point.coordinates(),
         "configuration": point.configuration(),
         "fingerprints": session.fingerprints(point.method),
+        **session.fitted.told(),
         **session.heads.described(point.method),
         **session.policies.described(point.method),
         "versions": versions(),
@@ -93,23 +96,28 @@ def judge(session: Session, points: Sequence[Point]) -> list[Record]:
     # Neighbours of similar length waste the least of a batch, which runs until its longest row is done.
     rows = np.repeat(examples[np.argsort(lengths[examples], kind="stable")], len(points))
     which = np.tile(np.arange(len(points)), len(examples))
-    generations, told = [], list[Record]()
+    generations, told, noted = [], list[Record](), list[keeping.Seen]()
+    evaluation, alone = points[0].evaluation, points[0].method.recipe.draft_alone
+    more = keeping.recording(evaluation, session.built(points[0].method).program)
+    traced = rows < evaluation.first_example + evaluation.keep_traces
     for chosen, kept in session.in_batches(np.arange(len(rows)), session.evaluation.quality_batch):
         alphas = [points[n].method.alpha for n in which[chosen]]
         run = session.prepare(points[0], rows[chosen], alphas)
-        generation = run(points[0].seed)
+        generation = run(points[0].seed, **more)
+        noted += keeping.seen(generation.record, kept, traced[chosen], alone) if more else [keeping.Seen()] * kept
         inner = level_counters(generation.inner), tail_steps(generation.inner), choices(generation.inner)
         per_row = generation.tokens, generation.lengths, generation.stats, inner, generation.failed_at
         generations.append(jax.tree.map(lambda x, kept=kept: np.asarray(x)[:kept], per_row))
         if points[0].method.block_size == AUTO:
             told.append(run.planned(np.asarray(generation.inner["chosen"])[:kept]))
     measured = jax.tree.map(lambda *parts: np.concatenate(parts), *generations)
-    alone = points[0].method.recipe.draft_alone
     places = [np.flatnonzero(which == n) for n in range(len(points))]
     models = [level.model for level in levels_of(points[0].method.drafters)]
-    records = [
-        _score(session, jax.tree.map(lambda x, own=own: x[own], measured), rows[own], alone, models) for own in places
-    ]
+    records = []
+    for point, own in zip(points, places, strict=True):
+        keep = partial(_outputs, session, point, [noted[n] for n in own]) if evaluation.keep_outputs else None
+        part = jax.tree.map(lambda x, own=own: x[own], measured)
+        records.append(_score(session, part, rows[own], alone, models, keep))
     return [record | ({"planned": told} if told else {}) for record in records]
 
 
@@ -119,8 +127,12 @@ def _score(
     rows: np.ndarray,
     draft_alone: bool,
     models: Sequence[str],
+    keep: Callable[..., list[Output]] | None = None,
 ) -> Record:
-    """One point's record: `models` are those of its levels, from the one below the target down."""
+    """One point's record: `models` are those of its levels, from the one below the target down.
+
+    `keep` makes what is kept of outputs from the places among `rows` that did not fail, their ids and what is scored.
+    """
     failed = failures(measured[-1], model_names(draft_alone))
     if len(failed) == len(rows):
         raise_if_failed(failed)
@@ -131,7 +143,7 @@ def _score(
         first = f"example {ids[0]}: NaN or infinite logits of the {failed[0].model} at position {failed[0].position}"
         told = {"failed_examples": ids, "failure": first}
     tokens, lengths, stats, (inner, tails, arms) = jax.tree.map(lambda x: np.delete(x, lost, axis=0), measured[:-1])
-    rows = np.delete(rows, lost)
+    well, rows = np.delete(np.arange(len(rows)), lost), np.delete(rows, lost)
     decode = session.vocabulary.decode
     context = decoder_context(session.prompts)  # what outputs of decoder-only models continue, spaces included
     parts = zip(tokens, lengths, rows, strict=True)
@@ -153,7 +165,28 @@ def _score(
         "per_example": {"ids": ids, **per_example(stats, draft_alone=draft_alone), **_arms(arms)},
         **told,
         **({"levels": levels} if levels else {}),
+        **({} if keep is None else {ENTRY: keep(well, rows, tokens, lengths, predictions)}),
     }
+
+
+def _outputs(
+    session: Session,
+    point: Point,
+    noted: Sequence[keeping.Seen],
+    well: np.ndarray,
+    rows: np.ndarray,
+    tokens: np.ndarray,
+    lengths: np.ndarray,
+    predictions: Sequence[str],
+) -> list[Output]:
+    """What is kept of a point's outputs, in the order of the examples."""
+    method, context = point.method, decoder_context(session.prompts)
+    keeper = keeping.Keeper(session.task, session.vocabulary, method.recipe.draft_alone, keeping.threshold_of(point))
+    found = [
+        keeper.output(session.examples[row], ids[:length].tolist(), context[row], prediction, noted[place])
+        for place, row, ids, length, prediction in zip(well, rows, tokens, lengths, predictions, strict=True)
+    ]
+    return [found[n] for n in np.argsort(rows, kind="stable")]
 
 
 def _arms(chosen: np.ndarray | None) -> dict[str, list[int]]:

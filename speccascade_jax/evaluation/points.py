@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -17,8 +17,9 @@ from speccascade_jax.core import typed
 from speccascade_jax.core.checks import integer
 from speccascade_jax.core.names import DRAFT, TARGET, shown
 from speccascade_jax.core.types import DTYPES
-from speccascade_jax.data.tasks.seqio_task import SeqioTask
 from speccascade_jax.data.tasks.table import get_task
+from speccascade_jax.data.tasks.task import Task
+from speccascade_jax.evaluation.configurations import BESIDE, configuration, fields_of
 from speccascade_jax.methods import table
 from speccascade_jax.methods.recipe import Recipe
 from speccascade_jax.methods.selecting import lossy_arms, selects
@@ -81,7 +82,8 @@ class Evaluation:
     """On what a point is measured, and how thoroughly.
 
     Attributes:
-        task: a name in `data.tasks.table.TASKS` ("gsm8k:4": with 4 exemplars), or a `SeqioTask`.
+        task: a name in `data.tasks.table.TASKS` ("gsm8k:4": with 4 exemplars), the path of a file of one's own
+            (`data.tasks.file_task`), or a `FileTask`, a `SeqioTask` or any other `Task`.
         split: one of its splits (`None`: the task's own choice).
         max_new_tokens: longest output in tokens; `None` is the task's.
         first_example: the first one measured on, for quality and latency; those before it are passed over.
@@ -90,9 +92,12 @@ class Evaluation:
             latency is called better. Published tables: 500 and 3.
         resamples: bootstrap resamples behind the spread of quality.
         execute_code: allow metrics that run what the models wrote, in the sandbox.
+        keep_outputs: whether the outputs behind the quality are kept beside the store (`results.outputs`).
+        keep_traces: of how many of them, from the first on, it is kept too what was proposed at each position and what
+            the laws said of it (`results.trace`). Neither is part of what a point is.
     """
 
-    task: str | SeqioTask
+    task: str | Task
     split: str | None = None
     max_new_tokens: int | None = None
     first_example: int = 0
@@ -102,10 +107,12 @@ class Evaluation:
     latency_trials: int = 3
     resamples: int = 200
     execute_code: bool = False
+    keep_outputs: bool = field(default=True, compare=False, metadata=BESIDE)
+    keep_traces: int = field(default=4, compare=False, metadata=BESIDE)
 
     def __post_init__(self) -> None:
         counted = ("first_example", "quality_examples", "quality_batch", "latency_examples", "latency_trials")
-        _integers(self, "max_new_tokens", *counted, "resamples")
+        _integers(self, "max_new_tokens", *counted, "resamples", "keep_traces")
         typed.check(Evaluation, vars(self))
 
     def resolved(self) -> Evaluation:
@@ -266,8 +273,8 @@ class Point:
 
     def coordinates(self) -> dict[str, Any]:
         """Everything that the point is, flat, for records, tables and plots."""
-        out: dict[str, Any] = {"pair": self.pair.name} | _fields(self.pair) | _fields(self.evaluation)
-        out |= {"task": get_task(self.evaluation.task).name, **_fields(self.method)}
+        out: dict[str, Any] = {"pair": self.pair.name} | fields_of(self.pair) | fields_of(self.evaluation)
+        out |= {"task": get_task(self.evaluation.task).name, **fields_of(self.method)}
         del out["name"]
         out["others"] = [f"{name}={path}" for name, path in self.pair.others.items()]
         out["mesh"] = list(self.pair.mesh)
@@ -279,13 +286,8 @@ class Point:
 
     def configuration(self) -> str:
         """The point as a complete gin file for `experiments/run.py`."""
-        seqio = ["data.tasks import seqio_task"] * isinstance(self.evaluation.task, SeqioTask)
-        used = [*seqio, "evaluation import experiment", "evaluation import points"]
-        head = ["from __gin__ import dynamic_registration", "", *(f"from speccascade_jax.{each}" for each in used), ""]
         parts = {name: getattr(self, name) for name in ("pair", "evaluation", "method", "sampling")}
-        blocks = [line for part in parts.values() for line in gin_blocks(part)]
-        run = [f"  {name} = @points.{type(part).__name__}()" for name, part in parts.items()]
-        return "\n".join([*head, *blocks, "experiment.run:", *run, f"  seed = {self.seed}"]) + "\n"
+        return configuration(parts, self.seed)
 
     def label(self) -> str:
         """The point in a few words, for progress lines."""
@@ -347,31 +349,3 @@ def _by_name(part: Method | Level | Arm) -> None:
     for name in ("rule", "accept", "stop"):
         if not isinstance(getattr(part, name, None), str | None):
             raise ValueError(f"{name}={shown(getattr(part, name))} has no name in a record: write 'module.NAME'")
-
-
-def _fields(part: Any) -> dict[str, Any]:
-    """Name -> value of what a dataclass is made of."""
-    return {one.name: getattr(part, one.name) for one in dataclasses.fields(part) if one.init}
-
-
-def gin_blocks(part: Any, scope: str = "") -> Iterator[str]:
-    """The lines of a dataclass's gin block and, behind it, of those that it holds, each in a scope of its own."""
-    inside = list[tuple[Any, str]]()
-
-    def text(value: Any, name: str) -> str:
-        if isinstance(value, tuple):
-            return "(" + "".join(text(each, f"{name}{number}") + ", " for number, each in enumerate(value)) + ")"
-        if not dataclasses.is_dataclass(value):
-            return repr(value)
-        inside.append((value, f"{scope}{name}_"))
-        return f"@{scope}{name}_/{_selector(value)}()"
-
-    lines = [f"  {name} = {text(value, name)}" for name, value in _fields(part).items()]
-    yield f"{scope}/{_selector(part)}:" if scope else f"{_selector(part)}:"
-    yield from lines
-    for value, within in inside:
-        yield from gin_blocks(value, within)
-
-
-def _selector(part: Any) -> str:
-    return f"{'seqio_task' if isinstance(part, SeqioTask) else 'points'}.{type(part).__name__}"

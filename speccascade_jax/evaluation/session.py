@@ -14,10 +14,9 @@ import numpy as np
 from speccascade_jax.core.files import point_key
 from speccascade_jax.core.types import Controls, Prompt
 from speccascade_jax.data.tasks.table import get_task
-from speccascade_jax.data.tasks.task import Example
 from speccascade_jax.data.vocabularies.vocabulary import TextVocabulary
 from speccascade_jax.engine.generate import Generation
-from speccascade_jax.evaluation import code_digests
+from speccascade_jax.evaluation import code_digests, loading
 from speccascade_jax.evaluation.environment import hardware, package
 from speccascade_jax.evaluation.heads import Heads
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
@@ -30,7 +29,7 @@ from speccascade_jax.methods.recipe import Built, Program
 from speccascade_jax.metrics import quality
 from speccascade_jax.models.sharding import everywhere, on_devices
 from speccascade_jax.pairs.pair import Pair, load_pair
-from speccascade_jax.pairs.prompts import make_prompt, stop_ids, text_ids
+from speccascade_jax.pairs.prompts import make_prompt, stop_ids
 from speccascade_jax.results.store import FORMAT
 from speccascade_jax.runtime.mesh import fewest_rows
 
@@ -54,15 +53,17 @@ class Session:
         self.source, self.evaluation, self.task = source, evaluation.resolved(), get_task(evaluation.task)
         for name in self.task.metrics:
             quality.get_metric(name)  # a misspelt one should not show after the last example only
-        self.examples = self._load_examples()  # before the weights, which take longer
+        examples = loading.load(self.task, self.evaluation)  # before the weights, which take longer
         self.pair = load_source(source) if pair is None else pair
         if self.task.max_input_length > self.pair.max_prompt_length:  # which is for prompts that nobody cuts
             self.pair = replace(self.pair, max_prompt_length=self.task.max_input_length)
         self.vocabulary  # noqa: B018 (raises where there is none)
-        limits = self.task.max_input_length, self.task.cut  # prompts are cut as the paper does
-        prompts = [text_ids(self.pair, self.task.build_prompt(example), *limits) for example in self.examples]
+        self.fitted = loading.fit(self.pair, self.task, self.evaluation, examples)
+        self.examples = self.fitted.examples
         # One bucket for all examples, or every length would be a compilation of its own.
-        self.prompts: Prompt = make_prompt(self.pair, prompts, max_new_tokens=self.evaluation.max_new_tokens or 0)
+        self.prompts: Prompt = make_prompt(
+            self.pair, self.fitted.prompts, max_new_tokens=self.evaluation.max_new_tokens or 0
+        )
         self.heads, self.policies = Heads(self.pair), Policies(self.pair)
         package()  # as it was loaded: hours later its files may be others
         self._ids = np.asarray([example.id for example in self.examples], np.int32)
@@ -74,18 +75,6 @@ class Session:
             "examples": point_key(examples=[(e.id, e.source, e.reference) for e in self.examples]),
             "stop_ids": point_key(stop_ids=self._stop_ids),
         }
-
-    def _load_examples(self) -> list[Example]:
-        asked = self.evaluation
-        wanted = asked.first_example + max(asked.quality_examples, asked.latency_examples)
-        examples = self.task.load(asked.split, wanted)
-        if len(examples) < wanted:
-            raise ValueError(
-                f"{self.task.name} has {len(examples)} examples in split {asked.split!r}, fewer than "
-                f"the {wanted} asked for: lower quality_examples, latency_examples or first_example "
-                f"(of a calibration: search_, test_ or held_out_examples)"
-            )
-        return examples
 
     @property
     def vocabulary(self) -> TextVocabulary:

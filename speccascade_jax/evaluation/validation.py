@@ -61,7 +61,7 @@ def validate_evaluation(evaluation: Evaluation) -> None:
     if evaluation.split not in (None, *task.splits):
         raise ValueError(f"task {task.name} has no split {evaluation.split!r}; its splits: {', '.join(task.splits)}")
     lows = {"first_example": 0, "quality_examples": 1, "quality_batch": 1, "latency_examples": 0}
-    lows |= {"latency_trials": 1, "resamples": 1}
+    lows |= {"latency_trials": 1, "resamples": 1, "keep_traces": 0}
     for name, low in lows.items():
         checks.whole(name, getattr(evaluation, name), low, _MOST_RESAMPLES if name == "resamples" else checks.MOST)
     if evaluation.max_new_tokens is not None:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from speccascade_jax.core import locks
 from speccascade_jax.core.files import _sync_folder, expanded, naming, plain, write_atomically
-from speccascade_jax.results import shards
+from speccascade_jax.results import outputs, shards
 
 Record = dict[str, Any]
 FORMAT = 2
@@ -101,7 +101,7 @@ class ResultStore:
         self.damaged += damaged
 
     def append(self, record: Record) -> None:
-        """Add one record, durably: after this returns it survives a kill and a power cut.
+        """Add one record, durably: after this returns it survives a kill and a power cut; its outputs go beside it.
 
         Raises:
             ValueError: the record has no `key`, the store already holds it, or is closed.
@@ -115,7 +115,9 @@ class ResultStore:
             raise ValueError(f"{self.path} already holds a record with key {key}")
         if self._file < 0:
             raise ValueError(f"{self.path} is closed: open it again to add a record")
-        record = plain(record)
+        if kept := record.get(outputs.ENTRY):  # before the record, which is what makes a sweep pass over its point
+            outputs.write(self.path, record, kept)
+        record = plain({name: value for name, value in record.items() if name != outputs.ENTRY})
         if self._changed():
             self._restore(record)
         if key not in self._keys:  # nor in a file that took the place of this one
@@ -179,6 +181,7 @@ class ResultStore:
         there = [path for path in _with_parts(paths) if path.is_file()]
         found = [record for record in read_records(*there) if record["key"] in wanted]
         for record in found:
+            outputs.adopt(self.path, record, there)
             self.append(record)
         return len(found)
 

@@ -18,6 +18,7 @@ from speccascade_jax.data.tasks.few_shot_code import CODE
 from speccascade_jax.data.tasks.few_shot_qa import QUESTION_ANSWERING
 from speccascade_jax.data.tasks.few_shot_reasoning import REASONING
 from speccascade_jax.data.tasks.few_shot_text import TEXT
+from speccascade_jax.data.tasks.file_task import ENDINGS, FileTask, is_file
 from speccascade_jax.data.tasks.seqio_task import SeqioTask
 from speccascade_jax.data.tasks.task import ORDER_SEED, Example, Task, packaged, records_of, shuffled
 
@@ -73,18 +74,24 @@ def _read_wmt22(split: str) -> list[Example]:
     return shuffled([Example(record["id"], record["en"], record["de_refA"]) for _, record in records])
 
 
-def get_task(name: str | SeqioTask) -> Task:
-    """The task called `name`, of the table or `module.NAME`, one of your own; a `SeqioTask` is one itself.
+def get_task(name: str | Task) -> Task:
+    """The task called `name`, of the table or `module.NAME`, one of your own; a `Task` is one itself.
 
-    "gsm8k:4" is the task "gsm8k" with 4 exemplars.
+    "gsm8k:4" is the task "gsm8k" with 4 exemplars; "news.csv" is a `FileTask` of that file's columns source and
+    reference.
 
     Raises:
         ValueError: there is none (names the nearest), or it has no exemplars.
     """
-    if isinstance(name, SeqioTask):
+    if isinstance(name, Task):
         return name
+    if is_file(name):
+        return FileTask(path=name)
     plain, colon, shots = name.partition(":") if isinstance(name, str) else (name, "", "")
-    also = "; one of seqio's registry is a SeqioTask (gin/tasks/seqio.gin)"
+    also = (
+        f"; a file of yours is a path that ends in {', '.join(ENDINGS)} (gin/tasks/file.gin); one of seqio's registry "
+        f"is a SeqioTask (gin/tasks/seqio.gin)"
+    )
     found: Task = names.look_up("task", plain, TASKS, Task, "speccascade_jax.data.tasks.table.TASKS", also)
     return with_shots(found, shots) if colon else found
 

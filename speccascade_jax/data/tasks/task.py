@@ -63,6 +63,11 @@ class Task:
         """What an output ends before; few-shot tasks have some."""
         return ()
 
+    @property
+    def too_long(self) -> str:
+        """What happens to a prompt of more than `max_input_length` tokens: "cut", or "skip", and the next is taken."""
+        return "cut"
+
     def load(self, split: str | None = None, limit: int | None = None) -> list[Example]:
         """The first `limit` examples of `split`; all of them if it has fewer, or without a limit.
 

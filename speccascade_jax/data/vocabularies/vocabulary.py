@@ -48,6 +48,27 @@ class TextVocabulary(Protocol):
         """`piece` of every id; "" for an id that is none."""
 
 
+def settled(text: str, last: bool) -> str:
+    """The part of a decoded text that further tokens can't change.
+
+    A piece's text depends on its neighbours (spaces at the beginning, characters spelt in bytes), so the whole output
+    is decoded anew; all that can change is the end, where bytes of a character still lack others.
+    """
+    return text if last else text.rstrip("\N{REPLACEMENT CHARACTER}")
+
+
+def added_texts(vocabulary: TextVocabulary, ids: Sequence[int], after: Ids = ()) -> list[str]:
+    """What each id adds to the text of all: joined they are what `decode` gives.
+
+    Empty for a stop id, and for bytes of a character until the one that completes it. Quadratic in the ids' number.
+    """
+    texts, shown = list[str](), ""
+    for number in range(1, len(ids) + 1):
+        texts.append(settled(vocabulary.decode(ids[:number], after=after), number == len(ids))[len(shown) :])
+        shown += texts[-1]
+    return texts
+
+
 class FileVocabulary(TextVocabulary):
     """A `TextVocabulary` read from a file. Two are equal, and hash alike, when their fingerprints are.
 

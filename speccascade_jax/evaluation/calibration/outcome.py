@@ -9,7 +9,8 @@ from rich.console import Console
 from speccascade_jax.core.names import TARGET
 from speccascade_jax.evaluation.calibration.bench import Bench, Records, Window
 from speccascade_jax.evaluation.calibration.tolerance import Tolerance
-from speccascade_jax.evaluation.points import Point, gin_blocks
+from speccascade_jax.evaluation.configurations import gin_blocks
+from speccascade_jax.evaluation.points import Point
 from speccascade_jax.results.bootstrap import Bootstrap, Interval
 from speccascade_jax.results.tables.grid import NONE, Grid
 

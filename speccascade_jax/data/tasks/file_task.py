@@ -1,0 +1,221 @@
+"""Tasks of one's own data: a file of rows, or a folder that Hugging Face's `datasets` saved, wherever a name stands."""
+
+import csv
+import dataclasses
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from speccascade_jax.core import readers
+from speccascade_jax.core.checks import several, whole
+from speccascade_jax.core.files import expanded
+from speccascade_jax.core.names import hint
+from speccascade_jax.data import directory
+from speccascade_jax.data.tasks.few_shot import FewShotTask, Record, Template
+from speccascade_jax.data.tasks.task import Example, Task, json_lines, shuffled
+
+ENDINGS = (".tsv", ".csv", ".jsonl")
+_WHOLE = "all"
+_LONGEST_FIELD = 1 << 30
+
+Row = Mapping[str, Any]
+
+
+def is_file(name: object) -> bool:
+    """Whether a task's name is the path of a file that `FileTask` reads: `.csv`, `.tsv`, `.jsonl`, `.gz` of them."""
+    return isinstance(name, str) and name.removesuffix(".gz").endswith(ENDINGS)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FileTask(Task):
+    """A task whose examples are the rows of a file.
+
+    All it holds are plain values, so that gin can bind it and a record can write it down. What its records hang on is
+    what the file holds when it is read, not its name.
+
+    Attributes:
+        path: a `.csv` or `.tsv`, a `.jsonl` (gzipped too: `.gz`), or a folder written by `datasets`' `save_to_disk`;
+            of the current folder, or of the data directory.
+        source, reference: which column is the input, which the reference: a name, of a header or of JSON's fields; or
+            a number, from 0, in a file without a header. A field of JSON may be a list: several references.
+        template: what a model is given; `{source}` is the source, `{column}` any column of the file.
+        shots: how many solved examples stand before it; pool: the file (of the same form) that they are taken from,
+            its first ones, and whose rows are not evaluated; answer: what follows a template there;
+            separator: between them.
+        stop_strings: what an output ends before, as in `few_shot.FewShotTask`.
+        too_long: what happens to a prompt of more than `max_input_length` tokens: "cut" (its beginning is kept, with
+            exemplars its end) or "skip" (the next example takes its place); either is counted and said.
+        shuffle: whether the rows are taken in a fixed random order, for files that are sorted.
+        name: what records call it; the file's name without its ending where none is given.
+        splits: those of a folder that holds several; "all" otherwise.
+
+    Raises:
+        ValueError: a value without meaning, before anything is read. `load`: a file that is damaged or lacks a column
+            (names line and columns), or too small a pool. FileNotFoundError: no such file. ImportError: a folder, and
+            `datasets` is not installed.
+    """
+
+    path: str
+    source: str | int = "source"
+    reference: str | int = "reference"
+    template: str = "{source}"
+    pool: str | None = None
+    shots: int = 0
+    answer: str = " {answer}"
+    separator: str = "\n\n"
+    stop_strings: tuple[str, ...] = ()
+    too_long: Literal["cut", "skip"] = "cut"
+    shuffle: bool = False
+    name: str = ""
+    max_input_length: int = 512
+    max_output_length: int = 128
+    splits: tuple[str, ...] = dataclasses.field(init=False, default=(_WHOLE,))
+    read: Callable[[str], Iterable[Example]] = dataclasses.field(init=False, repr=False, compare=False)
+    prefix: str = dataclasses.field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        set_ = object.__setattr__
+        set_(self, "path", os.fspath(self.path))
+        for field in ("metrics", "stop_strings"):
+            set_(self, field, several(field, getattr(self, field)))
+        self._check()
+        if not self.name:
+            set_(self, "name", Path(self.path.removesuffix(".gz")).stem)
+        set_(self, "splits", _splits(_found(self.path)))
+        set_(self, "read", self._read)
+
+    def _check(self) -> None:
+        if isinstance(self.source, int) != isinstance(self.reference, int):
+            raise ValueError(
+                f"source={self.source!r} and reference={self.reference!r}: give two names, of a file with a header, or "
+                f"two numbers, of one without"
+            )
+        for field, low in (("shots", 0), ("max_input_length", 1), ("max_output_length", 1)):
+            whole(field, getattr(self, field), low)
+        if self.shots and self.pool is None:
+            raise ValueError(f"shots={self.shots} are taken from a file of their own: give pool, its path")
+        if self.too_long not in ("cut", "skip"):
+            raise ValueError(f"too_long={self.too_long!r} is neither 'cut' nor 'skip'")
+
+    @property
+    def _shown(self) -> FewShotTask:
+        template = Template(question="{question}", answer=self.answer, separator=self.separator)
+        pool = () if self.pool is None else [*itertools.islice(self._records(self.pool), self.shots)]
+        return FewShotTask(
+            name=self.name,
+            splits=self.splits,
+            records=lambda split: self._records(self.path, split),
+            pool=lambda: pool,
+            shots=self.shots,
+            template=template,
+            stop_strings=self.stop_strings,
+        )
+
+    def _read(self, split: str) -> Iterable[Example]:
+        return self._shown.read(split)
+
+    def _records(self, path: str, split: str | None = None) -> Iterable[Record]:
+        found = _found(path)
+        if not found.exists():
+            directory.require(path)  # which says where it was looked for
+        rows = _rows(found, split, isinstance(self.source, str))
+        records = (self._record(number, row, f"{found}, row {number}") for number, row in enumerate(rows))
+        return shuffled(list(records)) if self.shuffle else records
+
+    def _record(self, number: int, row: Row, where: str) -> Record:
+        source, reference = (_column(row, each, where) for each in (self.source, self.reference))
+        references = tuple(map(str, reference)) if isinstance(reference, list | tuple) else str(reference)
+        try:
+            question = self.template.format_map({**row, "source": source})
+        except (KeyError, IndexError, ValueError) as error:
+            raise ValueError(
+                f"template={self.template!r} has {error}: columns are {', '.join(row)} and source; write {{{{ and }}}} "
+                f"for braces"
+            ) from error
+        if not question.strip():
+            raise ValueError(f"{where} gives an empty prompt: take it out of the file, or give a template")
+        first = references if isinstance(references, str) else references[0] if references else ""
+        return Record(id=number, question=question, answer=first, reference=references)
+
+    def cut(self, ids: list[int], room: int) -> list[int]:
+        """The beginning; where exemplars are shown, the end, since the question stands there."""
+        return ids[max(0, len(ids) - room) :] if self.shots else ids[:room]
+
+    def postprocess(self, text: str) -> str:
+        """The output up to the first stop string."""
+        ends = [at for stop in self.stop_strings if (at := text.find(stop)) >= 0]
+        return text[: min(ends, default=len(text))].strip()
+
+
+def _found(path: str) -> Path:
+    """Where a file lies: as it is named, or in the data directory."""
+    here = expanded(path)
+    return here if here.exists() or here.is_absolute() else directory.data_directory() / path
+
+
+def _splits(folder: Path) -> tuple[str, ...]:
+    """The splits of a folder of `datasets`, which tells them in a file of its own."""
+    told = folder / "dataset_dict.json"
+    if not told.is_file():
+        return (_WHOLE,)
+    return tuple(readers.json_object(told, "save the data again").get("splits", ())) or (_WHOLE,)
+
+
+def _rows(path: Path, split: str | None, header: bool) -> Iterator[Row]:
+    """The rows of a file or a folder; those of a file without a header have numbers for names."""
+    if path.is_dir():
+        yield from _rows_of_folder(path, split)
+    elif ".jsonl" in path.suffixes[-2:]:
+        yield from json_lines(path)
+    elif is_file(path.name):
+        yield from _rows_of_table(path, header)
+    else:
+        raise ValueError(f"{path} is none of {', '.join(ENDINGS)} (or .gz of them), nor a folder that datasets saved")
+
+
+def _rows_of_table(path: Path, header: bool) -> Iterator[Row]:
+    tabs = ".tsv" in path.suffixes[-2:]
+    texts = (line.removeprefix("\ufeff") + "\n" for _, line in readers.lines(path))  # a mark that spreadsheets write
+    style: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"strict": True}
+    csv.field_size_limit(_LONGEST_FIELD)
+    table, names = csv.reader(texts, **style), list[str]()
+    try:
+        for fields in table:
+            if not fields:
+                continue  # an empty line
+            if not names:
+                names = fields if header else [str(number) for number in range(len(fields))]
+                if header:
+                    continue
+            if len(fields) != len(names):
+                raise ValueError(
+                    f"{path}:{table.line_num} has {len(fields)} columns, the first line {len(names)}: mend the line"
+                    + (", or its quotes" if not tabs else "")
+                )
+            yield dict(zip(names, fields, strict=True))
+    except csv.Error as error:
+        raise ValueError(f"{path}:{table.line_num} is no {path.suffix} ({error}): mend the line") from error
+
+
+def _rows_of_folder(path: Path, split: str | None) -> Iterator[Row]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ImportError(f"{path} is a folder: to read it as a data set, pip install datasets") from error
+    found = datasets.load_from_disk(str(path))
+    yield from found if split in (None, _WHOLE) else found[split]
+
+
+def _column(row: Row, wanted: str | int, where: str) -> Any:
+    name = str(wanted)
+    if name not in dict(row):
+        told = "the first line names the columns" if not name.isdecimal() else "columns are counted from 0"
+        raise ValueError(
+            f"{where} has no column {name!r}: {hint(name, row)}it has {', '.join(row)} ({told}; FileTask's source and "
+            f"reference say which to take, numbers for a file without a header)"
+        )
+    value = row[name]
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
