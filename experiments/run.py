@@ -6,19 +6,58 @@ A run is run.gin (the skeleton) with one model pair, one task and one method; no
         --gin_file=gin/tasks/tiny_translation.gin --gin_file=gin/methods/token_v3.gin \
         --gin.Method.alpha=0.9 --gin.Sampling.temperature=1.0
 
+or the point of a record again, with the files of your own that it was imported from, and whether it wrote the same:
+
+    python -m experiments.run --from_record=4a8c21f0 --store=results/quickstart.jsonl
+
 The record is printed and added to results/runs.jsonl (--gin.run.output="'other.jsonl'"); a point that is there already
 is only printed. The `configuration` of any record is a gin file that runs it again. What can be set: the attributes of
 ModelPair, Evaluation, Method and Sampling in speccascade_jax/evaluation/points.py, the arguments of run in
 speccascade_jax/evaluation/experiment.py.
 """
 
-from speccascade_jax.evaluation import experiment
-from speccascade_jax.runtime import gin_flags, interrupts
+from __future__ import annotations
+
+from pathlib import Path
+
+from absl import flags
+
+from speccascade_jax.evaluation import again, experiment
+from speccascade_jax.results.store import Record
+from speccascade_jax.runtime import gin_flags, interrupts, own_files
+
+FROM_RECORD = flags.DEFINE_string(
+    "from_record", None, "Run the point of a record again: its key, or the first digits of it."
+)
+STORE = flags.DEFINE_string("store", None, "The store that the record is in; without it, any results/*.jsonl.")
 
 EXAMPLE = (
     "python -m experiments.run --gin_file=gin/run.gin --gin_file=gin/models/tatoeba_en_de.gin "
     "--gin_file=gin/tasks/tiny_translation.gin --gin_file=gin/methods/token_v3.gin"
 )
 
+_FOUND: list[tuple[Record, Path]] = []
+
+
+def _recorded() -> str:
+    """The configuration of the record that is asked for."""
+    if FROM_RECORD.value is None:
+        return ""
+    _FOUND.append(again.find(FROM_RECORD.value, STORE.value))
+    record, _ = _FOUND[0]
+    own_files.load_again(record.get("imports", {}))
+    return f"{record['configuration']}\nexperiment.run.output = {_output(record)!r}\n"
+
+
+def _compared(new: Record) -> None:
+    """Say what became of a record that was run again."""
+    for old, store in _FOUND:
+        print(f"{old['key']} of {store}, run again: {again.compared(old, store, new, _output(old))}")
+
+
+def _output(record: Record) -> str:
+    return f"results/again-{record['key'][:8]}.jsonl"
+
+
 if __name__ == "__main__":
-    gin_flags.main(experiment.run, EXAMPLE, interrupts.ANEW, together=True)
+    gin_flags.main(experiment.run, EXAMPLE, interrupts.ANEW, together=True, recorded=_recorded, after=_compared)

@@ -14,6 +14,7 @@ _HOMES = {
     "pairs.pair": ("Pair", "load_pair", "shipped_pairs"),
     "rules.rule": ("Rule",),
     "rules.deferral": ("RULES", "fuzzy", "lossy"),
+    "methods.checking": ("check_rule",),
     "methods.settings": ("Arm", "Level"),
     "methods.table": ("METHODS",),
 }

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,13 +16,15 @@ from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.fetching import fetch
 from speccascade_jax.core.sampling import log_laws, make_law_pair, softmax, transform
 from speccascade_jax.core.types import Array, Controls, Prompt
-from speccascade_jax.data.vocabularies.vocabulary import Ids
+from speccascade_jax.data.vocabularies.vocabulary import Ids, added_texts
 from speccascade_jax.engine.generate import Failure, Generation, failures, model_names, raise_if_failed
 from speccascade_jax.engine.measures import summarise
-from speccascade_jax.methods.drafting import check_length
-from speccascade_jax.methods.plan import plan
+from speccascade_jax.methods.drafting import check_length, threshold_text
+from speccascade_jax.methods.plan import Plan, plan
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import decoder_context, make_prompt
+from speccascade_jax.results.trace import Traces
+from speccascade_jax.results.trace import read as read_trace
 from speccascade_jax.rules import deferral
 from speccascade_jax.rules.rule import Rule, checked_alpha
 
@@ -39,6 +41,8 @@ class DecodeOutput:
         failed: the rows that met NaN or infinite logits, with the model and the position (`engine.generate.Failure`):
             their outputs end there. Empty where all is well.
         generation: the raw result.
+        trace: per row what was proposed, kept and rejected, and what the laws said (`results.trace.Trace`), where it
+            was asked for; a notebook shows it in colours.
     """
 
     texts: list[str] | None
@@ -47,6 +51,7 @@ class DecodeOutput:
     stats: dict[str, Any]
     generation: Generation
     failed: tuple[Failure, ...] = ()
+    trace: Traces | None = None
 
 
 def decode(
@@ -57,6 +62,7 @@ def decode(
     seed: int = 0,
     example_ids: Any = None,
     stop_ids: Sequence[int] | None = None,
+    trace: bool = False,
     **settings: Any,
 ) -> DecodeOutput:
     """Generate with a draft and a target under a rule.
@@ -69,6 +75,7 @@ def decode(
         seed: of all randomness; a row's bits depend on the seed and its example id only.
         example_ids: `[B]`, default `0 … B − 1`; rows with one id draw the same bits.
         stop_ids: ids that end a row; default: the vocabulary's, or none without a vocabulary.
+        trace: whether the output has one for every row; the tokens are the same, and the call takes longer.
         settings: how tokens are made, `methods.settings.Settings`, which says what each is: `method`, `rule`, `alpha`,
             `block_size`, `temperature`, `top_p`, `top_k`, `draft_temperature`, `bonus`, `accept`, `stop`,
             `stop_threshold`, `drafters`.
@@ -89,8 +96,27 @@ def decode(
     call.controls(rows)  # checks them
     recipe.warn_of_alpha(call.settings, pair.target.model.vocab_size)
     ids = check_example_ids(example_ids, rows)
-    generation = call.generate(prompt, check_seed(seed), ids, longest)
-    return _output(pair, generation, prompt, recipe.draft_alone)
+    generation = (call.traced if trace else call.generate)(prompt, check_seed(seed), ids, longest)
+    output = _output(pair, generation, prompt, recipe.draft_alone)
+    return replace(output, trace=_traces(call, prompt, prompts, generation)) if trace else output
+
+
+def _traces(call: Plan, prompt: Prompt, prompts: Any, generation: Generation) -> Traces:
+    """A trace per row, from what was recorded."""
+    vocabulary, contexts = call.pair.vocabulary, decoder_context(prompt)
+    given = [prompts] if isinstance(prompts, str) else [each if isinstance(each, str) else "" for each in prompts]
+    told: dict[str, Any] = {"threshold": threshold_text(call.recipe, call.settings), "alone": call.recipe.draft_alone}
+
+    def texts(context: Ids, ids: list[int]) -> list[str]:
+        return [f" {each}" for each in ids] if vocabulary is None else added_texts(vocabulary, ids, context)
+
+    rows = enumerate(contexts)
+    return Traces(
+        read_trace(
+            generation.record, row, partial(texts, context), prompt=given[row] if row < len(given) else "", **told
+        )
+        for row, context in rows
+    )
 
 
 def collect(

@@ -1,6 +1,6 @@
 """What of a judged point's generations is kept beside the store: outputs, where tokens came from, some traces."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from speccascade_jax.data.tasks.task import Example, Task
 from speccascade_jax.data.vocabularies.vocabulary import Ids, TextVocabulary, added_texts
 from speccascade_jax.engine import tracing
 from speccascade_jax.engine.generate import Generator
-from speccascade_jax.evaluation.points import Evaluation, Point
+from speccascade_jax.evaluation.points import Evaluation
 from speccascade_jax.results import trace
 from speccascade_jax.results.outputs import LETTERS, Output
 
@@ -79,11 +79,3 @@ class Keeper(NamedTuple):
             rounds=own.rounds,
             trace=traced,
         )
-
-
-def threshold_of(point: Point) -> str:
-    """What a point's stop policy compares with, in words, and with which number; empty where blocks have one length."""
-    policy: Callable[..., Any] | None = getattr(point.method.recipe, "policy", None)
-    found = policy(point.method.settings()) if policy else None
-    said = getattr(found, "threshold", "")
-    return f"{said} = {point.method.stop_threshold:g}" if said and point.method.stop_threshold is not None else said

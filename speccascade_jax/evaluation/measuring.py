@@ -20,12 +20,13 @@ from speccascade_jax.evaluation.environment import device, package, versions
 from speccascade_jax.evaluation.points import Method, Point
 from speccascade_jax.evaluation.session import Prepared, Session
 from speccascade_jax.evaluation.validation import check_code
-from speccascade_jax.methods.drafting import levels_of
+from speccascade_jax.methods.drafting import levels_of, threshold_text
 from speccascade_jax.methods.settings import AUTO
 from speccascade_jax.metrics import quality
 from speccascade_jax.pairs.prompts import decoder_context
 from speccascade_jax.results.outputs import ENTRY, Output
 from speccascade_jax.results.store import FORMAT, Record
+from speccascade_jax.runtime import own_files
 from speccascade_jax.runtime.program_memory import release_when_crowded
 
 OWN = "own"
@@ -75,6 +76,7 @@ def describe(session: Session, point: Point) -> Record:
         **session.policies.described(point.method),
         "versions": versions(),
         "package": package(),
+        **({"imports": own_files.loaded()} if own_files.loaded() else {}),
         "device": device(),
     }
 
@@ -181,7 +183,8 @@ def _outputs(
 ) -> list[Output]:
     """What is kept of a point's outputs, in the order of the examples."""
     method, context = point.method, decoder_context(session.prompts)
-    keeper = keeping.Keeper(session.task, session.vocabulary, method.recipe.draft_alone, keeping.threshold_of(point))
+    threshold = threshold_text(method.recipe, method.settings())
+    keeper = keeping.Keeper(session.task, session.vocabulary, method.recipe.draft_alone, threshold)
     found = [
         keeper.output(session.examples[row], ids[:length].tolist(), context[row], prediction, noted[place])
         for place, row, ids, length, prediction in zip(well, rows, tokens, lengths, predictions, strict=True)

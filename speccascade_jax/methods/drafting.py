@@ -325,3 +325,11 @@ def models_of(drafters: Drafters, tail: str | None = None) -> list[str]:
         elif "." not in each and each != TARGET:
             found.append(each)
     return found
+
+
+def threshold_text(recipe: Any, settings: Settings) -> str:
+    """What a method's stop policy compares with `stop_threshold`, in words and with the number; empty without one."""
+    policy = getattr(recipe, "policy", None)
+    said = getattr(policy(settings), "threshold", "") if policy else ""
+    number = settings.stop_threshold
+    return f"{said}; stop_threshold = {number:g}" if said and isinstance(number, int | float) else said

@@ -13,6 +13,7 @@ from speccascade_jax.core.checks import MOST
 from speccascade_jax.core.fetching import Layout, fetch, join
 from speccascade_jax.core.types import Array, Controls, Params, Prompt
 from speccascade_jax.drafters.planned import PlannedDrafter
+from speccascade_jax.engine import tracing
 from speccascade_jax.engine.generate import Generation, Generator, argument
 from speccascade_jax.engine.loop import Engine
 from speccascade_jax.methods import costs, table
@@ -73,6 +74,19 @@ class Plan:
         before = ran.copy()
         ran.add(shape)
         return said_if_long(lambda: f"compiling {self.settings.method!r} for {_reason(shape, before)}")
+
+    def traced(self, prompt: Prompt, seed: int, example_ids: np.ndarray, max_new_tokens: int) -> Generation:
+        """As `generate`, with what traces are made of in `record`: a program of its own.
+
+        Raises:
+            ValueError: a method that is more than one generation.
+        """
+        self.engine  # noqa: B018 (raises)
+        prompt = by_rows(prompt, self.pair.mesh)
+        given = self._given(example_ids, max_new_tokens) | {"record": tracing.facts}
+        with self.running("decode with a trace", prompt, max_new_tokens):
+            found = self.built.program.generate(self.ready(prompt, max_new_tokens), prompt, seed, **given)
+        return fetch(everywhere(found))
 
     def generate(self, prompt: Prompt, seed: int, example_ids: np.ndarray, max_new_tokens: int) -> Generation:
         """A generation, on the host: `Program.generate` and the fetching of its result as one program."""

@@ -12,7 +12,7 @@ from typing import Any
 import gin
 from absl import app, flags, logging
 
-from speccascade_jax.runtime import gin_errors, gin_values, hosts, interrupts
+from speccascade_jax.runtime import gin_errors, gin_values, hosts, interrupts, own_files
 from speccascade_jax.runtime.paths import repository_root
 
 PREFIX = "--gin."
@@ -72,6 +72,11 @@ def define_flags() -> None:
     flags.DEFINE_list(
         "gin_search_paths", [], "folders to look up gin files in, besides the current one and the repository"
     )
+    flags.DEFINE_multi_string(
+        "import",
+        [],
+        "a file of your own, my_rules.py: what it holds is named my_rules.NAME; may be given several times",
+    )
     flags.DEFINE_bool("debug", False, "show the full trace of an error")
     flags.DEFINE_bool("multiprocess", False, "join the other processes; on TPU pods and under SLURM that needs no flag")
     flags.DEFINE_bool("multiprocess_gpu", False, "T5X's name of --multiprocess")
@@ -82,6 +87,7 @@ def define_flags() -> None:
         "gin_file",
         "gin_bindings",
         "gin_search_paths",
+        "import",
         "debug",
         "multiprocess",
         "multiprocess_gpu",
@@ -112,8 +118,10 @@ def _with_other_hosts() -> Iterator[None]:
     hosts.end()
 
 
-def parse_gin(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequence[str] = ()) -> None:
-    """Read gin files (and their includes), then bindings, and lock the configuration.
+def parse_gin(
+    files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequence[str] = (), text: str = ""
+) -> None:
+    """Read a text, gin files (and their includes), then bindings, and lock the configuration.
 
     Raises:
         ValueError: an unknown name, an unfilled hole, a value of the wrong kind, a syntax error; names the place.
@@ -127,6 +135,9 @@ def parse_gin(files: Sequence[str], bindings: Sequence[str] = (), search_paths: 
     for file in found:
         with _explained(file):
             gin.parse_config_file(file)
+    if text:
+        with _explained("the record's configuration"):
+            gin.parse_config(text)
     with _explained(", ".join(f"--gin.{binding}" for binding in bindings)[:200]):
         gin.parse_config(list(bindings))  # together: they may be the lines of a file
     with _explained():
@@ -157,6 +168,8 @@ def main(
     resume: str = interrupts.SAME,
     numbers: Mapping[str, str] | None = None,
     together: bool = False,
+    recorded: Callable[[], str] | None = None,
+    after: Callable[[Any], None] | None = None,
 ) -> None:
     """Parse the command line and call `function` with gin's arguments; a bad value ends in one line, not a trace.
 
@@ -165,6 +178,8 @@ def main(
         example: a command that works, shown when no gin file is named.
         resume: how to go on after Ctrl-C.
         together: whether several processes can run it as one; otherwise they are refused.
+        recorded: gives a configuration that takes the place of gin files, or "" where none is asked for.
+        after: is given what the function returned.
         numbers: name -> help of whole numbers among the function's arguments that are flags of their own too.
     """
     define_flags()
@@ -173,14 +188,20 @@ def main(
 
     def run(argv: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)
-        if len(argv) > 1 or not flags.FLAGS.gin_file:
+        with one_line_errors():
+            text = recorded() if recorded else ""
+        if len(argv) > 1 or not (flags.FLAGS.gin_file or text):
             wrong = f"unexpected argument {argv[1]!r}" if len(argv) > 1 else "name at least one --gin_file"
             sys.exit(f"error: {wrong}; for example: {example}; --help explains")
         with _with_other_hosts(), one_line_errors():
             _join(together, example)
-            parse_gin(flags.FLAGS.gin_file, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths)
+            own_files.load_again(flags.FLAGS["import"].value or ())
+            parse_gin(flags.FLAGS.gin_file, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths, text)
             given = {name: flags.FLAGS[name].value for name in numbers or {}}
-            gin.get_configurable(function)(**{name: value for name, value in given.items() if value is not None})
+            given = {name: value for name, value in given.items() if value is not None}
+            result = gin.get_configurable(function)(**given)
+            if after:
+                after(result)
 
     run_app(run, resume)
 

@@ -1,0 +1,145 @@
+"""`check_rule`: a rule of one's own held to its law, in seconds; `tests/support/conformance.py` asks more of ours."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import stats
+
+from speccascade_jax.core.controls import make_controls
+from speccascade_jax.core.names import look_up
+from speccascade_jax.core.sampling import log_laws, make_law_pair, softmax, transform
+from speccascade_jax.core.types import Controls, LawPair, Prompt
+from speccascade_jax.engine.generate import generate
+from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.models.table import TableLM
+from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.rules import checking
+from speccascade_jax.rules.acceptance import Deferral, Speculative
+from speccascade_jax.rules.deferral import RULES
+from speccascade_jax.rules.rule import Rule
+from speccascade_jax.rules.verification import TokenWise
+
+_ENTRIES, _ROWS, _LENGTH = 6, 4000, 6
+_SAMPLINGS = ((1.0, 1.0), (0.5, 1.0), (1.0, 0.8))
+_GREEDY = ((0.0, 1.0),)
+_WORST, _LEAST = 1e-5, 1e-5
+
+
+def check_rule(rule: Rule | str, alphas: tuple[float, ...] = (), seed: int = 0) -> str:
+    """Hold a rule to its law, on small laws and through the engine; takes some ten seconds.
+
+    Held are: the shapes and values that its functions return (`rules.checking.check`); the identity
+    `kept + (1 − Σ kept) · replacement = π` at every acceptance that fits the rule, on random laws, equal and disjoint
+    ones, at three α's, and what is asked of single tokens (`kept_at`) against it; and the law: tokens generated with
+    blocks of 3, on tables of 6 entries at temperatures 1 and 0.5 and with top-p 0.8, against `π`, by a chi-square test
+    given the token before (all p-values together, Holm; below 1e-5 it fails).
+
+    Args:
+        rule: a `Rule`, or a name; alphas: where to try it, otherwise three of its usual range; seed: of the sampling.
+
+    Returns:
+        A line that says what was held, and how close it was.
+
+    Raises:
+        ValueError: names what does not hold, where, and by how much.
+    """
+    found: Rule = rule if isinstance(rule, Rule) else look_up("rule", rule, RULES, Rule)
+    checking.check(found)
+    tried = alphas or _usual(found)
+    samplings = _GREEDY if found.greedy_only else _SAMPLINGS
+    worst = max(_identity(found, accept, alpha) for accept in _acceptances(found) for alpha in tried)
+    p_values = np.sort([p for alpha in tried for p in _p_values(found, alpha, samplings, seed)])
+    least = float(np.minimum(1.0, p_values * np.arange(len(p_values), 0, -1)).min())
+    if least < _LEAST:
+        raise ValueError(
+            f"rule {found.name!r}: its tokens do not obey π (p = {least:.1e} by {len(p_values)} chi-square "
+            f"tests, after Holm): what its functions return hangs on more than the laws at the position and alpha"
+        )
+    at = "" if found.alpha is None else f" at alpha {', '.join(f'{alpha:.3g}' for alpha in tried)}"
+    tokens = _ROWS * _LENGTH * len(samplings) * len(tried)
+    return f"{found.name}{at}: shapes hold, identity to {worst:.0e}, law by {tokens:,} tokens (p = {least:.2f})"
+
+
+def _usual(rule: Rule) -> tuple[float, ...]:
+    if rule.alpha is None:
+        return (0.0,)
+    low, high = rule.alpha.bounds(_ENTRIES)
+    return tuple(low + (high - low) * share for share in (0.15, 0.5, 0.85))
+
+
+def _acceptances(rule: Rule) -> list[TokenWise]:
+    return [Speculative(rule), *([Deferral(rule)] if rule.deferral is not None else [])]
+
+
+@jax.jit
+def _laws(q_logits: Any, p_logits: Any, controls: Controls) -> LawPair:
+    q, q_tilde = softmax(q_logits), transform(q_logits, controls.draft)
+    logs = log_laws(q_logits, q_tilde, controls.draft)
+    return make_law_pair(q, q_tilde, controls.draft.temperature <= 0, p_logits, controls.target, logs)
+
+
+@partial(jax.jit, static_argnames="accept")
+def _implied(accept: TokenWise, pair: LawPair, alpha: Any) -> tuple[Any, Any]:
+    """What must be equal, two by two: the law implied and π; and kept as a whole and of one token after another."""
+    kept, replacement = accept(pair, alpha)
+    tokens = jnp.broadcast_to(jnp.arange(_ENTRIES), kept.shape)
+    alone = jax.tree.map(lambda x: jnp.broadcast_to(x[:, None], (len(kept), _ENTRIES, x.shape[-1])), pair)
+    of_each = accept.kept_at(alone, jnp.broadcast_to(alpha[:, None], (*tokens.shape, 1)), tokens)
+    law = kept + (1.0 - kept.sum(-1, keepdims=True)) * replacement
+    return jnp.stack([law, kept]), jnp.stack([accept.law(pair, alpha), of_each])
+
+
+def _identity(rule: Rule, accept: TokenWise, alpha: float) -> float:
+    """How far the identity is from holding, at worst; ValueError beyond rounding."""
+    rng = np.random.default_rng(0)
+    p = rng.normal(size=(24, _ENTRIES)).astype(np.float32) * 2
+    q = p + rng.normal(size=p.shape).astype(np.float32)
+    q[0], p[1, :3], q[1, 3:] = p[0], -np.inf, -np.inf
+    temperature = np.tile(np.asarray([0.0] if rule.greedy_only else [0.0, 0.5, 1.0], np.float32), 24)[:24]
+    pair = _laws(q, p, make_controls(24, temperature=temperature))
+    implied, law = (np.asarray(x) for x in _implied(accept, pair, jnp.full((24, 1), alpha, jnp.float32)))
+    worst = float(np.abs(implied - law).max())
+    if not worst <= _WORST:
+        raise ValueError(
+            f"rule {rule.name!r} at alpha={alpha:g}: kept + (1 - Σ kept) · replacement, or kept of single tokens, is "
+            f"up to {worst:.1e} away from what π asks under {type(accept).__name__}: see its deferral, law and kept"
+        )
+    return worst
+
+
+def _p_values(rule: Rule, alpha: float, samplings: Any, seed: int) -> list[float]:
+    """Chi-square of what follows each token, at every sampling: one p-value for each."""
+    rng = np.random.default_rng(3)
+    p = (rng.normal(size=(_ENTRIES, _ENTRIES)) * 1.2).astype(np.float32)
+    q = p + (rng.normal(size=p.shape) * 0.9).astype(np.float32)
+    engine, params = assemble(Pair(target=TableLM(p), draft=TableLM(q)), rule=rule, block_size=3)
+    rows = _ROWS * len(samplings)
+    temperature, top_p = (np.repeat(np.asarray(each, np.float32), _ROWS) for each in zip(*samplings, strict=True))
+    controls = make_controls(rows, alpha=alpha, temperature=temperature, top_p=top_p)
+    prompt = Prompt(jnp.zeros((rows, 1), jnp.int32), jnp.ones((rows,), jnp.int32))
+    tokens = np.asarray(generate(engine, params, prompt, seed, controls=controls, max_new_tokens=_LENGTH).tokens)
+    found = []
+    for number, (heat, share) in enumerate(samplings):
+        own = tokens[number * _ROWS : (number + 1) * _ROWS]
+        pair = _laws(q, p, make_controls(_ENTRIES, temperature=heat, top_p=share))
+        law = np.asarray(rule.target_law(pair, jnp.full((_ENTRIES, 1), alpha, jnp.float32)), np.float64)
+        found.append(_p_value(own, law / law.sum(-1, keepdims=True)))
+    return found
+
+
+def _p_value(tokens: np.ndarray, law: np.ndarray) -> float:
+    before = np.concatenate([np.zeros((len(tokens), 1), int), tokens[:, :-1]], axis=1)
+    counts = np.zeros_like(law)
+    np.add.at(counts, (before, tokens), 1)
+    expected = law * counts.sum(-1, keepdims=True)
+    if ((expected < 1e-9) & (counts > 0)).any():
+        return 0.0  # what cannot happen did
+    large = expected >= 5
+    rest = [np.where(large, 0.0, each).sum(-1) for each in (counts, expected)]
+    statistic = ((counts - expected) ** 2 / np.where(large, expected, np.inf)).sum()
+    statistic += sum((o - e) ** 2 / e for o, e in zip(*rest, strict=True) if e >= 1)
+    freedom = int(sum(max(row.sum() - 1 + (e >= 1), 0) for row, e in zip(large, rest[1], strict=True)))
+    return float(stats.chi2.sf(statistic, freedom)) if freedom else 1.0
