@@ -8,7 +8,7 @@ from typing import Any
 
 from speccascade_jax.core import typed
 from speccascade_jax.core.checks import several, whole
-from speccascade_jax.core.files import expanded
+from speccascade_jax.core.files import expanded, write_atomically
 from speccascade_jax.core.names import hint
 from speccascade_jax.evaluation import following, pool
 from speccascade_jax.evaluation.enumeration import enumerate_points
@@ -228,6 +228,21 @@ def present(store: ResultStore, together: Sequence[str] = (), share: str = "reje
 
         for path in tradeoff.draw_all(found, store.path.parent, store.path.stem, share=share):
             print(f"plot: {path}")
+    keep_settings(store.path)
+    if any(panel.target for panel in found):
+        from speccascade_jax.results.report import page
+
+        report = page.write(found, store.path)
+        print(f"report: {report}")
+        printing.print_next(found, store.path, report)
+
+
+def keep_settings(store: Path) -> None:
+    """Write what gin gave this run beside its store, as a gin file; nothing where no gin file was read."""
+    import gin
+
+    if text := gin.operative_config_str().strip():
+        write_atomically(store.with_suffix(".gin"), f"{text}\n")
 
 
 def open_session(points: Sequence[Point]) -> Session:

@@ -189,6 +189,23 @@ def _bleu_signature() -> str:
 
 
 @functools.cache
+def _chrf() -> Any:
+    from sacrebleu.metrics.chrf import CHRF
+
+    return CHRF()
+
+
+def _chrf_statistics(prediction: str, reference: str) -> list[float]:
+    """For each order of character n-grams how many the prediction has, the reference has, and both have."""
+    return [*map(float, _chrf()._extract_corpus_statistics([prediction], [[reference]])[0])]
+
+
+def _chrf_from(sums: np.ndarray, examples: int) -> np.ndarray:
+    """chrF2 (Popović 2015) as sacrebleu computes it."""
+    return np.asarray([_chrf()._compute_f_score(row) for row in sums.tolist()])
+
+
+@functools.cache
 def _rouge(kind: str) -> Any:
     from rouge_score import rouge_scorer  # loads NLTK and SciPy: slow, and BLEU needs neither
 
@@ -212,6 +229,7 @@ _SQUAD = "SQuAD: lower case, no punctuation, no articles|best reference"
 
 METRICS = {
     "bleu": Metric(_bleu_statistics, _bleu_from, _bleu_signature),
+    "chrf": Metric(_chrf_statistics, _chrf_from, lambda: f"chrF2|version:{metadata.version('sacrebleu')}"),
     **{
         kind: _mean_of(
             functools.partial(_rouge_f1, kind), f"{kind}|f1|stemmer:porter|version:{metadata.version('rouge-score')}"

@@ -14,6 +14,20 @@ SHARES = {
 }
 """Measures that qualities are plotted against."""
 
+_METRICS = {
+    "bleu": "BLEU",
+    "rouge1": "ROUGE-1",
+    "rouge2": "ROUGE-2",
+    "rougeL": "ROUGE-L",
+    "chrf": "chrF",
+    "exact_match": "exact match",
+}
+
+
+def metric_name(metric: str) -> str:
+    """A metric as readers know it."""
+    return _METRICS.get(metric, metric)
+
 
 def label(record: Record, apart: str = "", *, threshold: bool = True) -> str:
     """A curve's name for readers: its method's title, and in brackets what sets it apart or was chosen for it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -104,6 +105,19 @@ def print_points(labels: Sequence[str]) -> None:
     """The points of a sweep, numbered."""
     for number, label in enumerate(labels, start=1):
         print(f"{number:4d}  {label}")
+
+
+def print_next(panels: Sequence[Panel], store: Path, report: Path) -> None:
+    """What one may do with a sweep's results, as commands."""
+    spots = [spot for panel in panels for spot in (*panel.spots, *panel.ends)]
+    keys = [spot.records[0]["key"][:8] for spot in spots]
+    ends = [panel.target.records[0]["key"][:8] for panel in panels if panel.target]
+    print("\nnext:")
+    print(f"  open {report} in a browser: every point's outputs, and where draft tokens were rejected")
+    if len(keys) > 1:
+        print(f"  python -m experiments.compare {store} {ends[0]} {keys[0]}     two points side by side")
+    print(f"  python -m experiments.run --from_record={keys[0]} --store={store}     one point again")
+    print("  your own data and rule (docs/extending.md): --gin.Evaluation.task=\"'mine.csv'\" --import=my_rules.py")
 
 
 def show(panels: Sequence[Panel], points: bool = False, *limits: float) -> None:

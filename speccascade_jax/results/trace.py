@@ -137,18 +137,16 @@ class Trace:
         return cls(tuple(Round(**each) for each in rounds), found.get("prompt", ""), found.get("threshold", ""))
 
     def _repr_html_(self) -> str:
-        from speccascade_jax.results.report import traces
-
-        return traces.alone([self])
+        return Traces([self])._repr_html_()
 
 
 class Traces(list[Trace]):
     """Traces, one per row; a notebook shows them."""
 
     def _repr_html_(self) -> str:
-        from speccascade_jax.results.report import traces
+        from speccascade_jax.results.report.traces import alone
 
-        return traces.alone(self)
+        return alone(self)
 
 
 def read(facts: Any, row: int, texts: Texts, *, prompt: str = "", threshold: str = "", alone: bool = False) -> Trace:

@@ -215,10 +215,13 @@ def _number(value: float | None) -> str:
 def draw(predicted: Mapping[str, np.ndarray], kept: np.ndarray, path: Path) -> None:
     """The reliability diagram: mean label against mean prediction, bin by bin, and how many tokens are in each bin."""
     from speccascade_jax.results.figures import tradeoff  # loads matplotlib, which nothing else here needs
+    from speccascade_jax.results.figures.styles import styles
 
     figure, (top, bottom) = tradeoff.plt.subplots(2, 1, figsize=(5.5, 6.5), height_ratios=(3, 1), sharex=True)
     top.plot([0, 1], [0, 1], color="0.6", lw=1, ls=":")
-    for (name, values), (colour, marker) in zip(predicted.items(), tradeoff.SPARE, strict=False):
+    looks = styles(predicted)
+    for name, values in predicted.items():
+        colour, marker = looks[name]
         bins = calibration.reliability(values, kept)
         top.plot(bins.predicted, bins.kept, color=colour, marker=marker, lw=1.4, label=f"{name} (ECE {bins.ece:.3f})")
         bottom.step((np.arange(len(bins.share)) + 0.5) / len(bins.share), bins.share, where="mid", color=colour, lw=1.2)

@@ -1,0 +1,194 @@
+"""The page: what stands in it, put together from records, their outputs and the figures."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from speccascade_jax.core.files import expanded, write_atomically
+from speccascade_jax.results import origins, outputs, places
+from speccascade_jax.results.comparisons import noise_notes
+from speccascade_jax.results.labels import metric_name
+from speccascade_jax.results.outputs import LETTERS, Output
+from speccascade_jax.results.panels import Panel, Spot, short_name
+from speccascade_jax.results.places import Places
+from speccascade_jax.results.report import charts, templates
+from speccascade_jax.results.store import Record
+from speccascade_jax.results.tables import table2
+
+MOST = 64
+"""Outputs shown of each point; all of them are in the store's folder."""
+_LONGEST = 600
+_CLASSES = {letter: templates.CLASSES[name] for letter, name in LETTERS.items()}
+
+
+def write(panels: Sequence[Panel], store: str | Path, path: Path | None = None, *, most: int = MOST) -> Path:
+    """Write the report of a store's panels, by default beside it as `.html`; returns its path.
+
+    Args:
+        panels: those of the store's records, `panels.panels`.
+        store: where outputs and the sweep's settings lie; path: the file to write.
+        most: outputs of each point.
+
+    Raises:
+        ValueError: no panel holds the target alone.
+    """
+    shown = [panel for panel in panels if panel.target]
+    if not shown:
+        panels[0].required_target()
+    path = path or expanded(store).with_suffix(".html")
+    write_atomically(path, _page(shown, expanded(store), most))
+    return path
+
+
+def _page(panels: Sequence[Panel], store: Path, most: int) -> str:
+    examples: dict[str, list[str]] = {}
+    numbers = itertools.count()
+    made, figures = [], list[Any]()
+    for panel in panels:
+        found = places.places(panel)
+        spots = [*panel.ends, *panel.spots]
+        anchors = {id(spot): f"p{next(numbers)}" for spot in spots}
+        kept = {id(spot): outputs.read(store, spot.records[0]) for spot in spots}
+        own = _figures(found, panel, store, anchors, {key: each or [] for key, each in kept.items()})
+        told = _panel(panel, found)
+        told["points"] = [_point(spot, store, anchors[id(spot)], kept[id(spot)], examples, most) for spot in spots]
+        told["traced"] = max((sum(o.trace is not None for o in each or ()) for each in kept.values()), default=0)
+        made.append((told, len(own)))
+        figures += own
+    code, stands = charts.embedded(figures) if figures else ("", [])
+    standing = iter(stands)
+    for told, number in made:
+        first, *more = itertools.islice(standing, number) if number else ("",)
+        told |= {"plot": first, "rejections": more}
+    beside = store.with_suffix(".gin")
+    html: str = (
+        templates.environment()
+        .get_template("page.html")
+        .render(
+            title=_title(panels),
+            verdict=_verdict(panels[0], places.places(panels[0])),
+            counted=f"{sum(len(panel.spots) + len(panel.ends) for panel in panels)} points of {store}",
+            panels=[told for told, _ in made],
+            environment=[*_environment(panels)],
+            operative=beside.read_text("utf-8") if beside.is_file() else "",
+            examples=examples,
+            style=templates.style(),
+            script=charts.script() if figures else "",
+            charts=code,
+        )
+    )
+    return html
+
+
+def _figures(
+    found: Places,
+    panel: Panel,
+    store: Path,
+    anchors: Mapping[int, str],
+    kept: Mapping[int, Sequence[Output]],
+) -> list[Any]:
+    if not panel.curves:
+        return []
+    commands = {id(spot): command(spot.records[0], store) for spot in (*panel.ends, *panel.spots)}
+    plot = charts.trade_off(found, metric_name(panel.metric), anchors, commands)
+    return [plot, *charts.rejections(found, kept)]
+
+
+def _panel(panel: Panel, found: Places) -> dict[str, Any]:
+    caption = (
+        f"{panel.sizes()}. The green band is a loss of at most {found.margin:g}. Intervals are of differences to the "
+        f"target on the same examples, of one point alone, and do not allow for α having been chosen on them."
+    )
+    timed = any(spot.latency for spot in panel.spots)
+    grids = table2.grids([panel], points=True) if not timed else table2.grids([panel])
+    told: dict[str, Any] = {"title": panel.title(), "caption": caption, "grids": grids}
+    return told | {"curves": charts.curves_key(found), "beside": charts.ends_key(found, timed)}
+
+
+def _point(
+    spot: Spot, store: Path, anchor: str, kept: list[Output] | None, examples: dict[str, list[str]], most: int
+) -> dict[str, Any]:
+    record = spot.records[0]
+    told = [f"quality {spot.quality.value:.2f}"]
+    told += [f"latency {spot.latency.value:.2f}"] if spot.latency else []
+    rejected = spot.measures.get("rejection_rate")
+    told += [f"rejected {rejected.value:.0%}"] if rejected else []
+    return {
+        "anchor": anchor,
+        "name": spot.name(),
+        "said": ", ".join(told),
+        "command": command(record, store),
+        "configuration": record.get("configuration", ""),
+        "outputs": None if kept is None else [_output(each, record, examples) for each in kept[:most]],
+        "more": max(len(kept or ()) - most, 0),
+        "file": str(outputs.folder(store)),
+    }
+
+
+def _output(each: Output, record: Record, examples: dict[str, list[str]]) -> dict[str, Any]:
+    name = f"{record['fingerprints']['examples'][:8]}-{each.id}"
+    if name not in examples:
+        references = (each.reference,) if isinstance(each.reference, str) else each.reference
+        examples[name] = [_cut(text) for text in (each.prompt, *references[:1])]
+    return {"id": each.id, "example": name, "trace": each.trace, "runs": [*_runs(each)]}
+
+
+def _cut(text: str) -> str:
+    """The two ends of a long text: a prompt's question often stands last."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
+
+
+def _runs(each: Output) -> Iterator[tuple[str, str]]:
+    """Class and text of neighbouring tokens that came from one place in one round."""
+    begins = set(itertools.accumulate(each.rounds))
+    sources = each.sources or " " * len(each.pieces)
+    shown, run, number = "", "", 0
+    for place, (piece, source) in enumerate(zip(each.pieces, sources, strict=True)):
+        if place and (place in begins or source != run):
+            yield _class(run, number), shown
+            shown, number = "", place if place in begins else 0
+        run, shown = source, shown + piece
+    yield _class(run, number), shown
+
+
+def _class(source: str, begins: int) -> str:
+    return _CLASSES.get(source, "") + (" e" if begins else "")
+
+
+def command(record: Record, store: Path) -> str:
+    """What runs a record's point again."""
+    return f"python -m experiments.run --from_record={record['key'][:12]} --store={shlex.quote(str(store))}"
+
+
+def _title(panels: Sequence[Panel]) -> str:
+    setting = panels[0].setting
+    return f"{setting['task']}, {short_name(setting['pair'])}"
+
+
+def _verdict(panel: Panel, found: Places) -> str:
+    """The panel's point in one sentence."""
+    if found.chosen is None or found.chosen.latency is None:
+        return "No point is faster than the target within that margin of its quality."
+    quick, loss = found.chosen.latency, found.chosen.difference
+    speed = charts.spanned(type(quick)(1 / quick.value, 1 / quick.high, 1 / quick.low), ".2f")
+    return (
+        f"{found.chosen.spot.name()} is {speed} times as fast as the target alone, at {charts.spanned(loss, '+.2f')} "
+        f"{metric_name(panel.metric)}: the fastest of these points within {found.margin:g} of the target, chosen "
+        f"on the examples that it is judged on."
+    )
+
+
+def _environment(panels: Iterable[Panel]) -> Iterator[tuple[str, str]]:
+    records = [record for panel in panels for record in panel.records]
+    device = records[0]["device"]
+    yield "device", f"{device['kind']} × {device['count']} ({device['processor']}, {device['cpus']} CPUs)"
+    yield "versions", ", ".join(f"{name} {version}" for name, version in records[0]["versions"].items())
+    yield "package", ", ".join(sorted({origins.package(record) or "–" for record in records}))
+    yield "measured", " to ".join(f(r.get("started", "–")[:16].replace("T", " ") for r in records) for f in (min, max))
+    for panel in panels:
+        for note in noise_notes(panel):
+            yield "noise", note
