@@ -4,6 +4,7 @@ r"""One output in the terminal while it is written: what the draft wrote, what t
     python -m experiments.show --method=token_v3 --alpha=0.5 --temperature=1 --seed=3 \
         --prompt="We have no time to lose. The train leaves in ten minutes."
     python -m experiments.show --pair=stories --prompt="Once upon a time" --temperature=1 --picture=story.svg
+    python -m experiments.show --method=diff --alpha=0.1 --trace      every position, with q, p, π, ranks
     python -m experiments.show --method=autoregressive_draft       the draft alone; autoregressive: the target
 
 A token was drafted and kept; or put in place of one that was rejected; or is the bonus after a block kept whole; or
@@ -20,16 +21,23 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from absl import flags
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 import speccascade_jax as sc
 from speccascade_jax.core.names import DRAFT, TARGET
+from speccascade_jax.results.trace import Step, Trace
 from speccascade_jax.runtime import gin_flags, interrupts
 
 PAIR = flags.DEFINE_string("pair", "tatoeba_en_de", "A shipped pair, or the folder of one (sc.load_pair).")
+TARGET_PATH = flags.DEFINE_string(
+    "target", None, "With --draft: any two checkpoints (sc.Pair.load), instead of a pair."
+)
+DRAFT_PATH = flags.DEFINE_string("draft", None, "The draft's checkpoint.")
 PROMPT = flags.DEFINE_string(
     "prompt",
     "The weather was cold. I stayed at home and read a book until my sister came back.",
@@ -46,6 +54,11 @@ STOP_THRESHOLD = flags.DEFINE_float(
     "stop_threshold", None, "bild: draft while the draft's maximum is at least 1 minus this."
 )
 TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy, 1 samples from the models' own laws.")
+TOP_P = flags.DEFINE_float("top_p", 1.0, "Sample from the fewest tokens of so much probability.")
+TOP_K = flags.DEFINE_integer("top_k", 0, "Sample from so many tokens; 0: all.")
+TRACE = flags.DEFINE_bool(
+    "trace", False, "Also list every position: what was proposed and written, and what the laws said."
+)
 SEED = flags.DEFINE_integer("seed", 0, "Of what is sampled.")
 MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "The longest output.")
 PICTURE = flags.DEFINE_string("picture", None, "Also write the page to this file, as SVG.")
@@ -74,7 +87,8 @@ class Page:
     def text(self, token: sc.StreamedToken) -> Text:
         """A token as it looks; the first of a round stands behind the round's boundary."""
         boundary = ROUND if token.slot == 0 and token.round > 0 else ""
-        return Text(boundary, style="dim" if self.coloured else "") + self._dressed(token.text, token.source)
+        # not boundary + token: the first text's style would be that of both
+        return Text.assemble((boundary, "dim" if self.coloured else ""), self._dressed(token.text, token.source))
 
     def legend(self) -> Text:
         """What the looks mean."""
@@ -131,22 +145,59 @@ def summary(
     ]
 
 
+def _pair() -> sc.Pair:
+    if (TARGET_PATH.value is None) != (DRAFT_PATH.value is None):
+        raise ValueError("give --target and --draft, or --pair alone")
+    if TARGET_PATH.value is None:
+        return sc.load_pair(PAIR.value)
+    return sc.Pair.load(target=TARGET_PATH.value, draft=DRAFT_PATH.value)
+
+
+def _settings() -> dict[str, Any]:
+    flagged = (METHOD, ALPHA, BLOCK_SIZE, STOP_THRESHOLD, TEMPERATURE, TOP_P, TOP_K, SEED, MAX_NEW_TOKENS)
+    return {flag.name: flag.value for flag in flagged}
+
+
+_TEXTS = ("proposed", "written", "fate")
+
+
+def positions(trace: Trace) -> Table:
+    """Every position of a trace, as a table."""
+    table = Table(title="rank: by q, by p; H: entropy of q in nats; product: of max q over the block", padding=0)
+    for name in ("round", "proposed", "written", "fate", "q", "p", "π", "rank", "H", "max q", "product", "TV", "r"):
+        table.add_column(name, no_wrap=True, justify="left" if name in _TEXTS else "right")
+    for number, one in enumerate(trace.rounds):
+        for step in one.steps:
+            table.add_row(f"{number}.{step.slot}", *_cells(step), end_section=step is one.steps[-1])
+    return table
+
+
+def _cells(step: Step) -> list[str]:
+    said, written = step.proposed or step.committed, step.committed
+    numbers = [getattr(said, name, None) for name in ("q", "p", "pi")]
+    rank = [getattr(said, name, None) for name in ("rank_q", "rank_p")]
+    more = [step.entropy_q, step.max_q, step.confidence, step.divergence, step.deferral]
+    return [
+        repr(step.proposed.text) if step.proposed else "",
+        Text(repr(written.text) if written else "", style=LOOKS[step.source][0] if written else ""),
+        step.fate or step.source,
+        *map(_short, numbers),
+        ", ".join("–" if each is None else str(each) for each in rank),
+        *map(_short, more),
+    ]  # type: ignore[list-item]
+
+
+def _short(number: float | None) -> str:
+    return "–" if number is None else f"{number:.3g}"
+
+
 def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         sys.exit(f"error: unexpected argument {argv[1]!r}; flags look like --method=chow; --help explains")
     with gin_flags.one_line_errors():
         begin = time.perf_counter()
-        tokens = sc.stream(
-            sc.load_pair(PAIR.value),
-            PROMPT.value,
-            method=METHOD.value,
-            alpha=ALPHA.value,
-            block_size=BLOCK_SIZE.value,
-            stop_threshold=STOP_THRESHOLD.value,
-            temperature=TEMPERATURE.value,
-            seed=SEED.value,
-            max_new_tokens=MAX_NEW_TOKENS.value,
-        )
+        pair, settings = _pair(), _settings()
+        tokens = sc.stream(pair, PROMPT.value, **settings)
         page = Page(Console(highlight=False))
         page.console.print(Text.assemble(("prompt: ", "dim"), PROMPT.value))
         page.console.print(page.legend())
@@ -154,6 +205,9 @@ def main(argv: Sequence[str]) -> None:
         page.console.print(END if seen else "")
         for line in summary(seen, at, begin, METHOD.value not in (TARGET, DRAFT)):
             page.console.print(line)
+        if TRACE.value:
+            wide = Console(highlight=False, width=max(page.console.width, 116))
+            wide.print(positions(sc.decode(pair, [PROMPT.value], trace=True, **settings).trace[0]))
         if PICTURE.value:
             draw(seen, PROMPT.value, PICTURE.value, f"{PAIR.value}, {METHOD.value}, T = {TEMPERATURE.value:g}")
 

@@ -25,7 +25,7 @@ def package(record: Record) -> str:
     """The version of this package that a record was measured by, with git's revision; empty where it does not say."""
     if not (known := record.get("package")):
         return ""
-    inside = [known["revision"][:10]] * bool(known["revision"]) + ["files changed"] * bool(known["dirty"])
+    inside = [(known["revision"] or "")[:10]] * bool(known["revision"]) + ["files changed"] * bool(known["dirty"])
     return (known["version"] or "not installed") + (f" ({', '.join(inside)})" if inside else "")
 
 

@@ -15,6 +15,7 @@ from speccascade_jax.results.panels import Panel, Value, value_of
 from speccascade_jax.results.store import Record
 from speccascade_jax.results.tables import table2
 from speccascade_jax.results.tables.grid import NONE
+from speccascade_jax.runtime.paths import command
 
 
 class Progress:
@@ -115,8 +116,8 @@ def print_next(panels: Sequence[Panel], store: Path, report: Path) -> None:
     print("\nnext:")
     print(f"  open {report} in a browser: every point's outputs, and where draft tokens were rejected")
     if len(keys) > 1:
-        print(f"  python -m experiments.compare {store} {ends[0]} {keys[0]}     two points side by side")
-    print(f"  python -m experiments.run --from_record={keys[0]} --store={store}     one point again")
+        print(f"  {command('compare')} {store} {ends[0]} {keys[0]}     two points side by side")
+    print(f"  {command('run')} --from_record={keys[0]} --store={store}     one point again")
     print("  your own data and rule (docs/extending.md): --gin.Evaluation.task=\"'mine.csv'\" --import=my_rules.py")
 
 

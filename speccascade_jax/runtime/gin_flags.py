@@ -13,7 +13,7 @@ import gin
 from absl import app, flags, logging
 
 from speccascade_jax.runtime import gin_errors, gin_values, hosts, interrupts, own_files
-from speccascade_jax.runtime.paths import repository_root
+from speccascade_jax.runtime.paths import share_root
 
 PREFIX = "--gin."
 
@@ -127,14 +127,15 @@ def parse_gin(
         ValueError: an unknown name, an unfilled hole, a value of the wrong kind, a syntax error; names the place.
         OSError: a file that lies in none of the search paths.
     """
-    folders = (*search_paths, str(repository_root()))
+    folders = (*search_paths, str(share_root()))
     for folder in folders:
         gin.add_config_file_search_path(str(Path(folder).expanduser()))
     # gin takes a path that is not there for a package and stumbles over folders without __init__: look first.
     found = [_find(name, (".", *folders)) for name in files]
-    for file in found:
-        with _explained(file):
-            gin.parse_config_file(file)
+    with _without_complaints():
+        for file in found:
+            with _explained(file):
+                gin.parse_config_file(file)
     if text:
         with _explained("the record's configuration"):
             gin.parse_config(text)
@@ -143,6 +144,17 @@ def parse_gin(
     with _explained():
         gin.finalize()
         gin_values.check()
+
+
+@contextlib.contextmanager
+def _without_complaints() -> Iterator[None]:
+    """gin logs an error for every folder in which an included file does not lie before the one in which it does."""
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.FATAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,17 @@ def shipped(*parts: str) -> Path:
     return Path(__file__).resolve().parents[1].joinpath("assets", *parts)
 
 
+def share_root() -> Path:
+    """The folder of gin/, configs/ and experiments/: the clone's root, or inside an installed package."""
+    clone = repository_root()
+    return clone if (clone / "gin" / "run.gin").is_file() else Path(__file__).resolve().parents[1] / "share"
+
+
+def command(name: str) -> str:
+    """How an experiment is called here: in a clone by Python, where a wheel is installed by the package's command."""
+    return f"python -m experiments.{name}" if share_root() == repository_root() else f"speccascade {name}"
+
+
 def repository_root() -> Path:
     """The folder that holds the package: the clone's root when installed with `pip install -e`."""
     return Path(__file__).resolve().parents[2]

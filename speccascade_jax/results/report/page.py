@@ -18,6 +18,7 @@ from speccascade_jax.results.places import Places
 from speccascade_jax.results.report import charts, templates
 from speccascade_jax.results.store import Record
 from speccascade_jax.results.tables import table2
+from speccascade_jax.runtime import paths
 
 MOST = 64
 """Outputs shown of each point; all of them are in the store's folder."""
@@ -161,7 +162,7 @@ def _class(source: str, begins: int) -> str:
 
 def command(record: Record, store: Path) -> str:
     """What runs a record's point again."""
-    return f"python -m experiments.run --from_record={record['key'][:12]} --store={shlex.quote(str(store))}"
+    return f"{paths.command('run')} --from_record={record['key'][:12]} --store={shlex.quote(str(store))}"
 
 
 def _title(panels: Sequence[Panel]) -> str:

@@ -1,0 +1,49 @@
+"""The command `speccascade`: what lies in experiments/, by name, from a clone or from an installed wheel."""
+
+from __future__ import annotations
+
+import ast
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from speccascade_jax.core.names import hint
+from speccascade_jax.runtime.paths import share_root
+
+
+def commands() -> dict[str, Path]:
+    """Name -> file of every experiment."""
+    found = sorted((share_root() / "experiments").glob("*.py"))
+    return {path.stem: path for path in found if not path.stem.startswith("_")}
+
+
+def about(path: Path) -> str:
+    """The first sentence of a file's docstring."""
+    told = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+    return " ".join(told.partition("\n\n")[0].split())
+
+
+def listing() -> str:
+    """All commands, for `--help`."""
+    lines = [f"  {name:<22} {about(path)}" for name, path in commands().items()]
+    begin = "speccascade COMMAND [arguments]; speccascade COMMAND --help explains one. Gin files such as "
+    begin += f"configs/quickstart.gin are found in the current folder, then in {share_root()}.\n"
+    return "\n".join([begin, *lines])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run an experiment as `python -m experiments.NAME` does in a clone."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    known = commands()
+    if not given or given[0] in ("-h", "--help", "help"):
+        print(listing())
+        return
+    name, *rest = given
+    if name not in known:
+        sys.exit(f"error: no command {name!r}: {hint(name, known)}speccascade --help lists them")
+    sys.path.insert(0, os.getcwd())  # where one's own modules lie, as with python -m
+    sys.path.append(str(share_root()))
+    sys.argv = [str(known[name]), *rest]
+    runpy.run_path(str(known[name]), run_name="__main__")
