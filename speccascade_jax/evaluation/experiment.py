@@ -23,7 +23,7 @@ from speccascade_jax.results import panels, printing, shards
 from speccascade_jax.results.labels import SHARES
 from speccascade_jax.results.store import Record, ResultStore, check_format, fill
 from speccascade_jax.rules.deferral import RULES
-from speccascade_jax.runtime import hosts
+from speccascade_jax.runtime import gin_values, hosts
 
 
 def run(
@@ -239,9 +239,7 @@ def present(store: ResultStore, together: Sequence[str] = (), share: str = "reje
 
 def keep_settings(store: Path) -> None:
     """Write what gin gave this run beside its store, as a gin file; nothing where no gin file was read."""
-    import gin
-
-    if text := gin.operative_config_str().strip():
+    if text := gin_values.operative():
         write_atomically(store.with_suffix(".gin"), f"{text}\n")
 
 

@@ -20,6 +20,7 @@ from speccascade_jax.evaluation.measuring import evaluate
 from speccascade_jax.evaluation.points import Point
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.results.store import Record, ResultStore
+from speccascade_jax.runtime import own_files
 
 ATTEMPTS = 3
 """How often a point may take its worker with it before the sweep ends."""
@@ -52,8 +53,9 @@ def check(points: Sequence[Point], count: int, device: str | None) -> None:
 class Worker:
     """What an actor is: a session, opened where its device is when it is first asked."""
 
-    def __init__(self, points: Sequence[Point], accelerated: bool):
+    def __init__(self, points: Sequence[Point], accelerated: bool, files: Sequence[str] = ()):
         self._points = points
+        own_files.load_again(files)
         if accelerated:
             jax.config.update("jax_platforms", None)  # whatever keeps the driver off its workers' devices
 
@@ -111,7 +113,10 @@ class Pool:
             self._check_cluster(count, device)
             needs = {"num_gpus": 1} if device == "GPU" else {"resources": {device: 1}} if device else {}
             self._actor = partial(
-                self.ray.remote(num_cpus=1, **needs)(Worker).remote, self.points, device in ACCELERATORS
+                self.ray.remote(num_cpus=1, **needs)(Worker).remote,
+                self.points,
+                device in ACCELERATORS,
+                [*own_files.loaded().values()],
             )
             self.workers = [self._actor() for _ in range(count)]
         except BaseException:

@@ -116,7 +116,7 @@ class Trace:
     def at_positions(self) -> dict[str, list[int]]:
         """How many proposals were examined and kept at each position of the block, as the counters say too."""
         verified = [each for each in self.rounds if not each.unverified]
-        longest = max((len(each.steps) - 1 for each in self.rounds), default=0)
+        longest = max((each.drafted for each in self.rounds), default=0)
         examined = [sum(each.kept + each.rejected > n for each in verified) for n in range(longest)]
         return {"examined_at": examined, "kept_at": [sum(each.kept > n for each in verified) for n in range(longest)]}
 

@@ -41,3 +41,9 @@ def _value(value: Any, name: str) -> Any:
     if not value.evaluate:
         return typed.Later(f"{value!r} (to call it: {value!r}())", FunctionType)
     return typed.Later(repr(value), called.wrapped if isinstance(called.wrapped, type) else None)
+
+
+def operative() -> str:
+    """The settings that were used, as a gin file; empty where none were read."""
+    found: str = gin.operative_config_str().strip()
+    return found

@@ -77,7 +77,8 @@ class Scripted:
         self.needs = needs
         return lambda worker: SimpleNamespace(remote=self.start)
 
-    def start(self, letters, accelerated):
+    def start(self, letters, accelerated, files):
+        assert files == []
         self.accelerated = accelerated
         self.started += 1
         return SimpleNamespace(

@@ -42,6 +42,9 @@ FLAGS = {
     "compare_drafters": "gin_file",
     "serve_online": "gin_file",
     "launch": "dry_run",
+    "report": "most",
+    "compare": "most",
+    "score": "metrics",
 }
 
 

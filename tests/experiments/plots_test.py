@@ -7,7 +7,7 @@ import pytest
 from matplotlib import pyplot as plt
 
 from speccascade_jax.results import histograms
-from speccascade_jax.results.figures import tradeoff
+from speccascade_jax.results.figures import styles
 
 
 def _figure(script, store, monkeypatch, *more):
@@ -61,10 +61,11 @@ def test_what_needs_no_method_is_drawn_beside_latencies(script, store, monkeypat
     figure = _figure(script, store, monkeypatch)
     (grey,) = (line for line in figure.axes[0].get_lines() if line.get_label() == "Whole requests sent at random")
     first, last = np.column_stack(grey.get_data())[[0, -1]]
-    assert first.tolist() == [1.0, pytest.approx(target["quality"]["value"])]
-    assert last.tolist() == pytest.approx([draft["relative_latency"]["value"], draft["quality"]["value"]])
+    zero = target["quality"]["value"]
+    assert first.tolist() == [1.0, pytest.approx(0.0)]
+    assert last.tolist() == pytest.approx([draft["relative_latency"]["value"], draft["quality"]["value"] - zero])
     (dash,) = (each for each in figure.axes[0].collections if each.get_label() == "Target alone at T = 0.5")
-    assert dash.get_offsets().tolist() == [[1.0, 77.0]]
+    assert dash.get_offsets().tolist() == [[1.0, pytest.approx(77.0 - zero)]]
     assert not [line for line in figure.axes[1].get_lines() if line.get_label() == "Whole requests sent at random"]
     plt.close(figure)
 
@@ -147,4 +148,4 @@ def test_nothing_to_plot_is_said(script, store, capsys):
 
 
 def test_styles_cover_the_papers_methods():
-    assert {"spec_decode", "lossy", "chow", "diff", "opt", "token_v3", "bild_star"} <= set(tradeoff.STYLES)
+    assert {"spec_decode", "lossy", "chow", "diff", "opt", "token_v3", "bild_star"} <= set(styles.STYLES)

@@ -59,7 +59,8 @@ from speccascade_jax.runtime import gin_flags
 for file in sorted(Path("gin/tasks").glob("*.gin")):
     gin.clear_config()
     holes = [f"SeqioTask.{name}={value!r}" for name, value in json.loads(sys.argv[1]).items()]
-    gin_flags.parse_gin([str(file)], holes if file.stem == "seqio" else [])
+    of = {"seqio": holes, "file": ["FileTask.path='mine.csv'"]}
+    gin_flags.parse_gin([str(file)], of.get(file.stem, []))
     evaluation = gin.get_configurable(points.Evaluation)()
     print(file.stem, table.get_task(evaluation.resolved().task).max_output_length)
 print(sorted({"seqio", "tensorflow", "tensorflow_datasets"} & set(sys.modules)))

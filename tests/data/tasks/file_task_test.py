@@ -1,0 +1,129 @@
+"""Tasks of one's own files: every form, few-shot pools, lengths, errors that name place and remedy."""
+
+import gzip
+import json
+import sys
+import types
+
+import pytest
+
+from speccascade_jax.data.tasks.file_task import FileTask, is_file
+from speccascade_jax.data.tasks.table import get_task
+
+ROWS = [("Hello, you.", "Hallo, du."), ('He said "no".', 'Er sagte "nein".'), ("Two\nlines.", "Zwei\nZeilen.")]
+
+
+def quoted(text):
+    return '"' + text.replace('"', '""') + '"'
+
+
+def write(folder, form):
+    """The rows as a file of a form; forms without quotes hold no line of two."""
+    path = folder / f"mine{form}"
+    if "jsonl" in form:
+        text = "".join(json.dumps({"source": s, "reference": r, "number": n}) + "\n" for n, (s, r) in enumerate(ROWS))
+    elif "csv" in form:
+        text = "source,reference,number\r\n" + "".join(
+            f"{quoted(s)},{quoted(r)},{n}\r\n" for n, (s, r) in enumerate(ROWS)
+        )
+    else:
+        text = "source\treference\tnumber\n" + "".join(f"{s}\t{r}\t{n}\n" for n, (s, r) in enumerate(ROWS[:2]))
+    path.write_bytes(gzip.compress(text.encode()) if form.endswith(".gz") else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("form", [".csv", ".tsv", ".jsonl", ".csv.gz", ".tsv.gz", ".jsonl.gz"])
+def test_every_form_is_read_and_named_by_its_path(tmp_path, form):
+    path = write(tmp_path, form)
+    assert is_file(str(path))
+    task = get_task(str(path))
+    assert isinstance(task, FileTask) and task.name == "mine" and task.splits == ("all",)
+    found = [(each.source, each.reference) for each in task.load()]
+    assert found == ROWS[: len(found)] and len(found) == (2 if "tsv" in form else 3)
+
+
+def test_columns_templates_and_marks_of_spreadsheets(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes("\ufeffquestion,topic,answer\nHow many?,sums,4\n".encode())
+    task = FileTask(path=path, source="question", reference="answer", template="{topic}: {source} {{now}}")
+    (example,) = task.load()
+    assert task.build_prompt(example) == "sums: How many? {now}" and example.reference == "4"
+
+
+def test_files_without_a_header_have_numbered_columns(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text("eins\tone\nzwei\ttwo\n")
+    task = FileTask(path=path, source=1, reference=0)
+    assert [(each.source, each.reference) for each in task.load()] == [("one", "eins"), ("two", "zwei")]
+
+
+def test_several_references_of_a_field(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"source": "a", "reference": ["b", "c"]}) + "\n")
+    (example,) = get_task(str(path)).load()
+    assert example.reference == ("b", "c")
+
+
+def test_exemplars_stand_before_and_are_not_evaluated(tmp_path):
+    pool, path = tmp_path / "pool.csv", tmp_path / "a.csv"
+    pool.write_text("source,reference\n1+1,2\n2+2,4\n3+3,6\n")
+    path.write_text("source,reference\n2+2,4\n5+5,10\n")
+    task = FileTask(path=path, pool=str(pool), shots=2, template="Q: {source}\nA:", stop_strings=("\n",))
+    (example,) = task.load()
+    assert task.build_prompt(example) == "Q: 1+1\nA: 2\n\nQ: 2+2\nA: 4\n\nQ: 5+5\nA:"
+    assert task.postprocess(" 10 \nQ: more") == "10"
+    assert task.cut([1, 2, 3], 2) == [2, 3] and get_task(str(path)).cut([1, 2, 3], 2) == [1, 2]
+
+
+def test_shuffled_files_keep_their_ids(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("source,reference\n" + "".join(f"s{n},r{n}\n" for n in range(50)))
+    plain, mixed = FileTask(path=path).load(), FileTask(path=path, shuffle=True).load()
+    assert [each.id for each in plain] != [each.id for each in mixed]
+    assert sorted(mixed, key=lambda each: each.id) == plain
+    assert mixed == FileTask(path=path, shuffle=True).load()
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "said"),
+    [
+        ("text,label\na,b\n", {}, r"row 0 has no column 'source'.*text, label.*source and reference"),
+        ("source,reference\na\n", {}, r"a.csv:2 has 1 columns, the first line 2"),
+        ('source,reference\n"a,b\n', {}, r"a.csv:2 is no .csv"),
+        ("source,reference\na,b\n", {"template": "{other}"}, r"template='\{other\}' has 'other': columns are source"),
+        ("source,reference\n ,b\n", {}, r"row 0 gives an empty prompt"),
+        ("source,reference\na,b\n", {"source": 0}, r"source=0 and reference='reference': give two names"),
+        ("source,reference\na,b\n", {"shots": 2}, r"shots=2 .*give pool"),
+        ("source,reference\na,b\n", {"too_long": "drop"}, r"too_long='drop' is neither"),
+        ("source,reference\na,b\n", {"max_input_length": 0}, r"max_input_length=0"),
+        ("source,reference\na,b\n", {"metrics": "bleu"}, r"metrics"),
+    ],
+)
+def test_slips_are_named(tmp_path, text, more, said):
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=said):
+        FileTask(path=path, **more).load()
+
+
+def test_missing_and_strange_files(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere.csv does not exist"):
+        get_task(str(tmp_path / "nowhere.csv")).load()
+    (tmp_path / "a.xlsx").write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"a.xlsx is none of .tsv, .csv, .jsonl"):
+        FileTask(path=tmp_path / "a.xlsx").load()
+    with pytest.raises(ValueError, match=r"a file of yours is a path that ends in"):
+        get_task("no_such_task")
+
+
+def test_folders_that_datasets_saved(tmp_path, monkeypatch):
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    rows = {"train": [{"source": "a", "reference": "b"}], "test": [{"source": "c", "reference": "d"}]}
+    fake = types.SimpleNamespace(load_from_disk=lambda path: rows)
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    task = FileTask(path=tmp_path)
+    assert task.splits == ("train", "test")
+    assert [each.source for each in task.load("test")] == ["c"]
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ImportError, match="pip install datasets"):
+        task.load("test")

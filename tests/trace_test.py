@@ -1,0 +1,123 @@
+"""Traces: the same tokens, and the engine's own counts recomputed from them, over hundreds of generations."""
+
+import json
+
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.results.trace import Trace, total
+from tests.support import conformance
+from tests.support.reference import softmax
+
+ROWS, VOCAB = 200, 6
+PAIR = conformance.tabular_pair(*conformance.tables(VOCAB, seed=3))
+PROMPTS = [[n % VOCAB] for n in range(ROWS)]
+COUNTED = ("rounds", "target_calls", "drafted", "kept", "rejected", "examined", "committed")
+WAYS = {
+    "token_v3": {"rule": "token_v3", "alpha": 0.4},
+    "its own bonus": {"rule": "chow", "alpha": 0.3, "bonus": "target"},
+    "no bonus": {"rule": "spec_decode", "bonus": "none"},
+    "blocks that end early": {"rule": "diff", "alpha": 0.1, "stop": "confidence", "stop_threshold": 0.6},
+    "products": {"rule": "opt", "alpha": 0.1, "stop": "cumulative_confidence", "stop_threshold": 0.7},
+    "unverified ends": {"method": "token_cascade", "alpha": 0.4},
+    "the target alone": {"method": "autoregressive"},
+    "greedy": {"rule": "token_v3", "alpha": 0.4, "temperature": 0.0},
+    "top-p": {"rule": "lossy", "alpha": 0.5, "top_p": 0.7},
+}
+
+
+def both(way, **more):
+    given = {"temperature": 1.0, "max_new_tokens": 15, "stop_ids": [5], **WAYS[way], **more}
+    return sc.decode(PAIR, PROMPTS, **given), sc.decode(PAIR, PROMPTS, trace=True, **given)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_counts_recomputed_from_traces_are_the_engines(way):
+    plain, traced = both(way)
+    np.testing.assert_array_equal(plain.tokens, traced.tokens)
+    assert plain.trace is None and len(traced.trace) == ROWS
+    rows = traced.stats["rows"]
+    for name in COUNTED:
+        np.testing.assert_array_equal([each.counts()[name] for each in traced.trace], rows[name], err_msg=name)
+    for name in ("examined_at", "kept_at"):
+        for trace, counted in zip(traced.trace, np.asarray(rows[name]).tolist(), strict=True):
+            own = trace.at_positions()[name]
+            assert own + [0] * (len(counted) - len(own)) == counted, name
+    written = [[s.committed.id for r in trace.rounds for s in r.steps if s.committed] for trace in traced.trace]
+    assert written == [row[:n].tolist() for row, n in zip(traced.tokens, traced.lengths, strict=True)]
+    counts = total(traced.trace)
+    assert counts["draft"] + counts["replaced"] + counts["bonus"] + counts["target"] == counts["committed"]
+    if way not in ("the target alone", "greedy", "unverified ends"):
+        assert counts["kept"] and counts["rejected"]
+
+
+def test_sources_are_those_of_the_stream():
+    _, traced = both("token_v3")
+    given = {"temperature": 1.0, "max_new_tokens": 15, "stop_ids": [5], **WAYS["token_v3"]}
+    for row in (0, 7, 150):
+        streamed = sc.stream(PAIR, PROMPTS[row], example_id=row, **given)
+        steps = [(n, step) for n, one in enumerate(traced.trace[row].rounds) for step in one.steps if step.committed]
+        found = [(n, step.slot, step.committed.id, step.source) for n, step in steps]
+        assert found == [(token.round, token.slot, token.id, token.source) for token in streamed]
+
+
+def test_probabilities_and_ranks_are_those_of_the_tables():
+    """Raw laws of the token before, whatever the temperature; what was drawn from; and what the rule makes of them."""
+    _, traced = both("token_v3", temperature=0.5)
+    (q_table, p_table), law = conformance.tables(VOCAB, seed=3), conformance.law_by_rule
+    pi = law(sc.RULES["token_v3"], q_table, p_table, 0.4, 0.5, 1.0)
+    looked = 0
+    for row, trace in enumerate(traced.trace[:40]):
+        last = PROMPTS[row][0]
+        for step in (step for one in trace.rounds for step in one.steps):
+            if not step.committed:
+                continue
+            q, p, token = softmax(q_table[last]), softmax(p_table[last]), step.committed
+            assert token.p == pytest.approx(p[token.id], abs=1e-5)
+            assert token.rank_p == 1 + (p > p[token.id] + 1e-7).sum()
+            assert token.pi == pytest.approx(pi[last, token.id], abs=1e-5)
+            if step.proposed:
+                assert step.proposed.q == pytest.approx(q[step.proposed.id], abs=1e-5)
+                assert step.proposed.rank_q == 1 + (q > q[step.proposed.id] + 1e-7).sum()
+                assert step.entropy_q == pytest.approx(-(q * np.log(q)).sum(), abs=1e-4)
+                assert step.divergence == pytest.approx(0.5 * np.abs(q - p).sum(), abs=1e-5)
+                looked += 1
+            last = token.id
+    assert looked > 100
+
+
+def test_confidence_multiplies_up_and_says_what_it_is_compared_with():
+    _, traced = both("products")
+    for one in (one for trace in traced.trace[:20] for one in trace.rounds):
+        sure = [step.max_q for step in one.steps if step.proposed]
+        told = [step.confidence for step in one.steps if step.proposed]
+        np.testing.assert_allclose(told, np.cumprod(sure), rtol=1e-5)
+    assert "product of max q" in traced.trace[0].threshold and "0.7" in traced.trace[0].threshold
+
+
+def test_a_trace_survives_json():
+    _, traced = both("blocks that end early")
+    for trace in traced.trace[:5]:
+        again = Trace.from_json(json.loads(json.dumps(trace.to_json())))
+        assert again.counts() == trace.counts() and again.text == trace.text
+        assert again.rounds[0].steps[0].committed.id == trace.rounds[0].steps[0].committed.id
+
+
+def test_the_draft_alone_wrote_all_of_it():
+    out = sc.decode(PAIR, [[0]], method="autoregressive_draft", max_new_tokens=5, trace=True)
+    assert {step.source for one in out.trace[0].rounds for step in one.steps} == {"draft"}
+
+
+def test_methods_of_several_generations_have_none():
+    with pytest.raises(ValueError, match="seq_cascade"):
+        sc.decode(PAIR, [[0]], method="seq_cascade", alpha=0.5, trace=True)
+
+
+def test_notebooks_show_tokens_and_escape_what_they_say():
+    pair = sc.load_pair("tatoeba_en_de")
+    out = sc.decode(pair, ["<script>alert(1)</script> Hello."], rule="token_v3", alpha=0.3, temperature=1.0, trace=True)
+    shown = out.trace._repr_html_()
+    assert "<script" not in shown and "&lt;script&gt;alert(1)" in shown
+    assert out.trace[0].text == out.texts[0] and shown.count('tabindex="0"') == out.trace[0].counts()["committed"]
+    assert out.trace[0]._repr_html_() == shown
