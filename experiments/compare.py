@@ -9,36 +9,52 @@ are coloured. Outputs are those that the sweep kept beside its store (Evaluation
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Sequence
 
-from absl import app, flags
 from rich.console import Console
 
 from speccascade_jax.results import comparing
-from speccascade_jax.results.store import read_records
-from speccascade_jax.runtime import gin_flags, interrupts
+from speccascade_jax.results.panels import read_points
+from speccascade_jax.results.store import Record
+from speccascade_jax.runtime import interrupts
 
-MOST = flags.DEFINE_integer("most", 5, "Examples shown at either end.", 1)
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("records", help="a store (JSON lines) that sweep.py or run.py wrote")
+    parser.add_argument("first", help="a point: method, method@α, or the beginning of its key")
+    parser.add_argument("second", help="the point beside it")
+    parser.add_argument("--most", type=int, default=5, help="examples shown at either end (5)")
+    return parser
 
 
-def main(argv: Sequence[str]) -> None:
-    if len(argv) != 4:
-        raise app.UsageError("give a store and two points: results/quickstart.jsonl autoregressive diff@0.25")
-    with gin_flags.one_line_errors():
-        records = [record for record in read_records(argv[1]) if "point" in record]
-        first, second = (comparing.find(records, name) for name in argv[2:])
-        found = comparing.pairs(argv[1], first, second)
-        console, same = Console(highlight=False), sum(each.first.output == each.second.output for each in found)
-        console.print(f"1: {comparing.title(first)}\n2: {comparing.title(second)}", markup=False)
-        console.print(f"{len(found)} examples, {same} written alike; by {first['quality']['metric']} of each alone:")
-        apart = [each for each in found if each.first.output != each.second.output]
-        worst = [each for each in apart if each.gain < 0][: MOST.value]
-        best = [each for each in apart[::-1] if each.gain > 0][: MOST.value]
-        for name, some in (("worse", worst), ("better", best)):
-            console.print(f"\nwhere 2 is {name}:" if some else f"\n2 is {name} nowhere", style="underline")
-            for line in comparing.shown(first, second, some):
-                console.print(line)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print two points side by side; returns the exit status."""
+    args = _parser().parse_args(argv)
+    try:
+        records = read_points(args.records)
+        first, second = (comparing.find(records, name) for name in (args.first, args.second))
+        _print(first, second, comparing.pairs(args.records, first, second), args.most)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _print(first: Record, second: Record, found: Sequence[comparing.Pair], most: int) -> None:
+    console, same = Console(highlight=False), sum(each.first.output == each.second.output for each in found)
+    console.print(f"1: {comparing.title(first)}\n2: {comparing.title(second)}", markup=False)
+    console.print(f"{len(found)} examples, {same} written alike; by {first['quality']['metric']} of each alone:")
+    worst = [each for each in found if each.gain < 0][:most]
+    best = [each for each in found[::-1] if each.gain > 0][:most]
+    for name, some in (("worse", worst), ("better", best)):
+        console.print(f"\nwhere 2 is {name}:" if some else f"\n2 is {name} nowhere", style="underline")
+        for line in comparing.shown(first, second, some):
+            console.print(line)
 
 
 if __name__ == "__main__":
-    gin_flags.run_app(main, interrupts.ANEW)
+    with interrupts.told(interrupts.ANEW):
+        sys.exit(main())

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for reason in missing:
                 print(f"left out: {reason}", file=sys.stderr)
         else:
-            found = panels.panels(store.read_records(*args.records), args.together)
+            found = panels.panels(panels.read_points(*args.records), args.together)
             paths = tradeoff.draw_all(found, folder, stem, args.format, args.share)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

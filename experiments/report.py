@@ -8,31 +8,39 @@ The file needs no network and no server; a sweep writes it at its end, beside it
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Sequence
 
-from absl import app, flags
-
 from speccascade_jax.core.files import expanded
-from speccascade_jax.results.panels import panels
+from speccascade_jax.results.distinctions import MIXABLE
+from speccascade_jax.results.panels import panels, read_points
 from speccascade_jax.results.report import page
-from speccascade_jax.results.store import read_records
-from speccascade_jax.runtime import gin_flags, interrupts
-
-OUTPUT = flags.DEFINE_string("output", None, "The file to write; by default <store>.html beside the store.")
-MOST = flags.DEFINE_integer("most", page.MOST, "Outputs of each point.", 0)
-TOGETHER = flags.DEFINE_list("together", [], "What is put side by side, as of experiments.tables.")
+from speccascade_jax.runtime import interrupts
 
 
-def main(argv: Sequence[str]) -> None:
-    if len(argv) != 2:
-        raise app.UsageError("give one store: results/quickstart.jsonl")
-    with gin_flags.one_line_errors():
-        found = panels([record for record in read_records(argv[1]) if "point" in record], TOGETHER.value)
-        if not found:
-            raise ValueError(f"{argv[1]} holds no record of a point: experiments.sweep writes them")
-        path = None if OUTPUT.value is None else expanded(OUTPUT.value)
-        print(page.write(found, argv[1], path, most=MOST.value))
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("records", help="a store (JSON lines) that sweep.py or run.py wrote")
+    parser.add_argument("--output", help="the file to write (default: <store>.html beside the store)")
+    parser.add_argument("--most", type=int, default=page.MOST, help=f"outputs shown of each point ({page.MOST})")
+    parser.add_argument("--together", nargs="+", default=[], choices=MIXABLE, help="what is put side by side")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the report; returns the exit status."""
+    args = _parser().parse_args(argv)
+    try:
+        found = panels(read_points(args.records), args.together)
+        path = None if args.output is None else expanded(args.output)
+        print(page.write(found, args.records, path, most=args.most))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    gin_flags.run_app(main, interrupts.ANEW)
+    with interrupts.told(interrupts.ANEW):
+        sys.exit(main())

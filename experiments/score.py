@@ -10,12 +10,13 @@ comet-score -s comet/sources.txt -t comet/*.out.txt -r comet/references.txt
 
 from __future__ import annotations
 
+import argparse
 import csv
 import io
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import app, flags
 from rich.console import Console
 from rich.table import Table
 
@@ -23,11 +24,17 @@ from speccascade_jax.core.files import expanded, write_atomically
 from speccascade_jax.metrics import quality
 from speccascade_jax.results import comparing, outputs
 from speccascade_jax.results.outputs import Output
-from speccascade_jax.results.store import Record, read_records
-from speccascade_jax.runtime import gin_flags, interrupts
+from speccascade_jax.results.panels import read_points
+from speccascade_jax.results.store import Record
+from speccascade_jax.runtime import interrupts
 
-METRICS = flags.DEFINE_list("metrics", ["chrf"], f"Any of {', '.join(quality.METRICS)}.")
-HAND_OVER = flags.DEFINE_string("hand_over", None, "A folder for sources, references and outputs as text files.")
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("records", help="a store (JSON lines) that sweep.py or run.py wrote")
+    parser.add_argument("--metrics", default="chrf", help=f"one or more, with commas: {', '.join(quality.METRICS)}")
+    parser.add_argument("--hand_over", help="a folder for sources, references and outputs as text files")
+    return parser
 
 
 def _line(text: str) -> str:
@@ -53,40 +60,47 @@ def hand_over(folder: Path, found: Sequence[tuple[Record, list[Output]]]) -> Non
     print(f"{len(found)} points × {len(ids)} examples: {folder}")
 
 
-def main(argv: Sequence[str]) -> None:
-    if len(argv) != 2:
-        raise app.UsageError("give one store: results/quickstart.jsonl")
-    with gin_flags.one_line_errors():
-        for name in METRICS.value:
-            if quality.get_metric(name).executes:
-                raise ValueError(
-                    f"{name} runs what models wrote: name it in the task, and allow Evaluation.execute_code"
-                )
-        records = [record for record in read_records(argv[1]) if "point" in record]
-        found = [(record, kept) for record in records if (kept := outputs.read(argv[1], record))]
+def main(argv: Sequence[str] | None = None) -> int:
+    """Score, or hand over; returns the exit status."""
+    args = _parser().parse_args(argv)
+    try:
+        kept = [(record, outputs.read(args.records, record)) for record in read_points(args.records)]
+        found = [(record, each) for record, each in kept if each]
         if not found:
-            raise ValueError(f"{argv[1]} has no outputs beside it: measure with Evaluation.keep_outputs = True")
-        if HAND_OVER.value:
-            return hand_over(expanded(HAND_OVER.value), found)
-        rows = [_row(record, kept) for record, kept in found]
-        _print(rows)
-        path = expanded(argv[1]).with_suffix(".scores.csv")
-        out = io.StringIO()
-        csv.writer(out, lineterminator="\n").writerows([["key", "point", *METRICS.value], *rows])
-        write_atomically(path, out.getvalue())
-        print(f"written to {path}")
+            raise ValueError(f"{args.records} has no outputs beside it: measure with Evaluation.keep_outputs = True")
+        if args.hand_over:
+            hand_over(expanded(args.hand_over), found)
+        else:
+            _score(args.records, found, args.metrics.split(","))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
-def _row(record: Record, kept: Sequence[Output]) -> list[str]:
-    scores = quality.score(METRICS.value, [each.output for each in kept], [each.reference for each in kept])
-    return [record["key"][:12], comparing.title(record), *(f"{scores[name]:.2f}" for name in METRICS.value)]
+def _score(store: str, found: Sequence[tuple[Record, list[Output]]], metrics: Sequence[str]) -> None:
+    for name in metrics:
+        if quality.get_metric(name).executes:
+            raise ValueError(f"{name} runs what models wrote: name it in the task, with Evaluation.execute_code")
+    rows = [_row(record, kept, metrics) for record, kept in found]
+    _print(rows, metrics)
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([["key", "point", *metrics], *rows])
+    path = expanded(store).with_suffix(".scores.csv")
+    write_atomically(path, out.getvalue())
+    print(f"written: {path}")
 
 
-def _print(rows: Sequence[Sequence[str]]) -> None:
+def _row(record: Record, kept: Sequence[Output], metrics: Sequence[str]) -> list[str]:
+    scores = quality.score(metrics, [each.output for each in kept], [each.reference for each in kept])
+    return [record["key"][:12], comparing.title(record), *(f"{scores[name]:.2f}" for name in metrics)]
+
+
+def _print(rows: Sequence[Sequence[str]], metrics: Sequence[str]) -> None:
     table = Table()
     for name in ("key", "point"):
         table.add_column(name)
-    for name in METRICS.value:
+    for name in metrics:
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(*row)
@@ -94,4 +108,5 @@ def _print(rows: Sequence[Sequence[str]]) -> None:
 
 
 if __name__ == "__main__":
-    gin_flags.run_app(main, interrupts.ANEW)
+    with interrupts.told(interrupts.ANEW):
+        sys.exit(main())

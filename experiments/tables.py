@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print or write the table; returns the exit status."""
     args = _parser().parse_args(argv)
     try:
-        records = store.read_records(*args.records)
+        records = panels.read_points(*args.records)
         shown = panels.panels(records, args.together)
         if args.format == "terminal" and args.output is None and not (args.beside or args.measures):
             printing.show(shown, args.points, *_limits(args))

@@ -21,6 +21,7 @@ from speccascade_jax.methods import table
 from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.results import panels, printing, shards
 from speccascade_jax.results.labels import SHARES
+from speccascade_jax.results.report import page
 from speccascade_jax.results.store import Record, ResultStore, check_format, fill
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.runtime import gin_values, hosts
@@ -230,8 +231,6 @@ def present(store: ResultStore, together: Sequence[str] = (), share: str = "reje
             print(f"plot: {path}")
     keep_settings(store.path)
     if any(panel.target for panel in found):
-        from speccascade_jax.results.report import page
-
         report = page.write(found, store.path)
         print(f"report: {report}")
         printing.print_next(found, store.path, report)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
 
 from speccascade_jax.core import names
 from speccascade_jax.metrics import answers, code
@@ -189,9 +190,7 @@ def _bleu_signature() -> str:
 
 
 @functools.cache
-def _chrf() -> Any:
-    from sacrebleu.metrics.chrf import CHRF
-
+def _chrf() -> CHRF:
     return CHRF()
 
 

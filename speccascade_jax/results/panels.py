@@ -5,12 +5,13 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from speccascade_jax.core.names import DRAFT, TARGET, natural
 from speccascade_jax.results.distinctions import HEAD, MIXABLE, POLICY, suffixes
 from speccascade_jax.results.labels import label, place
-from speccascade_jax.results.store import Record, check_format
+from speccascade_jax.results.store import Record, check_format, read_records
 
 _SHARED = (
     "pair", "task", "split", "max_new_tokens", "first_example", "quality_examples", "latency_examples",
@@ -135,6 +136,20 @@ class Panel:
         if s["latency_examples"]:
             text += f", {s['latency_examples']} examples × {s['latency_trials']} trials for latency"
         return f"{text}, {'–'.join(map(str, seeds))} {'seed' if seeds == [1] else 'seeds'}"
+
+
+def read_points(*paths: str | Path) -> list[Record]:
+    """The records of points in one or more stores; others are passed over.
+
+    Raises:
+        ValueError: there is none; FileNotFoundError, NotAStoreError: as `read_records`.
+    """
+    found = [record for record in read_records(*paths) if "point" in record]
+    if not found:
+        raise ValueError(
+            f"{', '.join(map(str, paths))} holds no record of a point: experiments.sweep and run write them"
+        )
+    return found
 
 
 def short_name(pair: str) -> str:

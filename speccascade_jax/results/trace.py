@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from speccascade_jax.core.names import SOURCES
+from speccascade_jax.results.report.traces import alone
 
 Texts = Callable[[list[int]], list[str]]
 """Ids -> what each adds to a text."""
@@ -144,8 +145,6 @@ class Traces(list[Trace]):
     """Traces, one per row; a notebook shows them."""
 
     def _repr_html_(self) -> str:
-        from speccascade_jax.results.report.traces import alone
-
         return alone(self)
 
 

@@ -150,7 +150,7 @@ def test_signatures_name_what_matters():
 @pytest.mark.parametrize(
     ("names", "predictions", "references", "message"),
     [
-        (["bleau"], ["a"], ["a"], "unknown metric 'bleau'; did you mean bleu.*All metrics: bleu, rouge1"),
+        (["bleau"], ["a"], ["a"], "unknown metric 'bleau'; did you mean bleu.*All metrics: bleu, chrf, rouge1"),
         (["bleu"], [], [], "no predictions to score with bleu"),
         (["bleu"], ["a"], ["a", "b"], "1 predictions for 2 references"),
         (["bleu"], "a", ["a"], "predictions is one string"),
@@ -160,3 +160,12 @@ def test_signatures_name_what_matters():
 def test_bad_input_is_named(names, predictions, references, message):
     with pytest.raises(ValueError, match=message):
         quality.score(names, predictions, references)
+
+
+def test_chrf_is_sacrebleus_of_a_corpus():
+    import sacrebleu
+
+    predictions = ["Das Wetter war kalt.", "Ich blieb zu Haus.", ""]
+    references = ["Das Wetter war sehr kalt.", "Ich blieb zu Hause.", "Nichts."]
+    expected = sacrebleu.corpus_chrf(predictions, [references]).score
+    assert quality.score(["chrf"], predictions, references)["chrf"] == pytest.approx(expected)

@@ -52,7 +52,7 @@ def _page(panels: Sequence[Panel], store: Path, most: int) -> str:
     for panel in panels:
         found = places.places(panel)
         spots = [*panel.ends, *panel.spots]
-        anchors = {id(spot): f"p{next(numbers)}" for spot in spots}
+        anchors = {id(spot): f"point-{next(numbers)}" for spot in spots}
         kept = {id(spot): outputs.read(store, spot.records[0]) for spot in spots}
         own = _figures(found, panel, store, anchors, {key: each or [] for key, each in kept.items()})
         told = _panel(panel, found)

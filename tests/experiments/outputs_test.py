@@ -1,0 +1,88 @@
+"""experiments/compare, score and report: what they print and write of a store with outputs."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from speccascade_jax.metrics import quality
+from speccascade_jax.results import outputs
+from speccascade_jax.results.outputs import Output
+from speccascade_jax.results.store import ResultStore
+from tests.support import fake_records
+
+RECORDS = [fake_records.run(point) for point in fake_records.coordinates()][:6]
+
+
+def kept(number):
+    return [
+        Output(id=n, prompt=f"say\n{n}", reference=f"this is number {n}", output=f"this is number {n - number % 2}",
+               tokens=(1,), pieces=("x",))
+        for n in range(9)
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path):
+    path = tmp_path / "a.jsonl"
+    with ResultStore(path) as opened:
+        for number, record in enumerate(RECORDS):
+            opened.append(record | {outputs.ENTRY: kept(number)})
+    return str(path)
+
+
+@pytest.fixture
+def run(script):
+    """Calls a script's `main`; its exit status."""
+    return lambda name, *arguments: script(name).main([str(each) for each in arguments])
+
+
+def test_compare_shows_where_the_second_is_worse(run, store, capsys):
+    run("compare", store, "autoregressive", "autoregressive_draft", "--most=2")
+    said = capsys.readouterr().out
+    assert "9 examples, 0 written alike" in said and "where 2 is worse:" in said and "2 is better nowhere" in said
+    assert said.count("reference") == 2
+
+
+def test_scores_are_those_of_the_metric_and_go_beside_the_store(run, store, capsys, tmp_path):
+    run("score", store, "--metrics=chrf,bleu")
+    assert "scores.csv" in capsys.readouterr().out
+    header, *rows = csv.reader((tmp_path / "a.scores.csv").open())
+    assert header == ["key", "point", "chrf", "bleu"] and len(rows) == len(RECORDS)
+    own = kept(1)
+    expected = quality.score(["chrf"], [each.output for each in own], [each.reference for each in own])["chrf"]
+    assert float(rows[1][2]) == pytest.approx(expected, abs=0.005)
+
+
+def test_texts_are_handed_over_a_line_an_example(run, store, tmp_path):
+    run("score", store, f"--hand_over={tmp_path / 'comet'}")
+    sources = (tmp_path / "comet" / "sources.txt").read_text().splitlines()
+    assert sources[:2] == ["say 0", "say 1"] and len(sources) == 9
+    assert len([*(tmp_path / "comet").glob("*.out.txt")]) == len(RECORDS)
+    assert (tmp_path / "comet" / "points.tsv").read_text().count("\n") == len(RECORDS)
+
+
+def test_metrics_that_run_code_are_refused(run, store, capsys):
+    assert run("score", store, "--metrics=pass_at_1") == 1
+    assert "error: pass_at_1 runs what models wrote" in capsys.readouterr().err
+
+
+def test_a_report_is_written_where_one_says(run, store, tmp_path, capsys):
+    run("report", store, "--output", tmp_path / "b.html")
+    assert capsys.readouterr().out.strip() == str(tmp_path / "b.html")
+    assert "<!DOCTYPE html>" in (tmp_path / "b.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["report", "tables", "plots", "score"])
+def test_foreign_and_empty_files_are_refused(run, tmp_path, name, capsys):
+    (tmp_path / "a.jsonl").write_text("")
+    (tmp_path / "b.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "c.jsonl").write_text('{"key":"abcd","other":1}\n')
+    for file, said in (
+        ("a.jsonl", "no record of a point"),
+        ("b.csv", "no store of results"),
+        ("c.jsonl", "of a point"),
+    ):
+        assert run(name, tmp_path / file) == 1
+        assert said in capsys.readouterr().err

@@ -1,0 +1,65 @@
+"""`sc.check_rule`: our rules pass in one line, and each kind of slip is found."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import pytest
+
+import speccascade_jax as sc
+
+
+@pytest.mark.parametrize("name", ["spec_decode", "token_v3", "opt", "bild_star", "lossy_greedy"])
+def test_our_rules_pass_in_one_line(name):
+    said = sc.check_rule(name)
+    assert said.startswith(name) and "\n" not in said
+    assert "shapes hold, identity to" in said and "tokens (p = " in said
+
+
+def test_a_rule_of_ones_own_is_tried_where_one_says():
+    rule = sc.Rule(name="mine", deferral=lambda pair, alpha: pair.q.max(-1, keepdims=True) < alpha)
+    assert sc.check_rule(rule, alphas=(0.5,)).startswith("mine at alpha 0.5: ") if rule.alpha else True
+    assert sc.check_rule(rule).startswith("mine at alpha ")
+
+
+def kept_a_little_less(pair, alpha):
+    return jnp.minimum(pair.q_tilde, pair.p_tilde) * 0.9995
+
+
+def by_position(pair, alpha):
+    """A law that hangs on more than the position: every other one is the draft's."""
+    even = jnp.arange(pair.p_tilde.shape[-2])[:, None] % 2 == 0
+    return jnp.where(even, pair.p_tilde, pair.q_tilde)
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (sc.Rule(name="bad", deferral=lambda pair, alpha: pair.q.max(-1, keepdims=True) * 1.5), "deferral returned 1"),
+        (sc.Rule(name="bad", law=lambda pair, alpha: pair.p_tilde * 1.01), "law returned 1.01"),
+        (sc.Rule(name="bad", law=lambda pair, alpha: pair.p_tilde[..., :1]), "returned shape"),
+        (
+            sc.Rule(name="bad", law=lambda pair, alpha: pair.p_tilde, kept=kept_a_little_less),
+            r"kept of single tokens, is up to .* away from what π asks under Speculative",
+        ),
+        (sc.Rule(name="bad", law=by_position), "of single tokens, is up to"),
+        ("no_such_rule", "unknown rule"),
+    ],
+    ids=["deferral", "law", "shape", "kept", "positions", "name"],
+)
+def test_slips_are_found(rule, said):
+    with pytest.raises(ValueError, match=said):
+        sc.check_rule(rule)
+
+
+def test_tokens_that_do_not_obey_the_law_are_found(monkeypatch):
+    """The engine's draws are planted wrong: what replaces a rejected token comes from the draft's law."""
+    from speccascade_jax.methods import checking
+    from speccascade_jax.rules import deferral
+
+    wrong = sc.Rule(name="wrong", law=lambda pair, alpha: pair.p_tilde)
+    assemble = checking.assemble
+    monkeypatch.setattr(
+        checking, "assemble", lambda pair, rule, **more: assemble(pair, rule=deferral.get("chow"), **more)
+    )
+    with pytest.raises(ValueError, match=r"rule 'wrong': its tokens do not obey π \(p = .* by 9 chi-square tests"):
+        checking.check_rule(wrong)

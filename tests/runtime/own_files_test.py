@@ -1,0 +1,60 @@
+"""Files of one's own by path: looked up as module.NAME, loaded once, errors that name the file."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from speccascade_jax.core import names
+from speccascade_jax.runtime import own_files
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch):
+    """What a test loads is gone afterwards."""
+    monkeypatch.setattr(own_files, "_LOADED", {})
+    before, path = set(sys.modules), list(sys.path)
+    yield
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+    sys.path[:] = path
+
+
+def test_a_files_names_are_looked_up_as_its_modules(tmp_path):
+    path = tmp_path / "own_numbers.py"
+    path.write_text("from own_neighbour import TWO\nTHREE = TWO + 1\n")
+    (tmp_path / "own_neighbour.py").write_text("TWO = 2\n")
+    own_files.load(str(path))
+    assert names.look_up("number", "own_numbers.THREE", {}, int) == 3
+    assert own_files.loaded() == {"own_numbers": str(path)}
+    path.write_text("THREE = 4\n")
+    own_files.load_again(own_files.loaded())  # not executed twice
+    assert names.look_up("number", "own_numbers.THREE", {}, int) == 3
+
+
+def test_modules_that_python_finds_are_taken_too():
+    assert own_files.load("json").loads("1") == 1
+    assert own_files.loaded() == {}
+
+
+def test_slips_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"--import=.*nowhere.py: there is no such file"):
+        own_files.load(str(tmp_path / "nowhere.py"))
+    with pytest.raises(ValueError, match="no such file, and no module of that name"):
+        own_files.load("no_such_module_at_all")
+    (tmp_path / "not-a-name.py").write_text("")
+    with pytest.raises(ValueError, match="can be no module's name"):
+        own_files.load(str(tmp_path / "not-a-name.py"))
+    (tmp_path / "json.py").write_text("")
+    with pytest.raises(ValueError, match="a module 'json' is there already: rename the file"):
+        own_files.load(str(tmp_path / "json.py"))
+
+
+def test_what_the_file_raises_is_raised_and_leaves_nothing(tmp_path):
+    path = tmp_path / "own_broken.py"
+    path.write_text("1 / 0\n")
+    with pytest.raises(ZeroDivisionError) as raised:
+        own_files.load(str(path))
+    assert str(path) in raised.value.__notes__[0]
+    assert "own_broken" not in sys.modules and own_files.loaded() == {}
