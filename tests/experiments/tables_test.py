@@ -9,7 +9,13 @@ import pytest
 def test_the_terminal_table_has_every_method_and_says_on_what_it_rests(script, store, capsys):
     assert script("tables").main([str(store)]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    for word in ("SpecDecode [Lossy]", "SpecCascade [Token]", "Target alone", "Draft alone", "Table 2, T = 1, γ = 5"):
+    for word in (
+        "SpecDecode [Lossy]",
+        "SpecCascade [Token]",
+        "Target alone",
+        "Draft alone",
+        "Speed-up and quality, T = 1, γ = 5",
+    ):
         assert word in said
     assert "64 examples for quality, 16 examples × 2 trials for latency, 1 seed" in said
     assert "(exactly compared)" in said

@@ -72,7 +72,7 @@ def _table2_grid(panels: Sequence[Panel], tolerance: float, margin: float, loss:
         if name := next((spot.label for spot in spots if spot), None):
             qualities = [f"{spot.quality.value:.2f}" if spot else NONE for spot in spots]
             rows.append([name, *speeds, *[NONE] * len(panels), *qualities])
-    title = ", ".join(["Table 2", *panels[0].title().split(", ")[2:]])
+    title = ", ".join(["Speed-up and quality", *panels[0].title().split(", ")[2:]])
     notes = _notes(panels, tolerance, margin, loss, bootstrap)
     return Grid(title=title, header=header, rows=rows, notes=notes, bold=bold)
 

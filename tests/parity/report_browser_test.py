@@ -1,0 +1,60 @@
+"""The report in a real browser without a screen: nothing is asked for, a place says what it is and opens outputs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from speccascade_jax.evaluation import experiment
+from speccascade_jax.evaluation.points import Evaluation, ModelPair
+
+pytestmark = pytest.mark.parity
+PROGRAM = Path(__file__).parents[1] / "support" / "browser.py"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """A sweep's own, of the smaller shipped pair."""
+    store = tmp_path_factory.mktemp("sweep") / "mine.jsonl"
+    evaluation = Evaluation(task="tiny_translation", quality_examples=8, latency_examples=1, latency_trials=1)
+    experiment.sweep(
+        pair=ModelPair(name="tatoeba_en_de"), evaluation=evaluation, methods=["chow"],
+        alphas={"chow": (0.3, 0.6)}, output=str(store),
+    )  # fmt: skip
+    return store.with_suffix(".html")
+
+
+@pytest.fixture(scope="module")
+def browse(report, tmp_path_factory):
+    """`(size, scheme) -> what the browser did`, or a skip where there is none."""
+    can = [sys.executable, "-c", "import PySide6.QtWebEngineWidgets"]
+    if (tried := subprocess.run(can, capture_output=True, text=True)).returncode:
+        pytest.skip(f"no browser here: {tried.stderr.strip().splitlines()[-1]}")
+
+    def call(size, scheme):
+        picture = tmp_path_factory.mktemp("picture") / "seen.png"
+        words = [sys.executable, str(PROGRAM), str(report), size, scheme, str(picture)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+        assert done.stdout.strip(), done.stderr[-2000:]
+        return json.loads(done.stdout.strip().splitlines()[-1]) | {"picture": picture.stat().st_size}
+
+    return call
+
+
+@pytest.mark.parametrize(("size", "scheme"), [("1200x1000", "light"), ("390x800", "light"), ("1000x900", "dark")])
+def test_it_loads_hovers_and_opens(browse, report, size, scheme):
+    did = browse(size, scheme)
+    assert did["loaded"] == [True] and did["errors"] == []
+    assert did["asked"] == [report.resolve().as_uri()]
+    assert did["place"]["name"] in did["hovered"] and "--from_record=" in did["hovered"]
+    assert did["seen"]["open"] == [did["place"]["anchor"]] and did["seen"]["hash"] == f"#{did['place']['anchor']}"
+    assert did["seen"]["prompts"] == 16  # prompt and reference of eight outputs
+    assert did["seen"]["width"] <= int(size.partition("x")[0])  # nothing sticks out to the right
+    assert did["tip"]["shown"] == "block" and did["tip"]["inside"] and "drafted and kept" in did["tip"]["text"]
+    assert did["picture"] > 10_000
+    red, *_ = did["seen"]["background"].removeprefix("rgb(").split(",")
+    assert (int(red) < 60) == (scheme == "dark")
