@@ -1,0 +1,112 @@
+"""A recorded afternoon: a wheel installed elsewhere, a file of one's own, a rule of one's own, six lines typed.
+
+Nothing of the repository is on the path: what runs is what the wheel brought.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from speccascade_jax.results import outputs
+from speccascade_jax.results.store import read_records
+from speccascade_jax.runtime.paths import repository_root
+
+pytestmark = pytest.mark.laws
+RULE = '''
+import jax.numpy as jnp
+import speccascade_jax as sc
+
+
+def favourite(pair, alpha):
+    """Defer where the target's p of the draft's argmax is below (1 - alpha) max p."""
+    top = pair.q == pair.q.max(-1, keepdims=True)
+    return jnp.where(top, pair.p, 0.0).max(-1, keepdims=True) < (1.0 - alpha) * pair.p.max(-1, keepdims=True)
+
+
+FAVOURITE = sc.Rule(name="favourite", deferral=favourite)
+'''
+TYPED = """speccascade sweep --gin_file=configs/quickstart.gin --import=my_rules.py
+ --gin.Evaluation.task='mine.csv' --gin.sweep.methods=('spec_decode','my_rules.FAVOURITE')
+ --gin.sweep.alphas={'my_rules.FAVOURITE':(0.2,0.6)} --gin.sweep.output='out/mine.jsonl'
+ --gin.Evaluation.quality_examples=8 --gin.Evaluation.latency_examples=2"""
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    """A folder with two files, and `typed(words) -> process` where the wheel is installed and the clone is not seen."""
+    folder, installed = tmp_path_factory.mktemp("desk"), tmp_path_factory.mktemp("installed")
+    wheels = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    clone = tmp_path_factory.mktemp("clone") / "repository"
+    subprocess.run(["git", "clone", "-q", str(repository_root()), str(clone)], check=True)
+    build = [*pip, "wheel", "--no-deps", "-w", str(wheels), str(clone)]
+    done = subprocess.run(build, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (wheel,) = wheels.glob("*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(installed), str(wheel)], check=True, timeout=600)
+    rows = [("The weather was cold.", "Das Wetter war kalt."), ("I stayed at home.", "Ich blieb zu Hause.")]
+    lines = "".join(f'"{source}","{reference}"\n' for source, reference in rows * 5)
+    (folder / "mine.csv").write_text("source,reference\n" + lines)
+    (folder / "my_rules.py").write_text(RULE)
+    environment = os.environ | {"PYTHONPATH": str(installed), "JAX_PLATFORMS": "cpu", "COLUMNS": "160"}
+
+    def typed(*words):
+        command = [sys.executable, str(installed / "bin" / "speccascade"), *words]
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+
+    typed.folder, typed.installed = folder, installed
+    return typed
+
+
+def test_one_command_gives_table_plot_report_outputs_and_traces(desk):
+    before = {path: path.stat().st_mtime_ns for path in desk.installed.rglob("*") if path.suffix in (".py", ".gin")}
+    begin = time.monotonic()
+    done = desk(*TYPED.split()[1:])
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    assert time.monotonic() - begin < 600 and len(TYPED.splitlines()) <= 6
+    out = desk.folder / "out"
+    assert {"mine.jsonl", "mine.png", "mine.html", "mine.gin", "mine.outputs"} <= {path.name for path in out.iterdir()}
+    assert "Speed-up and quality" in done.stdout and "report: out/mine.html" in done.stdout
+    assert "speccascade compare" in done.stdout and "python -m experiments" not in done.stdout
+    records = read_records(out / "mine.jsonl")
+    own = [record for record in records if record["point"]["method"] == "my_rules.FAVOURITE"]
+    assert len(records) == 5 and len(own) == 2
+    assert own[0]["imports"] == {"my_rules": str(desk.folder / "my_rules.py")}
+    assert own[0]["package"]["revision"] is None and own[0]["package"]["version"]
+    for record in records:
+        kept = outputs.read(out / "mine.jsonl", record)
+        assert len(kept) == 8 and sum(each.trace is not None for each in kept) == 4
+    page = (out / "mine.html").read_text()
+    assert "favourite" in page and "speccascade run --from_record=" in page
+    after = {path: path.stat().st_mtime_ns for path in desk.installed.rglob("*") if path.suffix in (".py", ".gin")}
+    assert after == before
+
+
+def test_a_record_runs_again_to_the_same_tokens_own_rule_included(desk):
+    records = read_records(desk.folder / "out" / "mine.jsonl")
+    own = next(record for record in records if record["point"]["method"] == "my_rules.FAVOURITE")
+    done = desk("run", f"--from_record={own['key'][:10]}", "--store=out/mine.jsonl")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "the same key; the same tokens in 8 of 8 outputs" in done.stdout
+
+
+def test_its_other_commands_are_there(desk):
+    done = desk("--help")
+    assert done.returncode == 0
+    for name in ("sweep", "run", "report", "compare", "score", "tables", "plots", "show", "convert"):
+        assert f"\n  {name} " in done.stdout
+    slip = desk("swep")
+    assert slip.returncode == 1 and "no command 'swep': did you mean sweep" in slip.stderr
+    done = desk("compare", "out/mine.jsonl", "autoregressive", "my_rules.FAVOURITE@0.6")
+    assert done.returncode == 0 and "8 examples" in done.stdout
+
+
+def test_it_says_that_it_is_typed(desk):
+    assert (desk.installed / "speccascade_jax" / "py.typed").is_file()
+    assert not (desk.installed / "tests").exists() and not (Path(desk.installed) / "experiments").exists()
