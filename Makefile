@@ -15,7 +15,7 @@ export JAX_PLATFORMS ?= $(if $(wildcard /dev/nvidia0),,cpu)
 
 PEERS := $(patsubst benchmarks/peers/environments/%.txt,.venv-peers-%/.ready,$(wildcard benchmarks/peers/environments/*.txt))
 
-.PHONY: quickstart bench bench-peers test test-laws parity newest lint format help
+.PHONY: quickstart bench bench-peers docs test test-laws parity newest lint format help
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/'
@@ -27,6 +27,10 @@ $(BIN)/.ready: pyproject.toml constraints.txt
 
 $(BIN)/.ready-test: $(BIN)/.ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+$(BIN)/.ready-docs: $(BIN)/.ready-test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	touch $@
 
 $(BIN)/.ready-parity: $(BIN)/.ready-test
@@ -59,7 +63,7 @@ test: $(BIN)/.ready-test  ## set up, lint, and run the tests: all but what the n
 	$(MAKE) --no-print-directory lint
 	$(BIN)/python -m pytest -m "not laws and not parity" $(IN_PROCESSES)
 
-test-laws: $(BIN)/.ready-test  ## the heavy part: laws by sampling, planted bugs, kills, fuzz, hostile programs
+test-laws: $(BIN)/.ready-docs  ## the heavy part: laws by sampling, planted bugs, kills, fuzz, hostile programs; wheel, docs, notebook
 	$(BIN)/python -m pytest -m "laws and not parity" $(IN_PROCESSES)
 
 parity: $(BIN)/.ready-parity  ## compare with transformers and seqio (3 GB of extras), one device with several, and try the newest JAX
@@ -69,6 +73,9 @@ parity: $(BIN)/.ready-parity  ## compare with transformers and seqio (3 GB of ex
 newest:  ## a part of the tests with the newest JAX, on Python 3.13 or 3.12
 	$(if $(NEWER),$(MAKE) --no-print-directory $(NEWEST)/.ready,@echo "skipped: no Python 3.12 or 3.13 here, name one as NEWER=path")
 	$(if $(NEWER),$(NEWEST)/bin/python -m pytest -m "not laws and not parity" $(IN_PROCESSES) $(SMOKE))
+
+docs: $(BIN)/.ready-docs  ## the docs as a site, into build/site
+	$(BIN)/mkdocs build --quiet
 
 lint: $(BIN)/.ready-test  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -144,6 +144,9 @@ class Trace:
 class Traces(list[Trace]):
     """Traces, one per row; a notebook shows them."""
 
+    def __repr__(self) -> str:
+        return f"<Traces of {len(self)} outputs: a notebook shows them, trace[0].rounds holds them>"
+
     def _repr_html_(self) -> str:
         return alone(self)
 
