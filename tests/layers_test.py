@@ -25,7 +25,7 @@ ROWS = (
     ("hierarchy", "selection"),
 )
 LATE = {"llvmlite", "matplotlib", "orbax", "ray", "rouge_score", "scipy", "seqio", "tensorflow", "tensorflow_datasets"}
-LATE |= {"bokeh", "datasets", "jinja2", "tokenizers"}
+LATE |= {"bokeh", "datasets", "jinja2", "tensorboardX", "tokenizers"}
 """What may be imported inside a function: slow to load, or an extra. So may our own modules that do so at their top."""
 LATE_ROOMS = ("results/figures", "runtime/products", "data/tasks/seqio_registry")
 

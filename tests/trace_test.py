@@ -44,6 +44,11 @@ def test_counts_recomputed_from_traces_are_the_engines(way):
         for trace, counted in zip(traced.trace, np.asarray(rows[name]).tolist(), strict=True):
             own = trace.at_positions()[name]
             assert own + [0] * (len(counted) - len(own)) == counted, name
+    for one in (one for trace in traced.trace for one in trace.rounds):
+        fates = [step.fate for step in one.steps if step.proposed]
+        read = ["unverified" if one.unverified else "kept"] * one.kept + ["rejected"] * one.rejected
+        assert fates == read + ["unread"] * (one.drafted - len(read))
+        assert [step.source == "draft" for step in one.steps if step.committed][: one.kept] == [True] * one.kept
     written = [[s.committed.id for r in trace.rounds for s in r.steps if s.committed] for trace in traced.trace]
     assert written == [row[:n].tolist() for row, n in zip(traced.tokens, traced.lengths, strict=True)]
     counts = total(traced.trace)

@@ -12,7 +12,7 @@ from typing import Any
 import gin
 from absl import app, flags, logging
 
-from speccascade_jax.runtime import gin_errors, gin_values, hosts, interrupts, own_files
+from speccascade_jax.runtime import gin_errors, gin_help, gin_values, hosts, interrupts, own_files
 from speccascade_jax.runtime.paths import share_root
 
 PREFIX = "--gin."
@@ -195,6 +195,9 @@ def main(
         numbers: name -> help of whole numbers among the function's arguments that are flags of their own too.
     """
     define_flags()
+    started = sys.modules["__main__"]
+    if "--help" in sys.argv:
+        started.__doc__ = (started.__doc__ or "") + gin_help.settings(function)
     for name, told in (numbers or {}).items():
         flags.DEFINE_integer(name, None, told, module_name=sys.argv[0])
 

@@ -15,6 +15,7 @@ import jax
 from speccascade_jax.core import checksums, locks
 from speccascade_jax.core.files import naming, write_atomically
 from speccascade_jax.core.types import Array, Params
+from speccascade_jax.training.scalars import Scalars
 
 STATE_FILE = "state.msgpack"
 METRICS_FILE = "metrics.jsonl"
@@ -74,7 +75,7 @@ def alone(run_dir: Path) -> contextlib.AbstractContextManager[None]:
 
 
 class MetricsLog:
-    """A JSON-lines file with one object per record, each with its `step`.
+    """A JSON-lines file with one object per record, each with its `step`; its numbers go to `scalars` too.
 
     A record is one durable `write` to a file opened for appending, so a kill tears at most the last line; opening the
     log again drops a torn line and what was logged after the state was saved that the run resumes from.
@@ -88,6 +89,7 @@ class MetricsLog:
         kept = [record for record in _records(path) if record["step"] <= resume_step][:logged]
         write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept))
         self.logged = len(kept)
+        self._scalars = Scalars(path.parent, resume_step)
 
     def append(self, record: dict[str, Any]) -> None:
         """Add one record at the end, durably; an `OSError` (a full disk) leaves the log as it was."""
@@ -102,6 +104,7 @@ class MetricsLog:
                 file.truncate(size)
                 raise
         self.logged += 1
+        self._scalars.add(record)
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:

@@ -139,6 +139,29 @@ def test_long_prompts_are_cut_or_passed_over_and_counted(session, tmp_path, too_
             Session(session.source, dataclasses.replace(asked, quality_examples=4), pair=session.pair)
 
 
+def test_outputs_stand_in_the_order_of_the_examples(session, tmp_path):
+    """They are decoded by length."""
+    asked = dataclasses.replace(EVALUATION, task=str(rows(tmp_path / "a.csv", 6, 2, 8, 1, 4)), quality_examples=5)
+    own = Session(session.source, asked, pair=session.pair)
+    assert list(np.argsort(np.asarray(own.prompts.length), kind="stable")) != list(range(5))
+    (record,) = judge(own, [Point(pair=own.source, evaluation=own.evaluation, method=TOKEN, sampling=Sampling())])
+    kept = record[outputs.ENTRY]
+    assert [each.id for each in kept] == list(range(5)) == [example.id for example in own.examples]
+    assert [each.prompt for each in kept] == [example.source for example in own.examples]
+    assert [each.trace is not None for each in kept] == [True] * 3 + [False] * 2
+
+
+def test_a_prompt_of_just_the_limit_is_whole(session, tmp_path, recwarn):
+    path = rows(tmp_path / "a.csv", 8)
+    ids = Session(
+        session.source, dataclasses.replace(EVALUATION, task=str(path), quality_examples=1), pair=session.pair
+    )
+    longest = len(ids.fitted.prompts[0])
+    task = FileTask(path=path, max_input_length=longest)
+    found = Session(session.source, dataclasses.replace(EVALUATION, task=task, quality_examples=1), pair=session.pair)
+    assert found.fitted.told() == {} and not [each for each in recwarn if "were cut" in str(each.message)]
+
+
 def test_a_task_made_in_python_is_measured_and_says_how_to_run_it_again(session):
     task = Task(name="own", splits=("test",), read=lambda split: [Example(n, "cold", "kalt") for n in range(4)])
     asked = dataclasses.replace(EVALUATION, task=task, quality_examples=4)

@@ -76,6 +76,8 @@ def said():
 def test_help_explains_itself_with_an_example(name, said):
     assert f"python -m experiments.{name}" in said[name]
     assert f"--{FLAGS[name]}" in said[name]
+    if FLAGS[name] == "gin_file":
+        assert "Settings, each as --gin.NAME=VALUE" in said[name] and "ModelPair.draft_dtype" in said[name]
 
 
 def test_every_script_is_among_them():

@@ -1,0 +1,54 @@
+"""A run's scalars for TensorBoard and Weights & Biases, where these are installed; `metrics.jsonl` is what counts.
+
+Event files lie in the run's folder under `tensorboard` (`pip install '.[logging]'`). To W&B goes what is logged while a
+run of its own is active in the process (`wandb.init`): nothing is sent anywhere unasked.
+"""
+
+import importlib
+import importlib.util
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+FOLDER = "tensorboard"
+
+
+class Scalars:
+    """Takes the numbers of records that have a `step`.
+
+    Args:
+        run_dir: the run's folder.
+        resume_step: TensorBoard forgets what it was shown beyond this step: it is logged again.
+    """
+
+    def __init__(self, run_dir: Path, resume_step: int):
+        self._writer: Any = None
+        if importlib.util.find_spec("tensorboardX"):
+            import tensorboardX
+
+            purge = resume_step + 1 if resume_step else None
+            self._writer = tensorboardX.SummaryWriter(str(run_dir / FOLDER), purge_step=purge)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Show a record's finite numbers; those of dictionaries inside are named `outer/inner`."""
+        numbers = _numbers(record)
+        step = numbers.pop("step")
+        if self._writer is not None:
+            for name, value in numbers.items():
+                self._writer.add_scalar(name, value, int(step))
+            self._writer.flush()
+        if importlib.util.find_spec("wandb"):
+            active = importlib.import_module("wandb")
+            if getattr(active, "run", None) is not None:
+                active.log(numbers, step=int(step))
+
+
+def _numbers(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            found |= _numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            found[prefix + name] = float(value)
+    return found
