@@ -28,7 +28,7 @@ class Scalars:
             import tensorboardX
 
             purge = resume_step + 1 if resume_step else None
-            self._writer = tensorboardX.SummaryWriter(str(run_dir / FOLDER), purge_step=purge)
+            self._writer = tensorboardX.SummaryWriter(str(run_dir / FOLDER), purge_step=purge, flush_secs=1)
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Show a record's finite numbers; those of dictionaries inside are named `outer/inner`."""
@@ -37,7 +37,6 @@ class Scalars:
         if self._writer is not None:
             for name, value in numbers.items():
                 self._writer.add_scalar(name, value, int(step))
-            self._writer.flush()
         if importlib.util.find_spec("wandb"):
             active = importlib.import_module("wandb")
             if getattr(active, "run", None) is not None:

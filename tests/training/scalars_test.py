@@ -34,14 +34,11 @@ def test_tensorboard_gets_finite_numbers_and_forgets_what_comes_again(tmp_path, 
     told, began = [], []
 
     class Writer:
-        def __init__(self, folder, purge_step):
+        def __init__(self, folder, purge_step, flush_secs):
             began.append((folder, purge_step))
 
         def add_scalar(self, *scalar):
             told.append(scalar)
-
-        def flush(self):
-            pass
 
     with_modules(monkeypatch, tensorboardX=types.SimpleNamespace(SummaryWriter=Writer))
     log = runs.MetricsLog(tmp_path / "metrics.jsonl", 2)
