@@ -23,6 +23,7 @@ HOLES = {
     "gin/models/directory.gin": ["PAIR='some/pair'"],
     "gin/models/two_checkpoints.gin": ["PAIR='two'", "TARGET='some/target'", "DRAFT='some/draft'"],
     **{f"gin/models/{name}.gin": ["TARGET='some/target'", "DRAFT='some/draft'"] for name in PRESET_PAIRS},
+    "gin/tasks/file.gin": ["FileTask.path='file.csv'"],
     "gin/tasks/seqio.gin": [
         "SeqioTask.name='seqio'",
         "SeqioTask.module='some.module'",
