@@ -47,6 +47,8 @@ def _print(first: Record, second: Record, found: Sequence[comparing.Pair], most:
     console, same = Console(highlight=False), sum(each.first.output == each.second.output for each in found)
     console.print(f"1: {comparing.title(first)}\n2: {comparing.title(second)}", markup=False)
     console.print(f"{len(found)} examples, {same} written alike; by {first['quality']['metric']} of each alone:")
+    if any(each.gain != each.gain for each in found):
+        raise ValueError(f"{first['quality']['metric']} of a single output cannot be told from its text here")
     worst = [each for each in found if each.gain < 0][:most]
     best = [each for each in found[::-1] if each.gain > 0][:most]
     for name, some in (("worse", worst), ("better", best)):

@@ -24,7 +24,7 @@ from absl import flags
 
 from speccascade_jax.evaluation import again, experiment
 from speccascade_jax.results.store import Record
-from speccascade_jax.runtime import gin_flags, interrupts, own_files
+from speccascade_jax.runtime import gin_flags, hosts, interrupts, own_files
 
 FROM_RECORD = flags.DEFINE_string(
     "from_record", None, "Run the point of a record again: its key, or the first digits of it."
@@ -36,27 +36,23 @@ EXAMPLE = (
     "--gin_file=gin/tasks/tiny_translation.gin --gin_file=gin/methods/token_v3.gin"
 )
 
-_FOUND: list[tuple[Record, Path]] = []
+_FOUND: list[tuple[Record, Path, str]] = []
 
 
 def _recorded() -> str:
     """The configuration of the record that is asked for."""
     if FROM_RECORD.value is None:
         return ""
-    _FOUND.append(again.find(FROM_RECORD.value, STORE.value))
-    record, _ = _FOUND[0]
+    record, store = again.find(FROM_RECORD.value, STORE.value)
+    _FOUND.append((record, store, again.output(record)))
     own_files.load_again(record.get("imports", {}))
-    return f"{record['configuration']}\nexperiment.run.output = {_output(record)!r}\n"
+    return f"{record['configuration']}\nexperiment.run.output = {_FOUND[0][2]!r}\n"
 
 
 def _compared(new: Record) -> None:
     """Say what became of a record that was run again."""
-    for old, store in _FOUND:
-        print(f"{old['key']} of {store}, run again: {again.compared(old, store, new, _output(old))}")
-
-
-def _output(record: Record) -> str:
-    return f"results/again-{record['key'][:8]}.jsonl"
+    for old, store, output in _FOUND if new and hosts.first() else ():
+        print(f"{old['key']} of {store}, run again: {again.compared(old, store, new, output)}")
 
 
 if __name__ == "__main__":

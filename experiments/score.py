@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from speccascade_jax.core.files import expanded, write_atomically
@@ -67,7 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         kept = [(record, outputs.read(args.records, record)) for record in read_points(args.records)]
         found = [(record, each) for record, each in kept if each]
         if not found:
-            raise ValueError(f"{args.records} has no outputs beside it: measure with Evaluation.keep_outputs = True")
+            raise ValueError(
+                f"{args.records} has no outputs beside it: measure into another store, with keep_outputs = True"
+            )
         if args.hand_over:
             hand_over(expanded(args.hand_over), found)
         else:
@@ -103,7 +106,7 @@ def _print(rows: Sequence[Sequence[str]], metrics: Sequence[str]) -> None:
     for name in metrics:
         table.add_column(name, justify="right")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     Console().print(table)
 
 

@@ -168,7 +168,7 @@ def positions(trace: Trace) -> Table:
         table.add_column(name, no_wrap=True, justify="left" if name in _TEXTS else "right")
     for number, one in enumerate(trace.rounds):
         for step in one.steps:
-            table.add_row(f"{number}.{step.slot}", *_cells(step), end_section=step is one.steps[-1])
+            table.add_row(f"{number}.{step.slot}", *map(Text, _cells(step)), end_section=step is one.steps[-1])
     return table
 
 
@@ -179,12 +179,12 @@ def _cells(step: Step) -> list[str]:
     more = [step.entropy_q, step.max_q, step.confidence, step.divergence, step.deferral]
     return [
         repr(step.proposed.text) if step.proposed else "",
-        Text(repr(written.text) if written else "", style=LOOKS[step.source][0] if written else ""),
+        repr(written.text) if written else "",
         step.fate or step.source,
         *map(_short, numbers),
         ", ".join("–" if each is None else str(each) for each in rank),
         *map(_short, more),
-    ]  # type: ignore[list-item]
+    ]
 
 
 def _short(number: float | None) -> str:

@@ -107,8 +107,8 @@ def _traces(call: Plan, prompt: Prompt, prompts: Any, generation: Generation) ->
     given = [prompts] if isinstance(prompts, str) else [each if isinstance(each, str) else "" for each in prompts]
     told: dict[str, Any] = {"threshold": threshold_text(call.recipe, call.settings), "alone": call.recipe.draft_alone}
 
-    def texts(context: Ids, ids: list[int]) -> list[str]:
-        return [f" {each}" for each in ids] if vocabulary is None else added_texts(vocabulary, ids, context)
+    def texts(context: Ids, ids: list[int], before: list[int]) -> list[str]:
+        return [f" {n}" for n in ids] if vocabulary is None else added_texts(vocabulary, ids, [*context, *before])
 
     rows = enumerate(contexts)
     return Traces(

@@ -71,7 +71,9 @@ def test_one_command_gives_table_plot_report_outputs_and_traces(desk):
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     assert time.monotonic() - begin < 600 and len(TYPED.splitlines()) <= 6
     out = desk.folder / "out"
-    assert {"mine.jsonl", "mine.png", "mine.html", "mine.gin", "mine.outputs"} <= {path.name for path in out.iterdir()}
+    assert {"mine.jsonl", "mine.png", "mine.html", "mine.settings.gin", "mine.outputs"} <= {
+        path.name for path in out.iterdir()
+    }
     assert "Speed-up and quality" in done.stdout and "report: out/mine.html" in done.stdout
     assert "speccascade compare" in done.stdout and "python -m experiments" not in done.stdout
     records = read_records(out / "mine.jsonl")
@@ -99,7 +101,7 @@ def test_a_record_runs_again_to_the_same_tokens_own_rule_included(desk):
 def test_its_other_commands_are_there(desk):
     done = desk("--help")
     assert done.returncode == 0
-    for name in ("sweep", "run", "report", "compare", "score", "tables", "plots", "show", "convert"):
+    for name in ("sweep", "run", "report", "compare", "score", "tables", "plots", "show", "convert", "launch"):
         assert f"\n  {name} " in done.stdout
     slip = desk("swep")
     assert slip.returncode == 1 and "no command 'swep': did you mean sweep" in slip.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 from speccascade_jax.core.files import expanded
@@ -10,6 +11,15 @@ from speccascade_jax.results import outputs
 from speccascade_jax.results.store import NotAStoreError, Record, read_records
 
 SHORTEST = 4
+AGAIN = "again-"
+"""What stores of points that were run again begin with: they are not looked through for records."""
+
+
+def output(record: Record) -> str:
+    """A store that is not there yet, for a record that is run again."""
+    numbers = itertools.count(1)
+    names = (f"results/{AGAIN}{record['key'][:8]}-{number}.jsonl" for number in numbers)
+    return next(name for name in names if not Path(name).exists())
 
 
 def find(key: str, store: str | None = None) -> tuple[Record, Path]:
@@ -21,7 +31,8 @@ def find(key: str, store: str | None = None) -> tuple[Record, Path]:
     if len(key) < SHORTEST:
         raise ValueError(f"from_record={key!r}: give at least {SHORTEST} digits of the record's key")
     found, keys = dict[str, tuple[Record, Path]](), list[str]()
-    for path in [expanded(store)] if store else sorted(Path("results").glob("*.jsonl")):
+    stores = [path for path in sorted(Path("results").glob("*.jsonl")) if not path.name.startswith(AGAIN)]
+    for path in [expanded(store)] if store else stores:
         try:
             records = read_records(path)
         except NotAStoreError:

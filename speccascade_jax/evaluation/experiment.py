@@ -237,9 +237,9 @@ def present(store: ResultStore, together: Sequence[str] = (), share: str = "reje
 
 
 def keep_settings(store: Path) -> None:
-    """Write what gin gave this run beside its store, as a gin file; nothing where no gin file was read."""
+    """Write what gin gave this run beside its store, as `<store>.settings.gin`; nothing where no gin file was read."""
     if text := gin_values.operative():
-        write_atomically(store.with_suffix(".gin"), f"{text}\n")
+        write_atomically(store.with_suffix(".settings.gin"), f"{text}\n")
 
 
 def open_session(points: Sequence[Point]) -> Session:

@@ -1,7 +1,6 @@
 """What of a judged point's generations is kept beside the store: outputs, where tokens came from, some traces."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -26,14 +25,22 @@ class Seen(NamedTuple):
     facts: Any = None
 
 
-def recording(evaluation: Evaluation, program: Any) -> dict[str, Any]:
+_SMALL = 16_384
+"""A vocabulary of which the facts of all rows cost less than a second program, for batches without a traced row."""
+
+
+def recording(evaluation: Evaluation, program: Any, traced: bool) -> dict[str, Any]:
     """What `Program.generate` is told beside its usual arguments: what to record of each round, if anything.
 
     A method that is more than one generation has no rounds of one loop, and nothing is recorded of it.
+
+    Args:
+        traced: whether the batch has a row of which a trace is kept.
     """
     if not evaluation.keep_outputs or not isinstance(program, Generator):
         return {}
-    return {"record": tracing.facts if evaluation.keep_traces else tracing.origins}
+    whole = traced or (evaluation.keep_traces and program.engine.target.vocab_size <= _SMALL)
+    return {"record": tracing.facts if whole else tracing.origins}
 
 
 def seen(record: Any, rows: int, traced: Sequence[bool], alone: bool) -> list[Seen]:
@@ -64,7 +71,11 @@ class Keeper(NamedTuple):
 
     def output(self, example: Example, ids: list[int], after: Ids, prediction: str, own: Seen) -> Output:
         """One example's output, as it is kept."""
-        prompt, texts = self.task.build_prompt(example), partial(added_texts, self.vocabulary, after=after)
+        prompt = self.task.build_prompt(example)
+
+        def texts(some: list[int], before: list[int]) -> list[str]:
+            return added_texts(self.vocabulary, some, [*after, *before])
+
         traced = None
         if own.facts is not None:
             traced = trace.read(own.facts, 0, texts, prompt=prompt, threshold=self.threshold, alone=self.alone)
@@ -74,7 +85,7 @@ class Keeper(NamedTuple):
             reference=example.reference,
             output=prediction,
             tokens=tuple(ids),
-            pieces=tuple(texts(ids)),
+            pieces=tuple(texts(ids, [])),
             sources=own.sources,
             rounds=own.rounds,
             trace=traced,

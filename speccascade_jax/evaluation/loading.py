@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from speccascade_jax.data.tasks.task import Example, Task
 from speccascade_jax.evaluation.points import Evaluation
+from speccascade_jax.metrics import quality
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import text_ids
 
@@ -36,6 +37,7 @@ def load(task: Task, asked: Evaluation) -> list[Example]:
     """
     wanted = _wanted(asked)
     examples = task.load(asked.split, None if task.too_long == "skip" else wanted)
+    _check_references(task, examples)
     if len(examples) < wanted:
         raise ValueError(
             f"{task.name} has {len(examples)} examples in split {asked.split!r}, fewer than "
@@ -43,6 +45,17 @@ def load(task: Task, asked: Evaluation) -> list[Example]:
             f"(of a calibration: search_, test_ or held_out_examples)"
         )
     return examples
+
+
+def _check_references(task: Task, examples: Sequence[Example]) -> None:
+    """Refuse several references where a metric compares with one, before anything is decoded."""
+    alone = [name for name in task.metrics if not quality.get_metric(name).several]
+    for each in examples if alone else ():
+        if not isinstance(each.reference, str) and len(each.reference) > 1:
+            raise ValueError(
+                f"{task.name}: example {each.id} has {len(each.reference)} references; {alone[0]} compares with one: "
+                f"choose metrics that take the best of several"
+            )
 
 
 def fit(pair: Pair, task: Task, asked: Evaluation, examples: Sequence[Example]) -> Fitted:

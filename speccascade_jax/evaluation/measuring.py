@@ -91,20 +91,23 @@ def judge(session: Session, points: Sequence[Point]) -> list[Record]:
     Raises:
         FloatingPointError: every example of a point failed.
     """
-    check_code(points[0].evaluation)
-    examples = session.window(points[0].evaluation, points[0].evaluation.quality_examples)
+    evaluation = points[0].evaluation
+    check_code(evaluation)
+    examples = session.window(evaluation, evaluation.quality_examples)
     encoded = session.prompts.encoder_tokens
     lengths = np.asarray(session.prompts.length) if encoded is None else np.count_nonzero(encoded, axis=1)
-    # Neighbours of similar length waste the least of a batch, which runs until its longest row is done.
-    rows = np.repeat(examples[np.argsort(lengths[examples], kind="stable")], len(points))
+    # Neighbours of similar length waste the least of a batch, which runs until its longest row is done; those that are
+    # traced come first, so that few batches have one.
+    plain = examples >= evaluation.first_example + evaluation.keep_traces
+    rows = np.repeat(examples[np.lexsort((lengths[examples], plain))], len(points))
     which = np.tile(np.arange(len(points)), len(examples))
     generations, told, noted = [], list[Record](), list[keeping.Seen]()
-    evaluation, alone = points[0].evaluation, points[0].method.recipe.draft_alone
-    more = keeping.recording(evaluation, session.built(points[0].method).program)
+    alone, program = points[0].method.recipe.draft_alone, session.built(points[0].method).program
     traced = rows < evaluation.first_example + evaluation.keep_traces
     for chosen, kept in session.in_batches(np.arange(len(rows)), session.evaluation.quality_batch):
         alphas = [points[n].method.alpha for n in which[chosen]]
         run = session.prepare(points[0], rows[chosen], alphas)
+        more = keeping.recording(evaluation, program, bool(traced[chosen].any()))
         generation = run(points[0].seed, **more)
         noted += keeping.seen(generation.record, kept, traced[chosen], alone) if more else [keeping.Seen()] * kept
         inner = level_counters(generation.inner), tail_steps(generation.inner), choices(generation.inner)

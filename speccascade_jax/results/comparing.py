@@ -38,15 +38,17 @@ def find(records: Sequence[Record], name: str) -> Record:
     Raises:
         ValueError: none, or several.
     """
-    named = {f"{r['point']['curve']}@{r['point']['alpha']:g}": r for r in records if r["point"]["alpha"] is not None}
+    with_alpha = [record for record in records if record["point"]["alpha"] is not None]
+    named = [(record, f"{record['point']['curve']}@{record['point']['alpha']:g}") for record in with_alpha]
     found = [record for record in records if record["key"].startswith(name)] if len(name) >= 4 else []
     found = found or [record for record in records if record["point"]["curve"] == name]
-    found = found or [record for each, record in named.items() if each == name]
+    found = found or [record for record, each in named if each == name]
     if len(found) != 1:
-        known = sorted({record["point"]["curve"] for record in records} | set(named))
+        known = sorted({record["point"]["curve"] for record in records} | {each for _, each in named})
         what = "no record is" if not found else f"{len(found)} records are"
         raise ValueError(
-            f"{what} called {name!r}: {hint(name, known)}give a key's first digits, or one of {', '.join(known)}"
+            f"{what} called {name!r}: {hint(name, known)}give the first digits of a key (the report names them), or "
+            f"one of {', '.join(known)}"
         )
     return found[0]
 
@@ -68,7 +70,8 @@ def pairs(store: str | Path, first: Record, second: Record) -> list[Pair]:
     for record in (first, second):
         if (found := outputs.read(store, record)) is None:
             raise ValueError(
-                f"the outputs of {record['key']} were not kept: measure it again with Evaluation.keep_outputs = True"
+                f"the outputs of {record['key']} were not kept: measure it into another store, with "
+                f"Evaluation.keep_outputs = True"
             )
         kept.append({each.id: each for each in found})
     if first["fingerprints"]["examples"] != second["fingerprints"]["examples"]:

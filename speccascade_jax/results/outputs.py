@@ -122,7 +122,7 @@ def _read_examples(path: Path) -> dict[int, Record]:
 
 def _entries(path: Path) -> Iterator[Record]:
     for number, line in readers.lines(path):
-        yield readers.parsed(line, f"{path}:{number}", "delete the file, and measure its point again")
+        yield readers.parsed(line, f"{path}:{number}", "delete the file, and measure its point into another store")
 
 
 def adopt(store: str | Path, record: Record, others: Iterable[str | Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -114,10 +115,11 @@ def print_next(panels: Sequence[Panel], store: Path, report: Path) -> None:
     keys = [spot.records[0]["key"][:8] for spot in spots]
     ends = [panel.target.records[0]["key"][:8] for panel in panels if panel.target]
     print("\nnext:")
+    store_words = shlex.quote(str(store))
     print(f"  open {report} in a browser: every point's outputs, and where draft tokens were rejected")
     if len(keys) > 1:
-        print(f"  {command('compare')} {store} {ends[0]} {keys[0]}     two points side by side")
-    print(f"  {command('run')} --from_record={keys[0]} --store={store}     one point again")
+        print(f"  {command('compare')} {store_words} {ends[0]} {keys[0]}     two points side by side")
+    print(f"  {command('run')} --from_record={keys[0]} --store={store_words}     one point again")
     print("  your own data and rule (docs/extending.md): --gin.Evaluation.task=\"'mine.csv'\" --import=my_rules.py")
 
 

@@ -14,8 +14,8 @@ from typing import Any
 from speccascade_jax.core.names import SOURCES
 from speccascade_jax.results.report.traces import alone
 
-Texts = Callable[[list[int]], list[str]]
-"""Ids -> what each adds to a text."""
+Texts = Callable[[list[int], list[int]], list[str]]
+"""Ids, and those of the output before them -> what each adds to the text."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def read(facts: Any, row: int, texts: Texts, *, prompt: str = "", threshold: str
 
     Args:
         facts: `engine.tracing.RoundFacts` with NumPy arrays `[R, B, …]`.
-        texts: the ids of an output -> what each adds.
+        texts: ids, and those of the output before them -> what each adds.
         alone: whether the draft writes alone, whose tokens are then all drafts.
     """
     committed = [
@@ -164,7 +164,7 @@ def read(facts: Any, row: int, texts: Texts, *, prompt: str = "", threshold: str
         for number, tokens in zip(facts.origins.num_new[:, row], facts.tokens[:, row], strict=True)
         for token in tokens[:number]
     ]
-    pieces, rounds, at = texts(committed), [], 0
+    pieces, rounds, at = texts(committed, []), [], 0
     for number, count in enumerate(facts.origins.num_new[:, row].tolist()):
         if not count:
             continue  # the row was done, and others were not
@@ -191,7 +191,7 @@ class _Reader:
         drafted, kept = int(self._at("drafted")), int(self._at("num_kept"))
         rejected, unverified = bool(self._at("rejected")), bool(self._at("unverified"))
         proposed = self._at("proposed").tolist()[:drafted]
-        shown = self.texts([*before, *proposed])[len(before) :]
+        shown = self.texts(proposed, [*before])
         steps, product = [], 1.0
         for slot in range(max(drafted, len(pieces))):
             step = self._step(slot, proposed, shown, pieces)

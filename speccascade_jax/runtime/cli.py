@@ -15,8 +15,10 @@ from speccascade_jax.runtime.paths import share_root
 
 def commands() -> dict[str, Path]:
     """Name -> file of every experiment."""
-    found = sorted((share_root() / "experiments").glob("*.py"))
-    return {path.stem: path for path in found if not path.stem.startswith("_")}
+    folder = share_root() / "experiments"
+    found = {path.stem: path for path in folder.glob("*.py") if not path.stem.startswith("_")}
+    found |= {path.parent.name: path for path in folder.glob("*/__main__.py")}
+    return dict(sorted(found.items()))
 
 
 def about(path: Path) -> str:
@@ -46,4 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.path.insert(0, os.getcwd())  # where one's own modules lie, as with python -m
     sys.path.append(str(share_root()))
     sys.argv = [str(known[name]), *rest]
-    runpy.run_path(str(known[name]), run_name="__main__")
+    if known[name].stem == "__main__":
+        runpy.run_module(f"experiments.{name}", run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(str(known[name]), run_name="__main__")

@@ -203,14 +203,14 @@ def main(
 
     def run(argv: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)
-        with one_line_errors():
-            text = recorded() if recorded else ""
-        if len(argv) > 1 or not (flags.FLAGS.gin_file or text):
+        again = "from_record" in flags.FLAGS and flags.FLAGS["from_record"].value is not None
+        if len(argv) > 1 or not (flags.FLAGS.gin_file or again):
             wrong = f"unexpected argument {argv[1]!r}" if len(argv) > 1 else "name at least one --gin_file"
             sys.exit(f"error: {wrong}; for example: {example}; --help explains")
         with _with_other_hosts(), one_line_errors():
             _join(together, example)
             own_files.load_again(flags.FLAGS["import"].value or ())
+            text = recorded() if recorded else ""
             parse_gin(flags.FLAGS.gin_file, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths, text)
             given = {name: flags.FLAGS[name].value for name in numbers or {}}
             given = {name: value for name, value in given.items() if value is not None}

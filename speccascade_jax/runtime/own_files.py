@@ -23,7 +23,7 @@ def load(name: str) -> ModuleType:
             the file itself raises, with a note that names it.
     """
     path = expanded(name)
-    if path.suffix != ".py" and not path.exists():
+    if path.suffix != ".py":
         return _named(name)
     if not path.is_file():
         raise FileNotFoundError(f"--import={name}: there is no such file")
@@ -69,6 +69,8 @@ def loaded() -> dict[str, str]:
 
 
 def load_again(recorded: Mapping[str, str] | Iterable[str]) -> None:
-    """Import what a record, or another process, had imported."""
-    for path in recorded.values() if isinstance(recorded, Mapping) else recorded:
+    """Import what a record, or another process, had imported; of a record's modules those that are not there yet."""
+    if isinstance(recorded, Mapping):
+        recorded = [path for module, path in recorded.items() if module not in sys.modules]
+    for path in recorded:
         load(path)

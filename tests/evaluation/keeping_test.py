@@ -10,7 +10,7 @@ import pytest
 
 from speccascade_jax.data.tasks.file_task import FileTask
 from speccascade_jax.data.tasks.task import Example, Task
-from speccascade_jax.evaluation import again, experiment
+from speccascade_jax.evaluation import again, experiment, keeping
 from speccascade_jax.evaluation.measuring import judge
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.evaluation.session import Session
@@ -117,7 +117,9 @@ def test_damaged_outputs_are_named(session, tmp_path):
         store.append(record)
     own = outputs.folder(tmp_path / "a.jsonl") / f"{record['key']}.jsonl"
     own.write_text(own.read_text()[:-20])
-    with pytest.raises(ValueError, match=rf"{record['key']}.jsonl:10 is damaged .*measure its point again"):
+    with pytest.raises(
+        ValueError, match=rf"{record['key']}.jsonl:10 is damaged .*measure its point into another store"
+    ):
         outputs.read(tmp_path / "a.jsonl", record)
 
 
@@ -137,6 +139,26 @@ def test_long_prompts_are_cut_or_passed_over_and_counted(session, tmp_path, too_
     if too_long == "skip":
         with pytest.raises(ValueError, match=r"a has 3 examples of at most 40 tokens, fewer than the 4"):
             Session(session.source, dataclasses.replace(asked, quality_examples=4), pair=session.pair)
+
+
+def test_several_references_are_refused_where_a_metric_takes_one(session, tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"source": "cold", "reference": ["kalt", "kühl"]}) + "\n")
+    asked = dataclasses.replace(EVALUATION, task=str(path), quality_examples=1)
+    with pytest.raises(ValueError, match="example 0 has 2 references; bleu compares with one"):
+        Session(session.source, asked, pair=session.pair)
+
+
+@pytest.mark.parametrize("most", [1, 10**6])
+def test_batches_without_a_traced_row_record_no_facts_where_these_are_dear(session, monkeypatch, most):
+    seen = []
+    monkeypatch.setattr(keeping, "_SMALL", most)
+    recording = keeping.recording
+    monkeypatch.setattr(keeping, "recording", lambda *given: seen.append(recording(*given)) or seen[-1])
+    (record,) = judge(session, [point(session)])
+    names = [each["record"].__name__ for each in seen]
+    assert names == (["facts", "origins", "origins"] if most == 1 else ["facts"] * 3)
+    assert [each.trace is not None for each in record[outputs.ENTRY]] == [True] * 3 + [False] * 7
 
 
 def test_outputs_stand_in_the_order_of_the_examples(session, tmp_path):

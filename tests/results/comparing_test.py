@@ -34,6 +34,9 @@ def test_points_are_found_by_key_method_and_alpha():
     assert comparing.find(RECORDS, "token_v3@0.97")["point"]["alpha"] == 0.97
     with pytest.raises(ValueError, match=r"5 records are called 'chow'.*chow@0.1"):
         comparing.find(RECORDS, "chow")
+    twice = [*RECORDS, *(fake_records.run(point) for point in fake_records.coordinates(temperature=0.0))]
+    with pytest.raises(ValueError, match=r"2 records are called 'token_v3@0.97'"):
+        comparing.find(twice, "token_v3@0.97")
     with pytest.raises(ValueError, match=r"no record is called 'chau@0.1': did you mean chow@0.1"):
         comparing.find(RECORDS, "chau@0.1")
 

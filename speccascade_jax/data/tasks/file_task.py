@@ -33,17 +33,18 @@ def is_file(name: object) -> bool:
 class FileTask(Task):
     """A task whose examples are the rows of a file.
 
-    All it holds are plain values, so that gin can bind it and a record can write it down. What its records hang on is
-    what the file holds when it is read, not its name.
+    All it holds are plain values, so that gin can bind it and a record can write it down. Its records hang on what the
+    file holds when it is read, and on the path as it was given.
 
     Attributes:
         path: a `.csv` or `.tsv`, a `.jsonl` (gzipped too: `.gz`), or a folder written by `datasets`' `save_to_disk`;
             of the current folder, or of the data directory.
         source, reference: which column is the input, which the reference: a name, of a header or of JSON's fields; or
             a number, from 0, in a file without a header. A field of JSON may be a list: several references.
-        template: what a model is given; `{source}` is the source, `{column}` any column of the file.
-        shots: how many solved examples stand before it; pool: the file (of the same form) that they are taken from,
-            its first ones, and whose rows are not evaluated; answer: what follows a template there;
+        template: what a model is given; `{source}` is the source, `{column}` any column of the file, `{c0}` the first
+            one of a file without a header.
+        shots: how many solved examples stand before it; pool: the file (of the same form; of a folder the first split)
+            that they are taken from, its first ones, which are not evaluated; answer: what follows a template there;
             separator: between them.
         stop_strings: what an output ends before, as in `few_shot.FewShotTask`.
         too_long: what happens to a prompt of more than `max_input_length` tokens: "cut" (its beginning is kept, with
@@ -103,7 +104,7 @@ class FileTask(Task):
     @property
     def _shown(self) -> FewShotTask:
         template = Template(question="{question}", answer=self.answer, separator=self.separator)
-        pool = () if self.pool is None else [*itertools.islice(self._records(self.pool), self.shots)]
+        pool = () if self.pool is None else [*itertools.islice(self._records(self.pool, first=True), self.shots)]
         return FewShotTask(
             name=self.name,
             splits=self.splits,
@@ -117,8 +118,9 @@ class FileTask(Task):
     def _read(self, split: str) -> Iterable[Example]:
         return self._shown.read(split)
 
-    def _records(self, path: str, split: str | None = None) -> Iterable[Record]:
+    def _records(self, path: str, split: str | None = None, first: bool = False) -> Iterable[Record]:
         found = _found(path)
+        split = _splits(found)[0] if first else split
         if not found.exists():
             directory.require(path)  # which says where it was looked for
         rows = _rows(found, split, isinstance(self.source, str))
@@ -127,9 +129,12 @@ class FileTask(Task):
 
     def _record(self, number: int, row: Row, where: str) -> Record:
         source, reference = (_column(row, each, where) for each in (self.source, self.reference))
+        if source is None or reference is None or isinstance(reference, list | tuple) and not reference:
+            raise ValueError(f"{where} has no source or no reference: take it out of the file")
         references = tuple(map(str, reference)) if isinstance(reference, list | tuple) else str(reference)
         try:
-            question = self.template.format_map({**row, "source": source})
+            numbered = {f"c{name}": value for name, value in row.items()}  # a template can name no number
+            question = self.template.format_map({**numbered, **row, "source": source})
         except (KeyError, IndexError, ValueError) as error:
             raise ValueError(
                 f"template={self.template!r} has {error}: columns are {', '.join(row)} and source; write {{{{ and }}}} "

@@ -60,8 +60,29 @@ def settled(text: str, last: bool) -> str:
 def added_texts(vocabulary: TextVocabulary, ids: Sequence[int], after: Ids = ()) -> list[str]:
     """What each id adds to the text of all: joined they are what `decode` gives.
 
-    Empty for a stop id, and for bytes of a character until the one that completes it. Quadratic in the ids' number.
+    Empty for a stop id, and for bytes of a character until the one that completes it.
     """
+    texts, begin, shown = list[str](), 0, ""
+    context = [*after]
+    for number in range(1, len(ids) + 1):
+        # what stands far before changes nothing: a window makes it linear, and whether it did is looked at below
+        before = (context + [*ids[:begin]])[-_WINDOW:] if begin < _WINDOW else ids[begin - _WINDOW : begin]
+        text = vocabulary.decode(ids[begin:number], after=before)
+        whole = settled(text, number == len(ids))
+        texts.append(whole[len(shown) :])
+        shown = whole
+        if whole == text:
+            begin, shown = number, ""
+    if "".join(texts) == vocabulary.decode(ids, after=after):
+        return texts
+    return _slowly(vocabulary, ids, after)
+
+
+_WINDOW = 8
+
+
+def _slowly(vocabulary: TextVocabulary, ids: Sequence[int], after: Ids) -> list[str]:
+    """As `added_texts`, every beginning decoded anew: for vocabularies whose pieces hang on what stands far before."""
     texts, shown = list[str](), ""
     for number in range(1, len(ids) + 1):
         texts.append(settled(vocabulary.decode(ids[:number], after=after), number == len(ids))[len(shown) :])

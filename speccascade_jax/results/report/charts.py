@@ -6,6 +6,7 @@ of 30 MB.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -119,7 +120,7 @@ def _x(place: Place, timed: bool) -> float:
     if timed:
         return place.latency.value if place.latency else float("nan")
     rejected = place.spot.measures.get("rejection_rate")
-    return rejected.value if rejected else 0.0
+    return rejected.value if rejected else float("nan")
 
 
 def _curve(
@@ -135,7 +136,7 @@ def _curve(
     """Draw a curve; returns what can be pointed at."""
     from bokeh.models import ColumnDataSource
 
-    shown = [place for place in curve if place.latency or not timed]
+    shown = [place for place in curve if not math.isnan(_x(place, timed))]
     if not shown:
         return []
     ys = [place.difference for place in shown]

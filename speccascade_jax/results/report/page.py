@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shlex
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def _page(panels: Sequence[Panel], store: Path, most: int) -> str:
         found = places.places(panel)
         spots = [*panel.ends, *panel.spots]
         anchors = {id(spot): f"point-{next(numbers)}" for spot in spots}
-        kept = {id(spot): outputs.read(store, spot.records[0]) for spot in spots}
+        kept = {id(spot): _kept(store, spot.records[0]) for spot in spots}
         own = _figures(found, panel, store, anchors, {key: each or [] for key, each in kept.items()})
         told = _panel(panel, found)
         told["points"] = [_point(spot, store, anchors[id(spot)], kept[id(spot)], examples, most) for spot in spots]
@@ -65,13 +66,12 @@ def _page(panels: Sequence[Panel], store: Path, most: int) -> str:
     for told, number in made:
         first, *more = itertools.islice(standing, number) if number else ("",)
         told |= {"plot": first, "rejections": more}
-    beside = store.with_suffix(".gin")
+    beside = store.with_suffix(".settings.gin")
     html: str = (
         templates.environment()
         .get_template("page.html")
         .render(
             title=_title(panels),
-            verdict=_verdict(panels[0], places.places(panels[0])),
             counted=f"{sum(len(panel.spots) + len(panel.ends) for panel in panels)} points of {store}",
             panels=[told for told, _ in made],
             environment=[*_environment(panels)],
@@ -83,6 +83,15 @@ def _page(panels: Sequence[Panel], store: Path, most: int) -> str:
         )
     )
     return html
+
+
+def _kept(store: Path, record: Record) -> list[Output] | None:
+    """A record's outputs; a damaged file of them is said, and does not keep the rest from being shown."""
+    try:
+        return outputs.read(store, record)
+    except ValueError as error:
+        warnings.warn(str(error), stacklevel=2)
+        return None
 
 
 def _figures(
@@ -106,7 +115,10 @@ def _panel(panel: Panel, found: Places) -> dict[str, Any]:
     )
     timed = any(spot.latency for spot in panel.spots)
     grids = table2.grids([panel], points=True) if not timed else table2.grids([panel])
-    told: dict[str, Any] = {"title": panel.title(), "caption": caption, "grids": grids}
+    seeds = max(spot.seeds for spot in (*panel.ends, *panel.spots))
+    several = f" Qualities are means over {seeds} seeds; outputs and commands are those of the first." * (seeds > 1)
+    told: dict[str, Any] = {"title": panel.title(), "caption": caption + several, "grids": grids}
+    told["verdict"] = _verdict(panel, found)
     return told | {"curves": charts.curves_key(found), "beside": charts.ends_key(found, timed)}
 
 
@@ -172,8 +184,10 @@ def _title(panels: Sequence[Panel]) -> str:
 
 def _verdict(panel: Panel, found: Places) -> str:
     """The panel's point in one sentence."""
+    if not any(spot.latency for spot in panel.spots):
+        return "Nothing was timed."
     if found.chosen is None or found.chosen.latency is None:
-        return "No point is faster than the target within that margin of its quality."
+        return f"No point is faster than the target and within {found.margin:g} of its {metric_name(panel.metric)}."
     quick, loss = found.chosen.latency, found.chosen.difference
     speed = charts.spanned(type(quick)(1 / quick.value, 1 / quick.high, 1 / quick.low), ".2f")
     return (

@@ -55,6 +55,16 @@ def test_files_without_a_header_have_numbered_columns(tmp_path):
     path.write_text("eins\tone\nzwei\ttwo\n")
     task = FileTask(path=path, source=1, reference=0)
     assert [(each.source, each.reference) for each in task.load()] == [("one", "eins"), ("two", "zwei")]
+    (first, _) = FileTask(path=path, source=1, reference=0, template="{c0}: {source}").load()
+    assert first.source == "eins: one"
+
+
+@pytest.mark.parametrize("row", [{"source": None, "reference": "b"}, {"source": "a", "reference": []}])
+def test_rows_without_a_text_are_refused(tmp_path, row):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(ValueError, match=r"a.jsonl, row 0 has no source or no reference"):
+        get_task(str(path)).load()
 
 
 def test_several_references_of_a_field(tmp_path):
@@ -121,6 +131,8 @@ def test_folders_that_datasets_saved(tmp_path, monkeypatch):
     rows = {"train": [{"source": "a", "reference": "b"}], "test": [{"source": "c", "reference": "d"}]}
     fake = types.SimpleNamespace(load_from_disk=lambda path: rows)
     monkeypatch.setitem(sys.modules, "datasets", fake)
+    shown = FileTask(path=tmp_path, pool=str(tmp_path), shots=1).load("test")
+    assert [each.source for each in shown] == ["a b\n\nc"]  # the first split's first row stands before
     task = FileTask(path=tmp_path)
     assert task.splits == ("train", "test")
     assert [each.source for each in task.load("test")] == ["c"]

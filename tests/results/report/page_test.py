@@ -142,7 +142,25 @@ def test_without_outputs_or_times_it_is_still_one(tmp_path):
         for record in records:
             store.append(record)
     text = page.write(panels(records), tmp_path / "a.jsonl").read_text()
-    assert "Outputs were not kept" in text and "No point is faster" in text
+    assert "Outputs were not kept" in text and "Nothing was timed." in text and "No point is faster" not in text
+
+
+def test_every_panel_has_its_own_verdict(tmp_path):
+    records = [*sweep(), *sweep(temperature=0.0)]
+    with ResultStore(tmp_path / "a.jsonl") as store:
+        for record in records:
+            store.append(record)
+    text = page.write(panels(records), tmp_path / "a.jsonl").read_text()
+    assert text.count("times as fast as the target alone") + text.count("No point is faster than the target") == 2
+
+
+def test_damaged_outputs_are_said_and_the_rest_is_shown(tmp_path, trace):
+    path = stored(tmp_path, sweep(), trace)
+    own = outputs.folder(path) / f"{read_records(path)[3]['key']}.jsonl"
+    own.write_text(own.read_text()[:-9])
+    with pytest.warns(UserWarning, match="is damaged"):
+        text = page.write(panels(read_records(path)), path).read_text()
+    assert text.count("Outputs were not kept") == 1
 
 
 def test_a_store_without_the_target_is_refused(tmp_path):
