@@ -148,8 +148,8 @@ UNEQUAL = {
     "environment",
 }
 """What hangs on the clock or the moment."""
-LEFT = {".damaged", ".tmp", ".png"}
-"""What a kill leaves besides: torn lines set aside, files never finished."""
+LEFT = {".damaged", ".html", ".tmp", ".png"}
+"""What a kill leaves besides, torn lines set aside and files never finished; and pictures and pages, which show times."""
 
 
 def outcome(folder: Path) -> dict[str, Any]:

@@ -64,6 +64,13 @@ def sweep(**more):
     return [fake_records.run(point) for point in fake_records.coordinates(**more)]
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory, trace):
+    """A sweep's store and its page's text."""
+    path = stored(tmp_path_factory.mktemp("plain"), sweep(), trace)
+    return path, page.write(panels(read_records(path)), path).read_text()
+
+
 class Reader(HTMLParser):
     """Tags, ids, scripts and shown text of a page."""
 
@@ -87,11 +94,9 @@ class Reader(HTMLParser):
             self.shown.append(data)
 
 
-def test_it_holds_every_point_with_its_command_and_outputs(tmp_path, trace):
-    path = stored(tmp_path, sweep(), trace)
-    made = page.write(panels(read_records(path)), path)
-    assert made == tmp_path / "mine.html"
-    text = made.read_text()
+def test_it_holds_every_point_with_its_command_and_outputs(plain):
+    path, text = plain
+    assert path.with_suffix(".html").read_text() == text
     read = Reader(text)
     records = read_records(path)
     assert {f"point-{n}" for n in range(len(records))} <= read.ids
@@ -104,25 +109,23 @@ def test_it_holds_every_point_with_its_command_and_outputs(tmp_path, trace):
     assert anchors == {each for each in read.ids if re.fullmatch(r"point-\d+", each)}
 
 
-def test_nothing_is_asked_of_a_network(tmp_path, trace):
-    path = stored(tmp_path, sweep(), trace)
-    read = Reader(page.write(panels(read_records(path)), path).read_text())
+def test_nothing_is_asked_of_a_network(plain):
+    read = Reader(plain[1])
     assert [link for link in read.links if not link.startswith(("data:", "#"))] == []
     assert not {"iframe", "link rel", "object", "embed"} & set(read.tags)
 
 
-def test_every_text_of_users_and_models_is_escaped(tmp_path, trace):
-    plain = Reader(page.write(panels(read_records(p := stored(tmp_path / "a", sweep(), trace))), p).read_text())
-    path = stored(tmp_path / "b", sweep(), trace, text=HOSTILE)
+def test_every_text_of_users_and_models_is_escaped(tmp_path, trace, plain):
+    path = stored(tmp_path, sweep()[:8], trace, text=HOSTILE)
     text = page.write(panels(read_records(path)), path).read_text()
     assert "<script>alert" not in text and "onerror=alert(1)>" not in text and " 49 " not in text
     read = Reader(text)
-    assert read.tags.count("script") == plain.tags.count("script") and "img" not in read.tags
+    assert read.tags.count("script") == Reader(plain[1]).tags.count("script") and "img" not in read.tags
     assert any("<script>alert('x')</script><img" in shown for shown in read.shown)
 
 
 def test_titles_and_configurations_are_escaped_too(tmp_path, trace):
-    records = sweep()
+    records = sweep()[:8]
     for record in records:
         record["point"]["pair"] = record["configuration"] = "<b onclick=1>pair</b>"
     path = stored(tmp_path, records, trace)
@@ -155,7 +158,7 @@ def test_every_panel_has_its_own_verdict(tmp_path):
 
 
 def test_damaged_outputs_are_said_and_the_rest_is_shown(tmp_path, trace):
-    path = stored(tmp_path, sweep(), trace)
+    path = stored(tmp_path, sweep()[:8], trace)
     own = outputs.folder(path) / f"{read_records(path)[3]['key']}.jsonl"
     own.write_text(own.read_text()[:-9])
     with pytest.warns(UserWarning, match="is damaged"):
