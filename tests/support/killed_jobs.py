@@ -149,7 +149,7 @@ UNEQUAL = {
 }
 """What hangs on the clock or the moment."""
 LEFT = {".damaged", ".html", ".tmp", ".png"}
-"""What a kill leaves besides, torn lines set aside and files never finished; and pictures and pages, which show times."""
+"""What a kill leaves besides, torn lines and files never finished; and pictures and pages, which show times."""
 
 
 def outcome(folder: Path) -> dict[str, Any]:
