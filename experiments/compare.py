@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from speccascade_jax.core.checks import whole
 from speccascade_jax.results import comparing
 from speccascade_jax.results.panels import read_points
 from speccascade_jax.results.store import Record
@@ -34,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print two points side by side; returns the exit status."""
     args = _parser().parse_args(argv)
     try:
+        whole("most", args.most, 1)
         records = read_points(args.records)
         first, second = (comparing.find(records, name) for name in (args.first, args.second))
         _print(first, second, comparing.pairs(args.records, first, second), args.most)
@@ -47,8 +49,6 @@ def _print(first: Record, second: Record, found: Sequence[comparing.Pair], most:
     console, same = Console(highlight=False), sum(each.first.output == each.second.output for each in found)
     console.print(f"1: {comparing.title(first)}\n2: {comparing.title(second)}", markup=False)
     console.print(f"{len(found)} examples, {same} written alike; by {first['quality']['metric']} of each alone:")
-    if any(each.gain != each.gain for each in found):
-        raise ValueError(f"{first['quality']['metric']} of a single output cannot be told from its text here")
     worst = [each for each in found if each.gain < 0][:most]
     best = [each for each in found[::-1] if each.gain > 0][:most]
     for name, some in (("worse", worst), ("better", best)):

@@ -12,6 +12,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from speccascade_jax.core.checks import whole
 from speccascade_jax.core.files import expanded
 from speccascade_jax.results.distinctions import MIXABLE
 from speccascade_jax.results.panels import panels, read_points
@@ -32,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the report; returns the exit status."""
     args = _parser().parse_args(argv)
     try:
+        whole("most", args.most, 0)
         found = panels(read_points(args.records), args.together)
         path = None if args.output is None else expanded(args.output)
         print(page.write(found, args.records, path, most=args.most))

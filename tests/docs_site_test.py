@@ -75,7 +75,8 @@ def test_docstrings_name_sections_that_there_are(site):
 
 
 def test_the_notebook_runs_from_top_to_bottom(tmp_path):
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    needed = "pip install -e '.[docs]'"
+    nbformat, nbclient = (pytest.importorskip(name, reason=needed) for name in ("nbformat", "nbclient"))
     book = nbformat.read(ROOT / "docs" / "afternoon.ipynb", as_version=4)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     done = nbclient.NotebookClient(book, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()

@@ -1,12 +1,13 @@
 """Traces: the same tokens, and the engine's own counts recomputed from them, over hundreds of generations."""
 
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.results.trace import Trace, total
+from speccascade_jax.results.trace import Trace
 from tests.support import conformance
 from tests.support.reference import softmax
 
@@ -54,7 +55,7 @@ def test_counts_recomputed_from_traces_are_the_engines(way):
         assert [step.source == "draft" for step in one.steps if step.committed][: one.kept] == [True] * one.kept
     written = [[s.committed.id for r in trace.rounds for s in r.steps if s.committed] for trace in traced.trace]
     assert written == [row[:n].tolist() for row, n in zip(traced.tokens, traced.lengths, strict=True)]
-    counts = total(traced.trace)
+    counts = sum((Counter(trace.counts()) for trace in traced.trace), Counter())
     assert counts["draft"] + counts["replaced"] + counts["bonus"] + counts["target"] == counts["committed"]
     if way not in ("the target alone", "greedy", "unverified ends"):
         assert counts["kept"] and counts["rejected"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,22 +76,23 @@ def pairs(store: str | Path, first: Record, second: Record) -> list[Pair]:
         kept.append({each.id: each for each in found})
     if first["fingerprints"]["examples"] != second["fingerprints"]["examples"]:
         raise ValueError(f"{first['key']} and {second['key']} were judged on other examples: choose two of one task")
-    metric = first["quality"]["metric"]
-    both = [(one, kept[1][number]) for number, one in kept[0].items() if number in kept[1]]
-    made = [Pair(one, two, (_score(metric, one), _score(metric, two))) for one, two in both]
+    scores = [_scores(record, each) for record, each in zip((first, second), kept, strict=True)]
+    both = [number for number in kept[0] if number in kept[1]]
+    made = [Pair(kept[0][number], kept[1][number], (scores[0][number], scores[1][number])) for number in both]
     return sorted(made, key=lambda each: (each.gain, each.first.id))
 
 
-def _score(metric: str, each: Output) -> float:
-    """Of one example; BLEU's orders as far as it is long enough for them."""
-    references = (each.reference,) if isinstance(each.reference, str) else each.reference
+def _scores(record: Record, kept: Mapping[int, Output]) -> dict[int, float]:
+    """Of each example alone: BLEU over the orders that it is long enough for, else what the record holds of it."""
+    metric = record["quality"]["metric"]
     if metric == "bleu":
-        return max(quality.sentence_bleu(each.output, reference) for reference in references)
-    found = quality.get_metric(metric)
-    if found.executes:
-        return float("nan")
-    rows = np.asarray([max(found.statistics(each.output, reference) for reference in references)])
-    return float(found.from_sums(rows, 1)[0])
+        return {number: quality.sentence_bleu(each.output, str(each.reference)) for number, each in kept.items()}
+    told = record["quality"]["per_example"]
+    rows = np.asarray(told["statistics"][metric], np.float64).reshape(len(told["ids"]), -1)
+    return {
+        number: float(quality.get_metric(metric).from_sums(row[None], 1)[0])
+        for number, row in zip(told["ids"], rows, strict=True)
+    }
 
 
 def marked(text: str, other: str, style: str) -> Text:

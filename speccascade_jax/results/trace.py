@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -248,12 +248,3 @@ def _short(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_short(each) for each in value]
     return (float(f"{value:.5g}") if math.isfinite(value) else None) if isinstance(value, float) else value
-
-
-def total(traces: Iterable[Trace]) -> dict[str, int]:
-    """The counts of several traces added up."""
-    found: dict[str, int] = {}
-    for trace in traces:
-        for name, count in trace.counts().items():
-            found[name] = found.get(name, 0) + count
-    return found

@@ -203,14 +203,15 @@ def main(
 
     def run(argv: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)
-        again = "from_record" in flags.FLAGS and flags.FLAGS["from_record"].value is not None
-        if len(argv) > 1 or not (flags.FLAGS.gin_file or again):
+        if len(argv) > 1 or not (flags.FLAGS.gin_file or recorded):
             wrong = f"unexpected argument {argv[1]!r}" if len(argv) > 1 else "name at least one --gin_file"
             sys.exit(f"error: {wrong}; for example: {example}; --help explains")
         with _with_other_hosts(), one_line_errors():
             _join(together, example)
             own_files.load_again(flags.FLAGS["import"].value or ())
             text = recorded() if recorded else ""
+            if not (text or flags.FLAGS.gin_file):
+                raise ValueError(f"name at least one --gin_file; for example: {example}; --help explains")
             parse_gin(flags.FLAGS.gin_file, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths, text)
             given = {name: flags.FLAGS[name].value for name in numbers or {}}
             given = {name: value for name, value in given.items() if value is not None}

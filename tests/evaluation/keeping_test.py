@@ -235,4 +235,3 @@ def test_records_are_found_by_the_beginning_of_their_keys(tmp_path, monkeypatch)
     ):
         with pytest.raises(ValueError, match=said):
             again.find(key)
-    assert np.size(again.SHORTEST) == 1

@@ -237,7 +237,7 @@ def test_what_a_pool_cannot_do_is_refused_before_anything_is_loaded(tmp_path, wr
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """A pair, and what one process measures."""
-    pytest.importorskip("ray")
+    pytest.importorskip("ray", reason="needs the extra pool: make parity")
     folder = tiny_pair.write(tmp_path_factory.mktemp("pair"))
     experiment.sweep(**given(folder, folder / "alone.jsonl"))
     return folder, without_clocks(folder / "alone.jsonl")

@@ -104,12 +104,15 @@ class FileTask(Task):
     @property
     def _shown(self) -> FewShotTask:
         template = Template(question="{question}", answer=self.answer, separator=self.separator)
-        pool = () if self.pool is None else [*itertools.islice(self._records(self.pool, first=True), self.shots)]
+
+        def pool() -> Iterable[Record]:
+            return () if self.pool is None else itertools.islice(self._records(self.pool, first=True), self.shots)
+
         return FewShotTask(
             name=self.name,
             splits=self.splits,
             records=lambda split: self._records(self.path, split),
-            pool=lambda: pool,
+            pool=pool,
             shots=self.shots,
             template=template,
             stop_strings=self.stop_strings,
@@ -122,7 +125,7 @@ class FileTask(Task):
         found = _found(path)
         split = _splits(found)[0] if first else split
         if not found.exists():
-            directory.require(path)  # which says where it was looked for
+            raise FileNotFoundError(f"{path}: there is no such file, here or in {directory.data_directory()}")
         rows = _rows(found, split, isinstance(self.source, str))
         records = (self._record(number, row, f"{found}, row {number}") for number, row in enumerate(rows))
         return shuffled(list(records)) if self.shuffle else records
@@ -147,12 +150,11 @@ class FileTask(Task):
 
     def cut(self, ids: list[int], room: int) -> list[int]:
         """The beginning; where exemplars are shown, the end, since the question stands there."""
-        return ids[max(0, len(ids) - room) :] if self.shots else ids[:room]
+        return self._shown.cut(ids, room) if self.shots else super().cut(ids, room)
 
     def postprocess(self, text: str) -> str:
         """The output up to the first stop string."""
-        ends = [at for stop in self.stop_strings if (at := text.find(stop)) >= 0]
-        return text[: min(ends, default=len(text))].strip()
+        return self._shown.postprocess(text)
 
 
 def _found(path: str) -> Path:
@@ -218,6 +220,7 @@ def _column(row: Row, wanted: str | int, where: str) -> Any:
     name = str(wanted)
     if name not in dict(row):
         told = "the first line names the columns" if not name.isdecimal() else "columns are counted from 0"
+        told += ", separated by commas" * (len(row) == 1 and ";" in next(iter(row)))
         raise ValueError(
             f"{where} has no column {name!r}: {hint(name, row)}it has {', '.join(row)} ({told}; FileTask's source and "
             f"reference say which to take, numbers for a file without a header)"

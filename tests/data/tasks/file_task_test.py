@@ -98,6 +98,7 @@ def test_shuffled_files_keep_their_ids(tmp_path):
     ("text", "more", "said"),
     [
         ("text,label\na,b\n", {}, r"row 0 has no column 'source'.*text, label.*source and reference"),
+        ("source;reference\na;b\n", {}, r"the first line names the columns, separated by commas"),
         ("source,reference\na\n", {}, r"a.csv:2 has 1 columns, the first line 2"),
         ('source,reference\n"a,b\n', {}, r"a.csv:2 is no .csv"),
         ("source,reference\na,b\n", {"template": "{other}"}, r"template='\{other\}' has 'other': columns are source"),
@@ -117,7 +118,7 @@ def test_slips_are_named(tmp_path, text, more, said):
 
 
 def test_missing_and_strange_files(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere.csv does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere.csv: there is no such file, here or in"):
         get_task(str(tmp_path / "nowhere.csv")).load()
     (tmp_path / "a.xlsx").write_bytes(b"PK")
     with pytest.raises(ValueError, match=r"a.xlsx is none of .tsv, .csv, .jsonl"):
