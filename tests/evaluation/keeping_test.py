@@ -161,6 +161,17 @@ def test_batches_without_a_traced_row_record_no_facts_where_these_are_dear(sessi
     assert [each.trace is not None for each in record[outputs.ENTRY]] == [True] * 3 + [False] * 7
 
 
+def test_traced_examples_are_decoded_first_however_long_they_are(session, tmp_path, monkeypatch):
+    seen, recording = [], keeping.recording
+    monkeypatch.setattr(keeping, "_SMALL", 1)
+    monkeypatch.setattr(keeping, "recording", lambda *given: seen.append(recording(*given)) or seen[-1])
+    task = str(rows(tmp_path / "a.csv", 8, 2, 3, 1, 4))  # the longest is the first one, which is traced
+    asked = dataclasses.replace(EVALUATION, task=task, quality_examples=5, keep_traces=1)
+    own = Session(session.source, asked, pair=session.pair)
+    judge(own, [Point(pair=own.source, evaluation=own.evaluation, method=TOKEN, sampling=Sampling())])
+    assert [each["record"].__name__ for each in seen] == ["facts", "origins"]
+
+
 def test_outputs_stand_in_the_order_of_the_examples(session, tmp_path):
     """They are decoded by length."""
     asked = dataclasses.replace(EVALUATION, task=str(rows(tmp_path / "a.csv", 6, 2, 8, 1, 4)), quality_examples=5)

@@ -45,6 +45,12 @@ def test_compare_shows_where_the_second_is_worse(run, store, capsys):
     assert said.count("reference") == 2
 
 
+def test_numbers_without_meaning_are_refused(run, store, capsys):
+    assert run("compare", store, "autoregressive", "autoregressive_draft", "--most=0") == 1
+    assert run("report", store, "--most=-3") == 1
+    assert capsys.readouterr().err.count("error: most=") == 2
+
+
 def test_scores_are_those_of_the_metric_and_go_beside_the_store(run, store, capsys, tmp_path):
     run("score", store, "--metrics=chrf,bleu")
     assert "scores.csv" in capsys.readouterr().out

@@ -7,7 +7,7 @@ import pytest
 from matplotlib import pyplot as plt
 
 from speccascade_jax.results import histograms
-from speccascade_jax.results.figures import styles
+from speccascade_jax.results.figures import styles, tradeoff
 
 
 def _figure(script, store, monkeypatch, *more):
@@ -67,6 +67,18 @@ def test_what_needs_no_method_is_drawn_beside_latencies(script, store, monkeypat
     (dash,) = (each for each in figure.axes[0].collections if each.get_label() == "Target alone at T = 0.5")
     assert dash.get_offsets().tolist() == [[1.0, pytest.approx(77.0 - zero)]]
     assert not [line for line in figure.axes[1].get_lines() if line.get_label() == "Whole requests sent at random"]
+    plt.close(figure)
+
+
+def test_speed_ups_stand_above_and_none_over_another():
+    figure, axes = plt.subplots(figsize=(6, 5))
+    axes.set_xlim(0.02, 1.17)  # where a draft is twenty times as fast
+    tradeoff._in_speed_ups(axes)
+    figure.canvas.draw()
+    (above,) = axes.child_axes
+    boxes = sorted((label.get_window_extent() for label in above.get_xticklabels()), key=lambda box: box.x0)
+    assert len(boxes) > 3 and all(left.x1 < right.x0 for left, right in zip(boxes, boxes[1:], strict=False))
+    assert {label.get_text() for label in above.get_xticklabels()} >= {"1×", "2×"}
     plt.close(figure)
 
 

@@ -48,6 +48,20 @@ def test_examples_are_sorted_from_the_seconds_worst_to_its_best(store):
     assert found[0].scores[0] == pytest.approx(100) == found[2].scores[1]
 
 
+def test_scores_of_other_metrics_are_the_records_own(tmp_path):
+    """Also where they cannot be had from the text again: a metric that runs code."""
+    told = ([100.0, 0.0, 100.0], [0.0, 100.0, 100.0])
+    records = [
+        record
+        | {"quality": {"metric": "pass_at_1", "per_example": {"ids": [0, 1, 2], "statistics": {"pass_at_1": own}}}}
+        for record, own in zip(RECORDS, ([one / 100 for one in each] for each in told), strict=False)
+    ]
+    for record in records:
+        outputs.write(tmp_path / "a.jsonl", record, kept(TEXTS["first"]))
+    found = comparing.pairs(tmp_path / "a.jsonl", *records)
+    assert [(each.first.id, each.gain) for each in found] == [(0, -100.0), (2, 0.0), (1, 100.0)]
+
+
 def test_what_differs_is_marked():
     text = comparing.marked("the big cat sat", "the cat sat down", "red")
     assert text.plain == "the big cat sat"
