@@ -54,6 +54,7 @@ def serve(peer: Peer, extra: dict[str, Callable[..., Any]] | None = None) -> Non
             answers.write(json.dumps({"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}) + "\n")
         else:
             answers.write(json.dumps({"answer": answer}) + "\n")
+        sys.stdout.flush()  # what was printed stands in the log before the answer is there, whatever ends the worker
         answers.flush()
 
 

@@ -40,9 +40,8 @@ protocol.serve(Counting(), {"double": lambda number: 2 * number})
 def worker(tmp_path):
     """The worker, told of a pair that stops at 7."""
     (tmp_path / "fake.py").write_text(textwrap.dedent(FAKE))
-    started = Worker(
-        [sys.executable, str(tmp_path / "fake.py")], tmp_path / "log", {"PYTHONPATH": str(repository_root())}
-    )
+    environment = {"PYTHONPATH": str(repository_root()), "PYTHONUNBUFFERED": ""}  # as a user's shell has it
+    started = Worker([sys.executable, str(tmp_path / "fake.py")], tmp_path / "log", environment)
     started.ask("load", pair={"first": 1, "new_tokens": 4, "stop": [7]})
     yield started
     started.close()
