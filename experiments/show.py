@@ -163,8 +163,26 @@ _TEXTS = ("proposed", "written", "fate")
 
 def positions(trace: Trace) -> Table:
     """Every position of a trace, as a table."""
-    table = Table(title="rank: by q, by p; H: entropy of q in nats; product: of max q over the block", padding=0)
-    for name in ("round", "proposed", "written", "fate", "q", "p", "π", "rank", "H", "max q", "product", "TV", "r"):
+    table = Table(
+        title="rank: by q, by p; H: entropy of q in nats; product: of max q; stop: what the policy compared",
+        padding=0,
+    )
+    for name in (
+        "round",
+        "proposed",
+        "written",
+        "fate",
+        "q",
+        "p",
+        "π",
+        "rank",
+        "H",
+        "max q",
+        "product",
+        "TV",
+        "r",
+        "stop",
+    ):
         table.add_column(name, no_wrap=True, justify="left" if name in _TEXTS else "right")
     for number, one in enumerate(trace.rounds):
         for step in one.steps:
@@ -176,7 +194,7 @@ def _cells(step: Step) -> list[str]:
     said, written = step.proposed or step.committed, step.committed
     numbers = [getattr(said, name, None) for name in ("q", "p", "pi")]
     rank = [getattr(said, name, None) for name in ("rank_q", "rank_p")]
-    more = [step.entropy_q, step.max_q, step.confidence, step.divergence, step.deferral]
+    more = [step.entropy_q, step.max_q, step.confidence, step.divergence, step.deferral, step.stop]
     return [
         repr(step.proposed.text) if step.proposed else "",
         repr(written.text) if written else "",

@@ -105,6 +105,52 @@ def test_confidence_multiplies_up_and_says_what_it_is_compared_with():
     assert "product of max q" in traced.trace[0].threshold and "0.7" in traced.trace[0].threshold
 
 
+COMPARED = {
+    "confidence": (0.6, lambda q: 1.0 - q.max(-1)),
+    "entropy": (1.3, lambda q: -(q * np.log(q)).sum(-1)),
+    "cumulative_confidence": (0.9, lambda q: 1.0 - np.cumprod(q.max(-1))),
+}
+
+
+@pytest.mark.parametrize("stop", COMPARED)
+def test_what_the_stop_policy_compared_is_told_at_each_slot_that_it_was_asked_at(stop):
+    threshold, compared = COMPARED[stop]
+    _, traced = both("products", stop=stop, stop_threshold=threshold)
+    table = np.stack([softmax(row) for row in conformance.tables(VOCAB, seed=3)[0]])
+    asked = ended = 0
+    for row, trace in enumerate(traced.trace[:40]):
+        last = PROMPTS[row][0]
+        for one in trace.rounds:
+            before = [last, *(step.proposed.id for step in one.steps if step.proposed)]
+            wanted = compared(table[before])
+            told = [step.stop for step in one.steps]
+            known = [value for value in told if value is not None]
+            np.testing.assert_allclose(known, wanted[: len(known)], atol=1e-5)
+            # asked at every slot that was drafted; and at the one that ended the block, if something was written there
+            assert len(known) >= one.drafted and told[len(known) :] == [None] * (len(told) - len(known))
+            asked, ended = asked + len(known), ended + (len(known) > one.drafted)
+            assert all(value <= threshold + 1e-6 for value in known[: one.drafted])
+            last = [step.committed.id for step in one.steps if step.committed][-1]
+    assert asked > 100 and ended
+
+
+def test_an_acceptance_heads_prediction_is_told():
+    """`1 − Π P_i` over the tokens so far, of the pair's own head; the block went on while it was small enough."""
+    pair = sc.load_pair("tatoeba_en_de")
+    given = {"method": "specdecpp", "stop_threshold": 0.3, "temperature": 1.0, "max_new_tokens": 20}
+    trace = sc.decode(pair, ["A dog is running on the beach."], trace=True, **given).trace[0]
+    for one in trace.rounds:
+        told = [step.stop for step in one.steps if step.proposed]
+        assert told[0] == 0.0 and told == sorted(told) and all(0.0 <= value <= 1.0 for value in told)
+        assert all(value <= 0.3 for value in told[2:-1])  # at least two are drafted; the last ends the block
+    assert any(step.stop for one in trace.rounds for step in one.steps)
+
+
+def test_fixed_blocks_compare_nothing():
+    _, traced = both("token_v3")
+    assert all(step.stop is None for trace in traced.trace[:5] for one in trace.rounds for step in one.steps)
+
+
 def test_a_trace_survives_json():
     _, traced = both("blocks that end early")
     for trace in traced.trace[:5]:

@@ -225,10 +225,14 @@ class DraftStep(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """bool `[B]` each: draw a token here? and go on after this one?"""
+    """bool `[B]` each: draw a token here? and go on after this one?
+
+    `value` float32 `[B]`: what was compared with `controls.stop_threshold`, for traces; `None` where nothing was.
+    """
 
     draw: Array
     proceed: Array
+    value: Array | None = None
 
 
 class StopPolicy(Protocol):

@@ -170,6 +170,8 @@ class Draft:
             (`Request.block` has room for them then). `None`: those of what `q` and `q_tilde` are.
         arm: int32 `[B]`, which of several drafters wrote the row's block, where they have rules of their own
             (`rules.by_arm`). `None`: one rule for all.
+        stop: float32 `[B, G + 1]`, what the stop policy compared with its threshold at each slot that it was asked at,
+            NaN elsewhere; for traces alone. `None`: nothing was compared.
     """
 
     tokens: Array
@@ -182,6 +184,7 @@ class Draft:
     lawful: Array | None = None
     logs: Laws | None = None
     arm: Array | None = None
+    stop: Array | None = None
 
     @property
     def laws(self) -> Laws:

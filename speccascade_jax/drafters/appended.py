@@ -140,4 +140,17 @@ def _joined(draft: Draft, tail: Draft, rows: Array) -> Draft:
         steps=draft.steps + tail.steps,
         bad=bad,
         lawful=None,
+        stop=_compared(draft, tail, width + 1, rows),
     )
+
+
+def _compared(draft: Draft, tail: Draft, width: int, rows: Array) -> Array | None:
+    """What the two stop policies compared, `[B, width]`: the tail's from the end of the first block on."""
+    if draft.stop is None and tail.stop is None:
+        return None
+    blank = jnp.full((draft.length.shape[0], width), jnp.nan)
+    first = blank if draft.stop is None else write_slots(blank, draft.stop, jnp.zeros_like(draft.length), axis=1)
+    if tail.stop is None:
+        return first
+    behind = jnp.arange(width)[None] >= draft.length[:, None]
+    return jnp.where(behind & rows[:, None], write_slots(blank, tail.stop, draft.length, axis=1), first)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from speccascade_jax.core import rngs
 from speccascade_jax.core.arrays import is_stop
-from speccascade_jax.core.protocols import DraftStep, LanguageModel, Outcome, Request, Start, StopPolicy
+from speccascade_jax.core.protocols import Decision, DraftStep, LanguageModel, Outcome, Request, Start, StopPolicy
 from speccascade_jax.core.sampling import expand, laws_and_token, log_laws
 from speccascade_jax.core.types import Array, Cache, Draft, Laws, Params, PyTree
 from speccascade_jax.models.along import catch_up
@@ -114,6 +114,7 @@ class ModelDrafter:
             steps=steps,
             bad=jnp.zeros((rows, self.block + 1), bool),
             logs=request.block.logs,
+            stop=jnp.full((rows, self.block + 1), jnp.nan) if self.stop.threshold else None,
         )
 
     def _forward(self, params: Params, carry: _Drafting) -> tuple[Array, Array | None, Cache]:
@@ -143,6 +144,7 @@ class ModelDrafter:
         if request.block.logs is not None:
             laws = replace(laws, logs=log_laws(logits, q_tilde, request.controls.draft))
         draft = self._record(carry, laws, token, draws, ~jnp.isfinite(logits.max(-1)))
+        draft = replace(draft, stop=_compared(carry, decision))
         return _Drafting(
             slot=carry.slot + 1,
             # a stop id or the limit ends the row if it is kept: no bonus, so no law is needed there
@@ -187,3 +189,12 @@ class ModelDrafter:
 
     def stats(self, state: ModelDrafterState) -> Any:
         return None
+
+
+def _compared(carry: _Drafting, decision: Decision) -> Array | None:
+    """`Draft.stop` with what the policy compared in this slot, in the rows that it was asked for."""
+    held = carry.draft.stop
+    if held is None or decision.value is None:
+        return held
+    value = jnp.where(carry.drawing, decision.value, jnp.nan)
+    return jax.lax.dynamic_update_slice_in_dim(held, value[:, None], carry.slot, axis=1)

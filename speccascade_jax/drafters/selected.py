@@ -90,7 +90,8 @@ class SelectedDrafter:
     def propose(self, params: Params, state: SelectedState, request: Request) -> tuple[Draft, SelectedState, Cache]:
         """Every row's block from its own arm; the arms' turns share the buffers of the laws and the target's cache."""
         cache, draft, states = request.target.cache, _no_draft(self.block, request), list(state.arms)
-        draft = replace(draft, lawful=self._lawful(params, state, request))
+        shapes = self._all_shapes(params, state, request)
+        draft = replace(draft, lawful=self._lawful(shapes, state), stop=self._stop(shapes, draft))
         for place, (arm, own) in enumerate(zip(self.arms, params["arms"], strict=True)):
             turn = _Turn(_leaving_rows_alone(arm, len(request.length)), own, request, state.choice == place)
             if turn.drafter.block:
@@ -99,11 +100,19 @@ class SelectedDrafter:
             draft = replace(draft, arm=state.choice)
         return draft, replace(state, arms=tuple(states)), cache
 
-    def _lawful(self, params: Params, state: SelectedState, request: Request) -> Array | None:
-        """A first value for `Draft.lawful`, where some arm has no law at the bonus position or drafts nothing."""
+    def _all_shapes(self, params: Params, state: SelectedState, request: Request) -> list[Draft | None]:
+        """The shapes of every arm's block; `None` of one that drafts nothing."""
         each = zip(self.arms, params["arms"], state.arms, strict=True)
-        lawful = [arm.block and _shapes(arm, own, mine, request).lawful is None for arm, own, mine in each]
-        if all(lawful):
+        return [_shapes(arm, own, mine, request) if arm.block else None for arm, own, mine in each]
+
+    def _stop(self, shapes: list[Draft | None], draft: Draft) -> Array | None:
+        """A first value for `Draft.stop`, where some arm's policy compares something."""
+        compares = any(shape is not None and shape.stop is not None for shape in shapes)
+        return jnp.full(draft.bad.shape, jnp.nan) if compares else None
+
+    def _lawful(self, shapes: list[Draft | None], state: SelectedState) -> Array | None:
+        """A first value for `Draft.lawful`, where some arm has no law at the bonus position or drafts nothing."""
+        if all(shape is not None and shape.lawful is None for shape in shapes):
             return None
         silent = [place for place, arm in enumerate(self.arms) if not arm.block]
         return ~jnp.isin(state.choice, jnp.asarray(silent, jnp.int32))
@@ -166,6 +175,8 @@ def _merged(rows: Array, new: Draft, old: Draft, protected: bool) -> Draft:
         whole = replace(new, logs=Laws(jnp.log(new.q), jnp.log(new.q_tilde)))
     if old.lawful is not None and new.lawful is None:
         whole = replace(whole, lawful=jnp.ones_like(old.lawful))
+    if old.stop is not None and new.stop is None:
+        whole = replace(whole, stop=jnp.full(new.bad.shape, jnp.nan))
 
     def pick(name: str, padded: bool = False) -> Array:
         held, found = getattr(old, name), getattr(whole, name)
@@ -177,6 +188,8 @@ def _merged(rows: Array, new: Draft, old: Draft, protected: bool) -> Draft:
     small |= {name: pick(name, padded=True) for name in ("tokens", "bad")}
     if old.lawful is not None:
         small["lawful"] = pick("lawful")
+    if old.stop is not None:
+        small["stop"] = pick("stop", padded=True)
     laws = whole.laws if old.logs is not None else replace(whole.laws, logs=None)
     laws = jax.tree.map(partial(_put, rows, protected), laws, old.laws)
     return replace(old, **small, q=laws.q, q_tilde=laws.q_tilde, logs=laws.logs)

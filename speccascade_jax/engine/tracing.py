@@ -48,7 +48,8 @@ class RoundFacts:
         num_kept, rejected, unverified: as in `Round`, `[B]`.
         of_proposed, of_committed: what the laws say of the two.
         entropy_q, entropy_p: in nats; max_q; divergence: total variation of `q` and `p`; deferral: the rule's `r` of
-            the proposed token, 0 without a deferral. All float32 `[B, G + 1]`.
+            the proposed token, 0 without a deferral; stop: what the stop policy compared with its threshold, NaN where
+            it was not asked. All float32 `[B, G + 1]`.
     """
 
     origins: Origins
@@ -65,6 +66,7 @@ class RoundFacts:
     max_q: Array
     divergence: Array
     deferral: Array
+    stop: Array
 
 
 def origins(turn: Round) -> Origins:
@@ -91,6 +93,7 @@ def facts(turn: Round) -> RoundFacts:
         max_q=q.max(-1),
         divergence=total_variation(jnp.broadcast_to(q, p.shape), p)[..., 0],
         deferral=jnp.pad(turn.deferred, [(0, 0), (0, 1)]),
+        stop=jnp.full(turn.tokens.shape, jnp.nan) if turn.draft.stop is None else turn.draft.stop,
     )
 
 

@@ -91,7 +91,7 @@ _OVER_BLOCK = ("pair", "bad", "eta", "features")
 
 def cut(draft: Draft, width: int) -> Draft:
     """A draft's first `width` positions; its tokens are at most `width − 1` then."""
-    names = ("q", "q_tilde", "bad", "logs")
+    names = ("q", "q_tilde", "bad", "logs", "stop")
     positions: dict[str, Any] = {name: jax.tree.map(lambda x: x[:, :width], getattr(draft, name)) for name in names}
     return replace(draft, tokens=draft.tokens[:, : width - 1], **positions)
 

@@ -54,6 +54,8 @@ class Step:
         entropy_q, entropy_p: of the laws, nats; max_q: the draft's confidence; confidence: the product of `max_q` over
             the block up to here; divergence: total variation of `q` and `p`; deferral: the rule's `r` of the proposed
             token, 0 without one. Those of `q` are `None` where nothing was drafted.
+        stop: what the stop policy compared with its threshold before the token was drawn, or where it ended the block;
+            `None` where it was not asked.
     """
 
     slot: int
@@ -67,6 +69,7 @@ class Step:
     confidence: float | None
     divergence: float | None
     deferral: float | None
+    stop: float | None = None
 
 
 @dataclass(frozen=True)
@@ -218,6 +221,7 @@ class _Reader:
             name: float(self._at(name)[slot]) for name in ("entropy_q", "max_q", "deferral", "divergence")
         }
         own["divergence"] = own["divergence"] if scored else None
+        stop = float(self._at("stop")[slot])
         return Step(
             slot=slot,
             committed=self._candidate("of_committed", slot, tokens[slot], pieces[slot], drafted) if written else None,
@@ -226,6 +230,7 @@ class _Reader:
             fate="",
             confidence=None,
             entropy_p=float(self._at("entropy_p")[slot]) if scored else None,
+            stop=None if math.isnan(stop) else stop,
             **{name: value if drafted else None for name, value in own.items()},
         )
 

@@ -62,8 +62,9 @@ class Confidence(Capped):
     threshold: ClassVar[str] = "it drafts while max q >= 1 - stop_threshold"
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
-        sure = 1.0 - step.max_q <= controls.stop_threshold  # the complement of `deferral.chow`, to the last bit
-        return Decision(draw=sure, proceed=sure & self.below_cap(step)), state
+        unsure = 1.0 - step.max_q  # the complement of `deferral.chow`, to the last bit
+        sure = unsure <= controls.stop_threshold
+        return Decision(sure, sure & self.below_cap(step), unsure), state
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,9 @@ class Entropy(Capped):
     useful: ClassVar[tuple[float, str]] = (0.0, "lnV")
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
-        sure = entropy(step.q)[..., 0] <= controls.stop_threshold
-        return Decision(draw=sure, proceed=sure & self.below_cap(step)), state
+        nats = entropy(step.q)[..., 0]
+        sure = nats <= controls.stop_threshold
+        return Decision(sure, sure & self.below_cap(step), nats), state
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,9 @@ class CumulativeConfidence(Capped):
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
         product = jnp.where(step.slot == 0, 1.0, state) * step.max_q
-        sure = 1.0 - product <= controls.stop_threshold
-        return Decision(draw=sure, proceed=sure & self.below_cap(step)), product
+        unsure = 1.0 - product
+        sure = unsure <= controls.stop_threshold
+        return Decision(sure, sure & self.below_cap(step), unsure), product
 
 
 @dataclass(frozen=True)
@@ -134,12 +137,13 @@ class AcceptanceHead(Capped):
             inputs, max_q = acceptance_head.with_law(step.hidden, max_q, step.drawn), step.max_q
         kept = jax.nn.sigmoid(acceptance_head.logits(params, inputs))
         product = jnp.where(step.slot == 0, 1.0, product * kept)  # at slot 0 the token behind is committed
-        sure = 1.0 - product <= controls.stop_threshold
+        rejection = 1.0 - product
+        sure = rejection <= controls.stop_threshold
         if self.lag:
             draw, proceed = jnp.ones_like(sure), sure | (step.slot + 1 < self.least)
         else:
             draw = proceed = sure | (step.slot < self.least)
-        return Decision(draw, proceed & self.below_cap(step)), (product, max_q)
+        return Decision(draw, proceed & self.below_cap(step), rejection), (product, max_q)
 
 
 @dataclass(frozen=True)
