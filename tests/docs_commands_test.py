@@ -50,6 +50,14 @@ def test_its_program_and_its_files_are_there(page, command):
         assert file in OWN or (ROOT / file).is_file(), f"{page}: {file}"
 
 
+DATED = re.compile(r"(EPYC|Xeon)[^\n]{0,60}20\d\d-\d\d-\d\d|20\d\d-\d\d-\d\d[^\n]{0,60}(EPYC|Xeon)")
+
+
+@pytest.mark.parametrize("page", sorted({page for page, _ in ALL}))
+def test_a_page_with_commands_says_when_and_where_they_ran(page):
+    assert DATED.search((ROOT / page).read_text(encoding="utf-8")), f"{page} names no machine and day of its commands"
+
+
 def _settings(command: str) -> tuple[list[str], list[str]] | None:
     """Gin files and bindings of a command that can be read as it stands."""
     if any(each in command for each in ("…", "$", " -- ")) or "--gin_file" not in command:
