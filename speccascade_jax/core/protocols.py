@@ -151,11 +151,11 @@ class Drafter(Protocol):
 
 class Counted(NamedTuple):
     """What became of the rounds of a phase, int32 `[B]` each: rounds the row took part in; its drafts of these rounds
-    that were kept, and those that were examined."""
+    that were kept, and those up to the first that was not."""
 
     rounds: Array
     kept: Array
-    examined: Array
+    tried: Array
 
 
 @runtime_checkable

@@ -201,6 +201,7 @@ class Round:
         active: bool `[B]`.
         draft: the block.
         num_kept: int32 `[B]`; rejected: bool `[B]`.
+        examined: int32 `[B]`, how many drafts were: up to the first rejection, or the whole block (`Verifier.joint`).
         tokens: int32 `[B, G + 1]`, the first `num_new` of which are committed.
         num_new: int32 `[B]`.
         source: int32 `[B, G + 1]`, where each committed token came from: a place in `core.names.SOURCES`.
@@ -217,6 +218,7 @@ class Round:
     draft: Draft
     num_kept: Array
     rejected: Array
+    examined: Array
     tokens: Array
     num_new: Array
     source: Array

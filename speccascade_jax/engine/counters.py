@@ -18,7 +18,8 @@ class Counters:
     Attributes:
         rounds, target_calls: rounds the row took part in; each is one call of the target, but for those whose block
             was `unverified`: committed as it was drafted, because it ended the row (`Engine.verify_final`).
-        drafted: draft tokens handed over; examined: those up to and including the first rejection.
+        drafted: draft tokens handed over; examined: those up to and including the first rejection, or the whole block
+            where it is verified as one (`Verifier.joint`).
         kept, rejected: of the examined ones. committed: tokens of the output; discarded: sampled tokens, the
             target's own included, that were not committed.
         draft_steps: forward passes of the draft this row needed.
@@ -47,6 +48,15 @@ class Counters:
     kept_at: Array
     deferred_at: Array
     kept_although_deferred_at: Array
+
+    @property
+    def tried(self) -> Array:
+        """int32 `[B]`, drafts up to the first that is not kept: `examined`, where blocks are not examined as a whole.
+
+        There it is what their positions tell: each is tried where the one before it was kept.
+        """
+        before = jnp.concatenate([self.examined_at[:, :1], self.kept_at[:, :-1]], axis=1)
+        return jnp.minimum(before, self.examined_at).sum(-1)
 
 
 _AT = ("examined_at", "kept_at")
@@ -104,7 +114,7 @@ def count_round(old: Tally, turn: Round, defers: bool, bonus: str) -> Tally:
     block = turn.draft.tokens.shape[1]
     slots = jnp.arange(block)[None]
     verified = (turn.active & ~turn.unverified).astype(jnp.int32)
-    examined = verified[:, None] * (turn.num_kept + turn.rejected)[:, None] > slots
+    examined = verified[:, None] * turn.examined[:, None] > slots
     kept = verified[:, None] * turn.num_kept[:, None] > slots
     decided = defers & (jnp.arange(block + 1)[None] < turn.num_new[:, None])
     # did the target draw a token itself?
@@ -113,9 +123,9 @@ def count_round(old: Tally, turn: Round, defers: bool, bonus: str) -> Tally:
         rounds=active,
         target_calls=verified,
         drafted=active * turn.draft.length,
-        examined=verified * (turn.num_kept + turn.rejected),
+        examined=verified * turn.examined,
         kept=verified * turn.num_kept,
-        rejected=turn.rejected,
+        rejected=verified * (turn.examined - turn.num_kept),
         committed=turn.num_new,
         discarded=active * (turn.draft.length + own - turn.num_new),
         draft_steps=active * turn.draft.steps,

@@ -293,12 +293,14 @@ class Engine:
         num_new = jnp.minimum(num_new, jnp.where(stops, slots, self.block + 1).min(-1) + 1)
         num_new = jnp.where(state.done, 0, num_new)
         final = jnp.where(verdict.rejected, 1, jnp.where(draft.length > 0, 2, 3))
+        num_kept, rejected = jnp.minimum(kept, num_new), verdict.rejected & (kept < num_new)
         return Round(
             start=state.length,
             active=~state.done,
             draft=draft,
-            num_kept=jnp.minimum(kept, num_new),
-            rejected=verdict.rejected & (kept < num_new),
+            num_kept=num_kept,
+            rejected=rejected,
+            examined=jnp.where(rejected, draft.length, num_kept) if self.verifier.joint else num_kept + rejected,
             tokens=tokens,
             num_new=num_new,
             source=jnp.where(slots < kept[:, None], 0, final[:, None]),
@@ -383,5 +385,6 @@ def _without(turn: Round, failed: Array) -> Round:
         active=turn.active & ~failed,
         num_kept=jnp.where(failed, 0, turn.num_kept),
         rejected=turn.rejected & ~failed,
+        examined=jnp.where(failed, 0, turn.examined),
         num_new=jnp.where(failed, 0, turn.num_new),
     )

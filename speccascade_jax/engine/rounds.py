@@ -108,7 +108,7 @@ def _phase(
         # counted from 0 in every phase: a row that is not done has taken part in all of its rounds
         end, carry = run_rounds(own, params, begin, controls, goes_on, carry, padded)
         new = end.counters
-        left = planner.left(state.drafter, place, end.drafter, Counted(new.rounds, new.kept, new.examined))
+        left = planner.left(state.drafter, place, end.drafter, Counted(new.rounds, new.kept, new.tried))
         return replace(end, drafter=left, laws=state.laws, tally=state.tally.plus(new)), carry
 
     both = (state, carry)

@@ -45,7 +45,7 @@ class RoundFacts:
     Attributes:
         origins: as `Origins`; tokens: int32 `[B, G + 1]`, the first `num_new` committed.
         proposed: int32 `[B, G + 1]`, what was drafted (0 at the bonus position); drafted: int32 `[B]`, how many.
-        num_kept, rejected, unverified: as in `Round`, `[B]`.
+        num_kept, rejected, examined, unverified: as in `Round`, `[B]`.
         of_proposed, of_committed: what the laws say of the two.
         entropy_q, entropy_p: in nats; max_q; divergence: total variation of `q` and `p`; deferral: the rule's `r` of
             the proposed token, 0 without a deferral; stop: what the stop policy compared with its threshold, NaN where
@@ -58,6 +58,7 @@ class RoundFacts:
     drafted: Array
     num_kept: Array
     rejected: Array
+    examined: Array
     unverified: Array
     of_proposed: Chances
     of_committed: Chances
@@ -85,6 +86,7 @@ def facts(turn: Round) -> RoundFacts:
         drafted=turn.draft.length,
         num_kept=turn.num_kept,
         rejected=turn.rejected.astype(jnp.int32),
+        examined=turn.examined,
         unverified=turn.unverified.astype(jnp.int32),
         of_proposed=_chances(turn, proposed),
         of_committed=_chances(turn, turn.tokens),

@@ -11,6 +11,7 @@ from speccascade_jax.core.files import expanded
 from speccascade_jax.core.names import DRAFT, TARGET, unknown
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.evaluation.validation import validate, validate_evaluation
+from speccascade_jax.methods.settings import TOKEN
 from speccascade_jax.methods.speculation import Speculation
 
 
@@ -26,6 +27,7 @@ def enumerate_points(
     samplings: Iterable[Sampling] = (Sampling(),),
     seeds: Sequence[int] = (0,),
     bonus: str | None = None,
+    verify: Sequence[str] = (TOKEN,),
     cooler: Sequence[float] = (),
 ) -> list[list[Point]]:
     """The points of a sweep, in groups that share a compilation and a batch (the α's of one rule).
@@ -41,6 +43,8 @@ def enumerate_points(
             methods which ask one are each measured with, instead of the pair's own.
         block_sizes: of methods whose blocks end at γ; those that stop where the draft is unsure keep their own cap.
         bonus: of rules; `None`, and methods, take the method's own.
+        verify: ways to verify, each of which every method that keeps all the law allows is measured with, where it has
+            none of its own.
         cooler: the target alone is judged, not timed, at these shares of every temperature above 0 too.
 
     Raises:
@@ -49,10 +53,10 @@ def enumerate_points(
     """
     typed.check(enumerate_points, locals())
     alphas = dict(alphas or {})
-    for name, values in {"block_sizes": block_sizes, "seeds": seeds}.items():
+    for name, values in {"block_sizes": block_sizes, "seeds": seeds, "verify": verify}.items():
         several(name, values, 1)
     templates = [Method(name=each) if isinstance(each, str) else each for each in methods]
-    templates = list(_in_heads(_in_thresholds(templates, dict(stop_thresholds or {})), heads))
+    templates = list(_in_ways(_in_heads(_in_thresholds(templates, dict(stop_thresholds or {})), heads), verify))
     _check_heads(templates)
     known = dict.fromkeys(name for template in templates for name in _names(template))
     if stray := [name for name in alphas if name not in known]:
@@ -142,6 +146,18 @@ def _in_heads(templates: Iterable[Method], heads: Sequence[str]) -> Iterator[Met
     for each in templates:
         own = each.needs_head and each.head is None and heads
         yield from (replace(each, head=head) for head in heads) if own else (each,)
+
+
+def _in_ways(templates: Iterable[Method], verify: Sequence[str]) -> Iterator[Method]:
+    """Every template with every way to verify that goes with it; those with one of their own as they are."""
+    for each in templates:
+        recipe = each.recipe
+        if each.verify != TOKEN or not isinstance(recipe, Speculation):
+            yield each
+            continue
+        fits = (each.accept or recipe.accept) == "speculative"
+        # one that goes with none of them is refused when it is made
+        yield from (replace(each, verify=way) for way in verify if fits or way == TOKEN or TOKEN not in verify)
 
 
 def _in_blocks(templates: Sequence[Method], block_sizes: Sequence[int], bonus: str | None) -> Iterator[Method]:

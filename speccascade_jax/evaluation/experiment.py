@@ -18,6 +18,7 @@ from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.survey import surveying
 from speccascade_jax.evaluation.validation import validate
 from speccascade_jax.methods import table
+from speccascade_jax.methods.settings import TOKEN
 from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.results import panels, printing, shards
 from speccascade_jax.results.labels import SHARES
@@ -74,6 +75,7 @@ def sweep(
     draft_temperatures: Sequence[float | None] = (None,),
     seeds: Sequence[int] = (0,),
     bonus: str | None = None,
+    verify: Sequence[str] = (TOKEN,),
     cooler: Sequence[float] = (0.0, 0.5),
     plan: int = 0,
     together: Sequence[str] = (),
@@ -101,6 +103,7 @@ def sweep(
         block_sizes: γ's; each is a compilation per rule.
         temperatures, top_ps, top_k, draft_temperatures, bonus: as `sc.decode` takes them; a draft temperature `None` is
             the method's own.
+        verify: "token", "block" or both: how blocks are verified, by methods that keep all that the law allows.
         seeds: each is a record of its own; tables and plots average over them.
         cooler: the target alone is judged at these shares of every temperature above 0 too: what sharpening gains.
         plan: where above 0, every rule among `methods` that `alphas` does not name gets as many α's, placed where an
@@ -141,7 +144,7 @@ def sweep(
     ]
     given: dict[str, Any] = {"pair": pair, "evaluation": evaluation, "samplings": samplings, "seeds": seeds}
     given |= {"methods": methods, "stop_thresholds": stop_thresholds, "heads": heads}
-    given |= {"block_sizes": block_sizes, "bonus": bonus, "cooler": cooler}
+    given |= {"block_sizes": block_sizes, "bonus": bonus, "verify": verify, "cooler": cooler}
     groups = enumerate_points(alphas=alphas, **given)
     shard = shards.checked(shard_id, num_shards)
     if plan and (hosts.many() or workers):

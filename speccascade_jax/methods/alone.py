@@ -9,7 +9,7 @@ from speccascade_jax.drafters.none import NoDrafter
 from speccascade_jax.engine.generate import Generator
 from speccascade_jax.engine.loop import Engine
 from speccascade_jax.methods.recipe import Built, Recipe
-from speccascade_jax.methods.settings import DRAFT_MODEL, Settings
+from speccascade_jax.methods.settings import Settings, meant
 from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules.acceptance import Speculative
@@ -38,9 +38,9 @@ class Alone(Recipe):
 
     def resolved(self, settings: Settings) -> Settings:
         """Without rule, block size and bonus, which a sweep may name for all; what else is drafted by is refused."""
-        for name in ("accept", "stop", "stop_threshold", "drafters", "choose", "policy", "lossy_arms", "tail"):
-            if (given := getattr(settings, name)) is not None and given is not False and given != (DRAFT_MODEL,):
-                raise ValueError(f"method {self.name!r} has no {name}, got {given!r}: one model writes; leave it out")
+        parts = ("accept", "verify", "stop", "stop_threshold", "drafters", "choose", "policy", "lossy_arms", "tail")
+        for name, given in meant(settings, *parts):
+            raise ValueError(f"method {self.name!r} has no {name}, got {given!r}: one model writes; leave it out")
         return replace(settings, rule=None, block_size=None, bonus=None, alpha=None)
 
     def controls(self, settings: Settings, rows: int) -> Controls:

@@ -21,12 +21,13 @@ from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
 from speccascade_jax.drafters.planned import PlannedDrafter
 from speccascade_jax.engine.loop import Engine, check_bonus
-from speccascade_jax.methods.settings import AUTO, TAIL, Arm, Level, Settings
+from speccascade_jax.methods.settings import AUTO, TAIL, TOKEN, Arm, Level, Settings
 from speccascade_jax.models.early_exit import HEAD, EarlyExit
 from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules import deferral
 from speccascade_jax.rules.acceptance import VERIFIERS
+from speccascade_jax.rules.block_wise import JOINT
 from speccascade_jax.rules.rule import Rule, checked_alpha
 from speccascade_jax.rules.verification import Verifier
 from speccascade_jax.stopping.lengths import Cheapest
@@ -53,15 +54,25 @@ def policy_of(stop: Any, block_size: int, *, told: bool = False) -> StopPolicy:
     return checked
 
 
-def verifier_of(accept: str, rule: Rule) -> Verifier:
-    """The acceptance of that name under a rule.
+def verifier_of(accept: str, rule: Rule, verify: str = TOKEN) -> Verifier:
+    """The acceptance of that name under a rule, token after token or of a block jointly.
 
     Raises:
-        ValueError: no such acceptance, or one that the rule does not go with.
+        ValueError: no such acceptance, or one that the rule does not go with; no such way to verify, or one that the
+            acceptance does not go with.
     """
+    if verify not in (TOKEN, *JOINT):
+        raise ValueError(f"unknown verify={names.shown(verify)}: choose one of {', '.join((TOKEN, *JOINT))}")
     if accept not in VERIFIERS:
         raise ValueError(f"unknown acceptance {accept!r}: choose one of {', '.join(VERIFIERS)}")
-    return VERIFIERS[accept](rule)
+    if verify == TOKEN:
+        return VERIFIERS[accept](rule)
+    if accept != "speculative":
+        raise ValueError(
+            f"verify={verify!r} keeps as much of a block as the law allows, and accept={accept!r} keeps less: choose "
+            f"accept='speculative' or verify={TOKEN!r}"
+        )
+    return JOINT[verify](rule)
 
 
 def checked_threshold(policy: StopPolicy, whose: str, given: Any) -> Any:
@@ -140,7 +151,7 @@ def _check_level(level: Level) -> None:
         raise ValueError("level 'target' is the target itself: levels stand below it; name a smaller model of the pair")
     check_tail(level, whose)
     check_bonus(level.bonus)
-    verifier_of(level.accept, deferral.get(level.rule))
+    verifier_of(level.accept, deferral.get(level.rule), level.verify)
     policy_of(level.stop, level.block_size)
     check(level.drafters, whose)
     below, unread = level.drafters[0], list[str]()
@@ -243,7 +254,7 @@ def level_engine(pair: Pair, level: Level, head: Head | None = None) -> tuple[En
     engine = Engine(
         target=bound.model,
         drafter=drafter,
-        verifier=verifier_of(level.accept, deferral.get(level.rule)),
+        verifier=verifier_of(level.accept, deferral.get(level.rule), level.verify),
         bonus=level.bonus,
     )
     return engine, {"target": bound.params, "drafter": params}

@@ -22,7 +22,7 @@ from speccascade_jax.engine.generate import Generation, argument, generate, row_
 from speccascade_jax.engine.loop import Engine
 from speccascade_jax.methods.alone import engine_of
 from speccascade_jax.methods.recipe import Built, Recipe
-from speccascade_jax.methods.settings import DRAFT_MODEL, Settings
+from speccascade_jax.methods.settings import Settings, meant
 from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules.rule import Alpha, checked_alpha
@@ -73,21 +73,10 @@ class SequenceMethod(Recipe):
 
     def resolved(self, settings: Settings) -> Settings:
         """As they are; parts of a speculation are refused."""
-        for name in (
-            "rule",
-            "accept",
-            "block_size",
-            "bonus",
-            "stop",
-            "drafters",
-            "choose",
-            "policy",
-            "lossy_arms",
-            "tail",
-        ):
-            if (given := getattr(settings, name)) is not None and given is not False and given != (DRAFT_MODEL,):
-                why = "it decides by a score" if name == "rule" else "the draft writes whole outputs"
-                raise ValueError(f"method {self.name!r} has no {name}, got {given!r}: {why}; leave it out")
+        parts = ("rule", "accept", "verify", "block_size", "bonus", "stop")
+        for name, given in meant(settings, *parts, "drafters", "choose", "policy", "lossy_arms", "tail"):
+            why = "it decides by a score" if name == "rule" else "the draft writes whole outputs"
+            raise ValueError(f"method {self.name!r} has no {name}, got {given!r}: {why}; leave it out")
         return settings
 
     def controls(self, settings: Settings, rows: int) -> Controls:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -12,6 +13,9 @@ from speccascade_jax.rules.rule import Rule
 
 DRAFT_MODEL = "draft"
 """The model of a pair that drafts where nothing else is said."""
+
+TOKEN: Final = "token"
+"""How blocks are verified where nothing else is said: token after token."""
 
 TAIL = 10
 """Tokens of a tail where nothing else is said (paper 4, appendix D)."""
@@ -26,7 +30,7 @@ class Level:
 
     Attributes:
         model: which of the pair's, by name (`Pair.models`); budget: hand up once so many tokens are there.
-        rule, alpha, accept, bonus: how it decides; its law is what the level above divides by.
+        rule, alpha, accept, verify, bonus: how it decides; its law is what the level above divides by.
         block_size, stop, stop_threshold: of the model that drafts for it.
         temperature, top_p, top_k: of this model; `None`: those at which the model above samples its draft.
         draft_temperature: of the model that drafts for it; `None`: this one's own.
@@ -40,6 +44,7 @@ class Level:
     rule: str | Rule = "spec_decode"
     alpha: Any = None
     accept: str = "speculative"
+    verify: str = TOKEN
     bonus: str = "rule"
     block_size: int = 5
     stop: str = "fixed"
@@ -138,6 +143,14 @@ def tail_text(tail: str | None, size: int) -> str:
     return "" if tail is None else f" + {tail} {size}"
 
 
+def meant(settings: Settings, *names: str) -> Iterator[tuple[str, Any]]:
+    """Those of the named settings that somebody chose, and what they are."""
+    for name in names:
+        value = getattr(settings, name)
+        if not (value is None or value is False or isinstance(value, str | tuple) and value in (TOKEN, (DRAFT_MODEL,))):
+            yield name, value
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Everything that says how tokens are made; what is `None` is the method's own.
@@ -149,6 +162,8 @@ class Settings:
         rule: a name of `rules.deferral.RULES`, `module.NAME`, or a `Rule`; `None` is the method's own, which for
             "speculative" is lossless.
         accept: "speculative", or "deferral" (keep with probability 1 − r, replace from the target).
+        verify: "token" after token, or a "block" jointly, which keeps more of it under the same law
+            (`rules.block_wise`) and goes with accept="speculative".
         block_size: γ, draft tokens per round at most; "auto": for each round the one, 0 included, that costs the least
             time per token, see `methods.costs`.
         bonus: what follows a fully kept block: "rule", "target" or "none" (METHODS section 2).
@@ -170,6 +185,7 @@ class Settings:
     method: Any = "speculative"
     rule: Any = None
     accept: str | None = None
+    verify: str = TOKEN
     block_size: int | Literal["auto"] | None = None
     bonus: str | None = None
     stop: Any = None

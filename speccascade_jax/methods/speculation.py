@@ -15,7 +15,7 @@ from speccascade_jax.engine.generate import Generator
 from speccascade_jax.engine.loop import Engine, check_bonus
 from speccascade_jax.methods import drafting, selecting
 from speccascade_jax.methods.recipe import Built, Recipe
-from speccascade_jax.methods.settings import AUTO, Level, Settings, chosen_text, usual
+from speccascade_jax.methods.settings import AUTO, TOKEN, Level, Settings, chosen_text, usual
 from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules import deferral
@@ -89,7 +89,10 @@ class Speculation(Recipe):
             stop = settings.stop if isinstance(settings.stop, str) else getattr(settings.stop, "__name__", "own stop")
         drawn = "" if usual(settings) else chosen_text(settings)
         planned = "γ auto" if settings.block_size == AUTO else ""
-        return tuple(each for each in (self.detail, kind, accept, stop.rpartition(".")[2], planned, drawn) if each)
+        jointly = "" if settings.verify == TOKEN else f"{settings.verify}-wise"
+        return tuple(
+            each for each in (self.detail, kind, accept, jointly, stop.rpartition(".")[2], planned, drawn) if each
+        )
 
     def policy(self, settings: Settings) -> StopPolicy:
         """When drafts end.
@@ -182,7 +185,7 @@ class Speculation(Recipe):
     def _verifier(self, settings: Settings, rule: str | Rule | None) -> Verifier:
         """What decides under a rule, the method's own for `None`."""
         chosen = self.rule(settings if rule is None else replace(settings, rule=rule))
-        return drafting.verifier_of(settings.accept or self.accept, chosen)
+        return drafting.verifier_of(settings.accept or self.accept, chosen, settings.verify)
 
     def controls(self, settings: Settings, rows: int) -> Controls:
         """α, thresholds and sampling of the target, of its draft and of the levels below, all checked."""

@@ -103,8 +103,8 @@ class Rounds:
         place = min(range(len(self.lengths)), key=lambda n: abs(self.lengths[n] - 3))
         stats = self.run(place, WALKED).stats
         ended = int((np.asarray(stats.rounds) < WALKED).sum())
-        kept, examined, tokens = (int(np.sum(each)) for each in (stats.kept, stats.examined, stats.committed))
-        return Walked(kept, examined + ended, ended, tokens)
+        kept, tried, tokens = (int(np.sum(each)) for each in (stats.kept, stats.tried, stats.committed))
+        return Walked(kept, tried + ended, ended, tokens)
 
     def timed(self) -> Timed:
         """Of `Timed`, by several turns of whole generations with the length forced."""

@@ -49,8 +49,9 @@ class Step:
         committed: the token that became part of the output; `None` behind the last of the round.
         source: "draft", "replaced", "bonus" or "target", where something was committed.
         proposed: what was drafted; `None` behind the block's end.
-        fate: of what was proposed: "kept", "rejected", "unread" (behind a rejection, or behind the output's end) or
-            "unverified" (committed without the target having seen it); empty where nothing was proposed.
+        fate: of what was proposed: "kept", "rejected", "unread" (behind the output's end, or a rejection, if the block is
+            not examined as a whole) or "unverified" (committed without the target having seen it); empty where nothing
+            was proposed.
         entropy_q, entropy_p: of the laws, nats; max_q: the draft's confidence; confidence: the product of `max_q` over
             the block up to here; divergence: total variation of `q` and `p`; deferral: the rule's `r` of the proposed
             token, 0 without one. Those of `q` are `None` where nothing was drafted.
@@ -74,7 +75,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Round:
-    """A round: its steps, and how many tokens were drafted, kept and committed; whether one was rejected."""
+    """A round: its steps, and how many tokens were drafted, kept and committed; whether one was rejected.
+
+    Attributes:
+        examined: how many of the drafted tokens were: all that are not kept are rejected with the first where a block
+            is verified as one.
+    """
 
     steps: tuple[Step, ...]
     drafted: int
@@ -82,6 +88,11 @@ class Round:
     committed: int
     rejected: bool
     unverified: bool
+    examined: int = -1
+
+    def __post_init__(self) -> None:
+        if self.examined < 0:  # of a file that does not say
+            object.__setattr__(self, "examined", self.kept + self.rejected)
 
 
 @dataclass(frozen=True)
@@ -111,8 +122,8 @@ class Trace:
             "target_calls": len(verified),
             "drafted": sum(each.drafted for each in self.rounds),
             "kept": sum(each.kept for each in verified),
-            "rejected": sum(each.rejected for each in self.rounds),
-            "examined": sum(each.kept + each.rejected for each in verified),
+            "rejected": sum(each.examined - each.kept for each in verified),
+            "examined": sum(each.examined for each in verified),
             "committed": len(sources),
             **{source: sources.count(source) for source in SOURCES},
         }
@@ -121,7 +132,7 @@ class Trace:
         """How many proposals were examined and kept at each position of the block, as the counters say too."""
         verified = [each for each in self.rounds if not each.unverified]
         longest = max((each.drafted for each in self.rounds), default=0)
-        examined = [sum(each.kept + each.rejected > n for each in verified) for n in range(longest)]
+        examined = [sum(each.examined > n for each in verified) for n in range(longest)]
         return {"examined_at": examined, "kept_at": [sum(each.kept > n for each in verified) for n in range(longest)]}
 
     def to_json(self) -> dict[str, Any]:
@@ -193,24 +204,25 @@ class _Reader:
     def round(self, before: Sequence[int], pieces: Sequence[str]) -> Round:
         drafted, kept = int(self._at("drafted")), int(self._at("num_kept"))
         rejected, unverified = bool(self._at("rejected")), bool(self._at("unverified"))
+        examined = int(self._at("examined"))
         proposed = self._at("proposed").tolist()[:drafted]
         shown = self.texts(proposed, [*before])
         steps, product = [], 1.0
         for slot in range(max(drafted, len(pieces))):
             step = self._step(slot, proposed, shown, pieces)
             product *= 1.0 if step.max_q is None else step.max_q
-            fate = self._fate(slot, drafted, kept, rejected, unverified)
+            fate = self._fate(slot, drafted, kept, examined, unverified)
             own = None if step.max_q is None else product
             steps.append(dataclasses.replace(step, fate=fate, confidence=own))
-        return Round(tuple(steps), drafted, kept, len(pieces), rejected, unverified)
+        return Round(tuple(steps), drafted, kept, len(pieces), rejected, unverified, examined)
 
     @staticmethod
-    def _fate(slot: int, drafted: int, kept: int, rejected: bool, unverified: bool) -> str:
+    def _fate(slot: int, drafted: int, kept: int, read: int, unverified: bool) -> str:
         if slot >= drafted:
             return ""
         if slot < kept:
             return "unverified" if unverified else "kept"
-        return "rejected" if slot == kept and rejected else "unread"
+        return "rejected" if slot < read else "unread"
 
     def _step(self, slot: int, proposed: Sequence[int], shown: Sequence[str], pieces: Sequence[str]) -> Step:
         written, drafted = slot < len(pieces), slot < len(proposed)

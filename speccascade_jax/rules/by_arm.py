@@ -42,6 +42,10 @@ class ByArm:
     def reads_logs(self) -> bool:
         return any(each.reads_logs for each in self.verifiers)
 
+    @property
+    def joint(self) -> bool:
+        return any(each.joint for each in self.verifiers)
+
     def verify(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array, bonus: str) -> Verdict:
         """As of `Verifier`; a row has the verdict of its own arm's."""
         assert draft.arm is not None, "blocks must say which arm wrote them: SelectedDrafter(tells_arm=True)"

@@ -163,9 +163,15 @@ class Rule:
         chosen = laws.at_tokens(pair, tokens)
         if self.kept is not None:
             return self.kept(chosen, alpha)[..., 0]
+        return jnp.minimum(chosen.q_tilde[..., 0], self.law_at(pair, alpha, tokens))
+
+    def law_at(self, pair: LawPair, alpha: Array, tokens: Array) -> Array:
+        """`π` at `tokens` `[...]`, float32: only what its entries need is computed over the vocabulary."""
+        chosen = laws.at_tokens(pair, tokens)
+        if self.lossless:
+            return chosen.p_tilde[..., 0]
         if self.deferral is None:
-            return laws.at_tokens(jnp.minimum(pair.q_tilde, self.target_law(pair, alpha)), tokens)[..., 0]
+            return laws.at_tokens(self.target_law(pair, alpha), tokens)[..., 0]
         deferred = self.deferral(pair, alpha)
         left = laws.undeferred(laws.at_tokens(deferred, tokens), chosen)
-        law = left + chosen.p_tilde * laws.deferral_mass(deferred, pair)
-        return jnp.minimum(chosen.q_tilde, law)[..., 0]
+        return (left + chosen.p_tilde * laws.deferral_mass(deferred, pair))[..., 0]

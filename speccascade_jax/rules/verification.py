@@ -1,7 +1,7 @@
 """Verifying a block: the longest accepted prefix, and one token after it (METHODS section 2)."""
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ class Verifier(Protocol):
         name: for errors and records; reads_q: whether `π` depends on the draft's law, so that a bonus from `π` takes
             one more draft pass; lossless: whether `π = p̃`; defers: whether `deferred` says anything;
             reads_logs: whether it reads logs of the draft's laws (`Rule.reads_logs`).
+        joint: whether a block is examined as a whole, and not up to its first rejection.
     """
 
     @property
@@ -45,6 +46,8 @@ class Verifier(Protocol):
     def defers(self) -> bool: ...
     @property
     def reads_logs(self) -> bool: ...
+    @property
+    def joint(self) -> bool: ...
 
     def verify(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array, bonus: str) -> Verdict:
         """Decide a block and draw one token after what is kept; laws over `[B, G + 1, V]`, `alpha` `[B]`."""
@@ -71,6 +74,7 @@ class TokenWise:
     """
 
     rule: Rule
+    joint: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -115,15 +119,16 @@ class TokenWise:
         Returns:
             A `Verdict`. The replacement is drawn at one position only, not at all of them.
         """
-        num_kept = self._count_kept(pair, draft, keys, alpha)
+        num_kept, reached = self._kept(pair, draft, keys, alpha)
         rejected = num_kept < draft.length
-        last = jax.tree.map(lambda x: jnp.take_along_axis(x, num_kept[:, None, None], axis=1)[:, 0], pair)
+        last = at_position(pair, num_kept)
         theirs = _from_target(draft, bonus)
         with jax.named_scope("rule"):
-            after, bonus_law = self(last, alpha[:, None]), self.law(last, alpha[:, None])
+            replacement = self._replacement(last, alpha[:, None], reached)
+            bonus_law = self.law(last, alpha[:, None])
         if theirs is not None:
             bonus_law = jnp.where(theirs[:, None], last.p_tilde, bonus_law)
-        final_law = jnp.where(rejected[:, None], after.replacement, bonus_law)
+        final_law = jnp.where(rejected[:, None], replacement, bonus_law)
         uniform = keys.uniform(num_kept, jnp.where(rejected, rngs.REPLACE, rngs.BONUS))
         with jax.named_scope("rule"):
             law = self.law(pair, alpha[:, None, None])
@@ -134,11 +139,19 @@ class TokenWise:
             final = sample(final_law, uniform)
         return Verdict(num_kept, rejected, final, law)
 
-    def _count_kept(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array) -> Array:
-        """int32 `[B]`: kept are the `x_j` with `u · q̃_j(x_j) < kept_j(x_j)`, up to the first that is not."""
+    def _replacement(self, last: LawPair, alpha: Array, reached: Array) -> Array:
+        """The law of the token after a rejection, `[B, V]`, from the laws at its position; `reached` as of `_kept`."""
+        return self(last, alpha).replacement
+
+    def _kept(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array) -> tuple[Array, Array]:
+        """How many are kept, int32 `[B]`, and what else the replacement hangs on, `[B]`: nothing, here.
+
+        Kept are the `x_j` with `u · q̃_j(x_j) < kept_j(x_j)`, up to the first that is not.
+        """
         batch, block = draft.tokens.shape
+        ones = jnp.ones((batch,), jnp.float32)
         if block == 0:
-            return jnp.zeros((batch,), jnp.int32)
+            return jnp.zeros((batch,), jnp.int32), ones
         tokens = jnp.pad(draft.tokens, [(0, 0), (0, 1)])  # cheaper than cutting the bonus position off every law
         with jax.named_scope("rule"):
             kept_at = self.kept_at(pair, alpha[:, None, None], tokens)[:, :block]
@@ -146,7 +159,7 @@ class TokenWise:
         slots = jnp.broadcast_to(jnp.arange(block, dtype=jnp.int32), (batch, block))
         # the kept mass, not the ratio π/q̃, which is 0/0 at temperature 0
         keep = (keys.uniform(slots, rngs.ACCEPT) * drawn_at < kept_at) & (slots < draft.length[:, None])
-        return jnp.cumprod(keep, -1).sum(-1).astype(jnp.int32)
+        return jnp.cumprod(keep, -1).sum(-1).astype(jnp.int32), ones
 
     def deferred(self, pair: LawPair, alpha: Array, tokens: Array) -> tuple[Array, Array]:
         """What the rule hands to the target in a block: `η = Σ r q̃` `[B, W]` and `r(x_j)` of the drafts `[B, W − 1]`.
@@ -165,6 +178,12 @@ class TokenWise:
             eta = jnp.broadcast_to(laws.deferral_mass(deferred, pair)[..., 0], (rows, block + 1))
         everywhere = jnp.broadcast_to(deferred.astype(jnp.float32), pair.q_tilde.shape)[:, :block]
         return eta, jnp.take_along_axis(everywhere, tokens[..., None], -1)[..., 0]
+
+
+def at_position(pair: LawPair, positions: Array) -> LawPair:
+    """The laws `[B, V]` of a block's at one position of each row, int32 `[B]`."""
+    found: LawPair = jax.tree.map(lambda x: jnp.take_along_axis(x, positions[:, None, None], axis=1)[:, 0], pair)
+    return found
 
 
 def _from_target(draft: Draft, bonus: str) -> Array | None:

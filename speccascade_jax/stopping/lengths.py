@@ -49,10 +49,10 @@ class Costs:
 
 @flax.struct.dataclass
 class Evidence:
-    """Drafts of earlier phases, older ones weighing less: float32 `[B]`, kept and examined."""
+    """Drafts of earlier phases, older ones weighing less: float32 `[B]`, kept, and up to the first that was not."""
 
     kept: Array
-    examined: Array
+    tried: Array
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Cheapest:
 
     def _seconds(self, costs: Costs, evidence: Evidence, active: Array, room: Array) -> Array:
         """Of a token, by length, float32 `[N]`."""
-        acceptance = (PRIOR_TOKENS * costs.acceptance + evidence.kept) / (PRIOR_TOKENS + evidence.examined)
+        acceptance = (PRIOR_TOKENS * costs.acceptance + evidence.kept) / (PRIOR_TOKENS + evidence.tried)
         tokens = jnp.stack([self.tokens(length, acceptance, room) for length in self.lengths])
         return costs.rounds * jnp.maximum(active.sum(), 1) / jnp.where(active, tokens, 0.0).sum(-1)
 
@@ -110,4 +110,4 @@ class Cheapest:
     def update(self, evidence: Evidence, counted: Counted) -> Evidence:
         """With what became of a phase's blocks."""
         remembered = REMEMBERED**counted.rounds
-        return Evidence(remembered * evidence.kept + counted.kept, remembered * evidence.examined + counted.examined)
+        return Evidence(remembered * evidence.kept + counted.kept, remembered * evidence.tried + counted.tried)

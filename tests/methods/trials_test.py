@@ -16,7 +16,7 @@ def test_an_output_s_end_is_a_draft_that_was_not_kept():
     """Of two rows, one of which was over before all the rounds of the trial."""
     bound = BoundModel(params=(), model=Fake(16))
     engine, params = assemble(Pair(target=bound, draft=bound), block_size="auto")
-    counts = {"kept": [5, 3], "examined": [6, 4], "rounds": [trials.WALKED, trials.WALKED - 1], "committed": [21, 9]}
+    counts = {"kept": [5, 3], "tried": [6, 4], "rounds": [trials.WALKED, trials.WALKED - 1], "committed": [21, 9]}
     found = SimpleNamespace(stats=SimpleNamespace(**{name: np.array(each) for name, each in counts.items()}))
     assert trials.Rounds(engine, params, lambda *_: found).walked() == trials.Walked(8, 11, 1, 30)
 

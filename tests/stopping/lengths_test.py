@@ -85,10 +85,10 @@ def test_what_was_seen_outweighs_the_prior_and_is_forgotten():
 
 def test_evidence_is_what_finished_rounds_kept_and_rejected():
     old = Evidence(jnp.full(4, 10.0), jnp.full(4, 20.0))
-    rounds, kept, examined = np.array([4, 4, 2, 0]), np.array([4, 2, 0, 0]), np.array([4, 3, 0, 0])
-    new = Cheapest().update(old, Counted(*(jnp.asarray(each) for each in (rounds, kept, examined))))
+    rounds, kept, tried = np.array([4, 4, 2, 0]), np.array([4, 2, 0, 0]), np.array([4, 3, 0, 0])
+    new = Cheapest().update(old, Counted(*(jnp.asarray(each) for each in (rounds, kept, tried))))
     np.testing.assert_allclose(new.kept, REMEMBERED**rounds * 10 + kept, rtol=1e-6)
-    np.testing.assert_allclose(new.examined, REMEMBERED**rounds * 20 + examined, rtol=1e-6)
+    np.testing.assert_allclose(new.tried, REMEMBERED**rounds * 20 + tried, rtol=1e-6)
 
 
 def test_a_phase_lasts_for_some_rounds():

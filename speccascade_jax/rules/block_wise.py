@@ -1,0 +1,97 @@
+"""Block verification: a block's tokens are accepted jointly (METHODS section 10; docs/methods.md)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from speccascade_jax.core import rngs
+from speccascade_jax.core.types import Array, Draft, LawPair
+from speccascade_jax.rules import laws
+from speccascade_jax.rules.acceptance import Speculative
+from speccascade_jax.rules.rule import Rule
+from speccascade_jax.rules.verification import Verifier, at_position
+
+
+@dataclass(frozen=True)
+class BlockWise(Speculative):
+    """Keep as much of a block as the law allows: no verification keeps more in expectation (Sun et al., 2025).
+
+    Written for `p` in their paper; `π` takes its place, for all it needs is the law that each position's token obeys
+    given its prefix, and the one that its draft was drawn from. Any rule fits, and blocks of any stopping time.
+
+    With `P_0 = 1`, `P_i = min(1, P_{i−1} π_i(x_i)/q̃_i(x_i))` is the chance to keep at least `i` tokens, given `x_1 …
+    x_i`. From the block's end, where `h_G = P_G`, it is asked at each `i` whether all up to `x_i` are kept, with chance
+    `h_i = left_i / (left_i + 1 − P_i)`, `left_i = Σ_v max(0, P_i π_{i+1}(v) − q̃_{i+1}(v))`; behind them the next token
+    comes from that mass, normalised. Where `P_i` is 1 or 0, so is `h_i`: only between is there a sum over the
+    vocabulary, and only for as many positions as are asked at.
+
+    A one-hot `q̃` gains nothing: the chances to keep `i` tokens are token-wise's. At temperature 0 so are the tokens.
+    """
+
+    joint: ClassVar[bool] = True
+
+    def _kept(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array) -> tuple[Array, Array]:
+        """The largest `i` with `u_i < h_i`, int32 `[B]`, and `P_i` there, float32 `[B]`."""
+        reached = self._reached(pair, draft, alpha)
+        batch, block = draft.tokens.shape
+        slots = jnp.broadcast_to(jnp.arange(block, dtype=jnp.int32), (batch, block))
+        uniforms = jnp.pad(keys.uniform(slots, rngs.ACCEPT), [(0, 0), (1, 0)])  # u_i, drawn in the slot of x_i
+        # those behind have chance 0; nor do logits that are not finite let anything behind them be kept
+        likely = jnp.cumprod(reached[:, 1:] > 0, -1).sum(-1).astype(jnp.int32)
+        at_end = (likely == draft.length) & (likely > 0)
+        kept_whole = at_end & (_entry(uniforms, likely) < _entry(reached, likely))
+        begin = jnp.where(at_end & ~kept_whole, likely - 1, likely)
+
+        def settled(kept: Array) -> Array:
+            return _entry(reached, kept) >= 1  # P_0 is
+
+        def body(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            kept, done = carry
+            with jax.named_scope("rule"):
+                chance = self._chance(at_position(pair, kept), alpha[:, None], _entry(reached, kept))
+            # a chance that is no number ends the block before what it is from, where the engine finds it
+            keeps = done | ~(_entry(uniforms, kept) >= chance)
+            kept = jnp.where(keeps, kept, kept - 1)
+            return kept, keeps | settled(kept)
+
+        kept, _ = jax.lax.while_loop(lambda carry: ~carry[1].all(), body, (begin, kept_whole | settled(begin)))
+        return kept, _entry(reached, kept)
+
+    def _reached(self, pair: LawPair, draft: Draft, alpha: Array) -> Array:
+        """`P_0 … P_G`, float32 `[B, G + 1]`; 0 behind a row's block."""
+        block = draft.tokens.shape[1]
+        tokens = jnp.pad(draft.tokens, [(0, 0), (0, 1)])
+        with jax.named_scope("rule"):
+            law_at = self.rule.law_at(pair, alpha[:, None, None], tokens)
+        drawn_at = laws.at_tokens(pair.q_tilde, tokens)[..., 0]
+        within = jnp.arange(block)[None] < draft.length[:, None]
+        ratio = jnp.where(within, law_at[:, :block] / drawn_at[:, :block], 0.0)
+        reached = [jnp.ones_like(alpha)]
+        for i in range(block):
+            reached.append(jnp.minimum(1.0, reached[-1] * ratio[:, i]))
+        return jnp.stack(reached, axis=1)
+
+    def _chance(self, after: LawPair, alpha: Array, reached: Array) -> Array:
+        """`h_i`, float32 `[B]`, of the laws `[B, V]` behind `x_i`."""
+        left = self._mass(after, alpha, reached).sum(-1)
+        total = left + (1.0 - reached)
+        return jnp.where(total == 0, 1.0, left / jnp.where(total == 0, 1.0, total))
+
+    def _mass(self, after: LawPair, alpha: Array, reached: Array) -> Array:
+        return jnp.maximum(reached[:, None] * self.law(after, alpha) - after.q_tilde, 0.0)
+
+    def _replacement(self, last: LawPair, alpha: Array, reached: Array) -> Array:
+        """`norm(max(0, P_i π − q̃))`; no mass at all means that nothing was rejected, but for rounding."""
+        return laws.normalise(self._mass(last, alpha, reached), self.law(last, alpha))
+
+
+def _entry(values: Array, at: Array) -> Array:
+    """`values` `[B, W]` at one place of each row."""
+    return jnp.take_along_axis(values, at[:, None], axis=1)[:, 0]
+
+
+JOINT: dict[str, Callable[[Rule], Verifier]] = {"block": BlockWise}
+"""Name -> what a method's `verify` is called by, beside "token"."""
