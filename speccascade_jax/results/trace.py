@@ -49,9 +49,9 @@ class Step:
         committed: the token that became part of the output; `None` behind the last of the round.
         source: "draft", "replaced", "bonus" or "target", where something was committed.
         proposed: what was drafted; `None` behind the block's end.
-        fate: of what was proposed: "kept", "rejected", "unread" (behind the output's end, or a rejection, if the block is
-            not examined as a whole) or "unverified" (committed without the target having seen it); empty where nothing
-            was proposed.
+        fate: of what was proposed: "kept", "rejected", "unread" (behind the output's end, or behind a rejection, if the
+            block is not examined as a whole) or "unverified" (committed without the target having seen it); empty
+            where nothing was proposed.
         entropy_q, entropy_p: of the laws, nats; max_q: the draft's confidence; confidence: the product of `max_q` over
             the block up to here; divergence: total variation of `q` and `p`; deferral: the rule's `r` of the proposed
             token, 0 without one. Those of `q` are `None` where nothing was drafted.

@@ -1,0 +1,176 @@
+"""Block verification, exactly: golden numbers, the law of every rule by enumeration, and never fewer tokens."""
+
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import speccascade_jax as sc
+from speccascade_jax.core import rngs
+from speccascade_jax.rules.acceptance import Speculative
+from speccascade_jax.rules.block_wise import BlockWise
+from speccascade_jax.rules.deferral import RULES
+from tests.support import blocks, conformance
+
+ALL = {name: rule for name, rule in conformance.REPRESENTATIVE.items() if not rule.greedy_only}
+P, Q = (Fraction(1, 3), Fraction(2, 3)), (Fraction(2, 3), Fraction(1, 3))
+GOLDEN = {1: ("2/3", "2/3"), 2: ("10/9", "11/9"), 3: ("38/27", "5/3"), 4: ("130/81", "166/81"), 5: ("422/243", "64/27")}
+"""Block size -> `E[kept]` token-wise and block-wise of the paper's two tokens; METHODS section 10 has the first two."""
+
+
+@pytest.mark.parametrize("block", GOLDEN)
+def test_the_papers_two_tokens(block):
+    token_wise, block_wise = map(Fraction, GOLDEN[block])
+    assert blocks.kept_tokens(P, Q, block, jointly=False) == token_wise
+    assert blocks.kept_tokens(P, Q, block, jointly=True) == block_wise
+    logits = [np.log(np.array([[float(x) for x in law]] * 2, np.float32)) for law in (Q, P)]
+    found = blocks.outcomes(BlockWise(RULES["spec_decode"]), *logits, block, 0.0)
+    assert found.kept == pytest.approx(float(block_wise), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_next_tokens_have_the_rules_law(name):
+    """Summed over every block that may be drafted; at T = 0.5 and 1, whole laws and top-p, blocks of 3."""
+    tables, rule = conformance.tables(3, seed=5), ALL[name]
+    alpha = conformance.telling_alpha(rule, *tables)
+    for sampling in conformance.SAMPLINGS:
+        chain = conformance.law_by_rule(rule, *tables, alpha, *sampling)
+        found = blocks.outcomes(BlockWise(rule), *tables, 3, alpha, *sampling)
+        np.testing.assert_allclose(found.law(chain), blocks.chain_law(chain, 4), atol=2e-6)
+        np.testing.assert_allclose(found.ends.sum(-1)[found.chance > 0], 1.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("bug", blocks.BUGS)
+def test_planted_bugs_change_that_law(bug):
+    tables = conformance.tables(3, seed=5)
+    chain = conformance.law_by_rule(RULES["token_v3"], *tables, 0.4, 1.0, 1.0)
+    found = blocks.outcomes(blocks.BUGS[bug](RULES["token_v3"]), *tables, 3, 0.4)
+    assert np.abs(found.law(chain) - blocks.chain_law(chain, 4)).max() > 1e-3
+
+
+laws = hnp.arrays(np.float32, (3, 3), elements=st.floats(-4, 4, width=32))
+
+
+@settings(max_examples=60, deadline=None)
+@given(q=laws, p=laws, block=st.integers(1, 3), name=st.sampled_from(["spec_decode", "token_v3", "lossy"]))
+def test_no_fewer_tokens_are_kept_than_token_wise(q, p, block, name):
+    rule, alpha = RULES[name], 0.3
+    found = blocks.outcomes(BlockWise(rule), q, p, block, alpha)
+    chain = conformance.law_by_rule(rule, q, p, alpha, 1.0, 1.0)
+    drawn = np.exp(q.astype(np.float64)) / np.exp(q.astype(np.float64)).sum(-1, keepdims=True)
+    token_wise, at = 0.0, np.array([1.0, 0.0, 0.0])
+    for _ in range(block):
+        at = at @ np.minimum(drawn, chain)
+        token_wise += at.sum()
+    assert found.kept >= token_wise - 1e-4
+    if block == 1:
+        assert found.kept == pytest.approx(token_wise, abs=1e-4)
+
+
+def test_a_greedy_draft_gains_nothing():
+    """`q̃` one-hot: the one block that is drafted is kept up to `i` as often as its first `i` tokens are `π`'s."""
+    tables, rule = conformance.tables(4, seed=2), RULES["spec_decode"]
+    found = blocks.outcomes(BlockWise(rule), *tables, 4, 0.0, draft_temperature=0.0)
+    chain = conformance.law_by_rule(rule, *tables, 0.0, 1.0, 1.0)
+    (only,) = np.flatnonzero(found.chance)
+    row = found.tokens[only]
+    reached = np.cumprod([chain[a, b] for a, b in zip([0, *row[:-1]], row, strict=True)])
+    np.testing.assert_allclose(found.ends[only][::-1].cumsum()[::-1][1:], reached, atol=1e-6)
+
+
+def test_kept_is_the_largest_i_whose_chance_its_own_bits_lie_below():
+    """What the loop that asks from the block's end on finds, for blocks of every length beside each other."""
+    rows, block, vocab = 400, 4, 11
+    q, p = (np.stack([each] * (block + 1), axis=1) for each in conformance.logit_pairs(7, rows, vocab))
+    q = np.stack([np.roll(q[:, i], i, axis=0) for i in range(block + 1)], axis=1)
+    p = np.stack([np.roll(p[:, i], i, axis=0) for i in range(block + 1)], axis=1)
+    pair, verifier = conformance.law_pair(q, p, 1.0), BlockWise(RULES["token_v3"])
+    rng = np.random.default_rng(1)
+    drawn = np.array([[rng.choice(vocab, p=law / law.sum()) for law in row] for row in np.asarray(pair.q_tilde, float)])
+    _, blank, _ = blocks.drafted(*conformance.tables(2, seed=0), 1, 1.0, 1.0)
+    zero = jnp.zeros((rows,), jnp.int32)
+    draft = type(blank)(
+        tokens=jnp.asarray(drawn[:, :block], jnp.int32),
+        length=jnp.arange(rows) % (block + 1),
+        q=pair.q,
+        q_tilde=pair.q_tilde,
+        greedy=zero > 0,
+        steps=zero,
+        bad=jnp.zeros((rows, block + 1), bool),
+    )
+    keys = rngs.RoundKeys(rngs.row_keys(rngs.root(0), jnp.arange(rows), 0), zero, zero)
+    alpha = jnp.full((rows,), 0.3)
+    verdict = jax.jit(verifier.verify, static_argnames="bonus")(pair, draft, keys, alpha, bonus="rule")
+    reached, chances, _ = (np.asarray(each) for each in blocks._parts(verifier, pair, draft, alpha))
+    uniforms = np.asarray(keys.uniform(jnp.broadcast_to(jnp.arange(block), (rows, block)), rngs.ACCEPT))
+    expected = []
+    for row, length in enumerate(np.asarray(draft.length)):
+        stays = [reached[row, i] if i == length else chances[row, i] for i in range(length + 1)]
+        expected.append(max([i for i in range(1, length + 1) if uniforms[row, i - 1] < stays[i]], default=0))
+    np.testing.assert_array_equal(verdict.num_kept, expected)
+    np.testing.assert_array_equal(verdict.rejected, np.array(expected) < np.asarray(draft.length))
+    assert len(set(expected)) == block + 1 and set(np.asarray(draft.length - verdict.num_kept)) >= {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("failing", ["target", "draft"])
+def test_logits_that_are_no_numbers_are_found_where_they_stand(failing):
+    """Of token 3's successor. Where the target fails nothing stands behind a 3; the draft need not be asked there."""
+    q, p = conformance.tables(5, seed=4)
+    broken = {"target": p.copy(), "draft": q.copy()}
+    broken[failing][3] = np.nan
+    pair = conformance.tabular_pair(broken["draft"], broken["target"])
+    prompts = [[n % 3] for n in range(300)]
+    with pytest.warns(UserWarning, match="rows failed"):
+        out = sc.decode(pair, prompts, rule="spec_decode", verify="block", temperature=1.0, max_new_tokens=12)
+    assert len(out.failed) > 20 and {failure.model for failure in out.failed} == {failing}
+    if failing == "target":
+        assert not any((row[: length - 1] == 3).any() for row, length in zip(out.tokens, out.lengths, strict=True))
+
+
+DETERMINISTIC = [name for name in conformance.REPRESENTATIVE if name != "random_accept"]  # a mixture at any temperature
+
+
+@pytest.mark.parametrize(
+    "name", [each if each == "token_v3" else pytest.param(each, marks=pytest.mark.laws) for each in DETERMINISTIC]
+)
+def test_at_temperature_0_tokens_and_rounds_are_token_wises(name):
+    pair, rule = conformance.tabular_pair(*conformance.tables(12, seed=6)), conformance.REPRESENTATIVE[name]
+    alpha = None if rule.alpha is None else conformance.alphas(rule, 12)[1]
+    given = {"rule": rule, "alpha": alpha, "max_new_tokens": 20, "block_size": 4}
+    found = [sc.decode(pair, [[n] for n in range(12)], verify=way, **given) for way in ("token", "block")]
+    np.testing.assert_array_equal(found[0].tokens, found[1].tokens)
+    for counted in ("rounds", "kept", "drafted"):
+        assert found[0].stats[counted] == found[1].stats[counted], counted
+
+
+def test_counts_are_of_whole_blocks_and_add_up():
+    pair = conformance.tabular_pair(*conformance.tables(6, seed=3))
+    given = {"rule": "token_v3", "alpha": 0.4, "temperature": 1.0, "block_size": 4, "max_new_tokens": 30}
+    stats = sc.decode(pair, [[n % 6] for n in range(100)], verify="block", **given).stats
+    # a row's last blocks may be cut: what was kept and not needed is not counted
+    assert stats["examined"] == stats["kept"] + stats["rejected"] and stats["examined"] <= stats["drafted"]
+    assert stats["acceptance_rate"] + stats["rejection_rate"] == pytest.approx(1.0)
+    token_wise = sc.decode(pair, [[n % 6] for n in range(100)], **given).stats
+    assert stats["block_efficiency"] > token_wise["block_efficiency"]
+    assert stats["discard_rate"] < token_wise["discard_rate"]
+
+
+def test_what_does_not_keep_all_the_law_allows_is_refused():
+    pair = conformance.tabular_pair(*conformance.tables(4, seed=3))
+    with pytest.raises(ValueError, match=r"accept='deferral' keeps less: choose accept='speculative'"):
+        sc.decode(pair, [[0]], method="fuzzy", alpha=0.3, verify="block")
+    with pytest.raises(ValueError, match=r"unknown verify='blok': choose one of token, block"):
+        sc.decode(pair, [[0]], verify="blok")
+    for alone in ("autoregressive", "seq_cascade"):
+        with pytest.raises(ValueError, match=f"{alone!r} has no verify, got 'block'"):
+            sc.decode(pair, [[0]], method=alone, alpha=-1.0, verify="block")
+
+
+def test_it_is_no_other_law():
+    assert BlockWise(RULES["diff"]).name == Speculative(RULES["diff"]).name == "diff"
+    assert BlockWise(RULES["diff"]).reads_q and BlockWise(RULES["spec_decode"]).lossless

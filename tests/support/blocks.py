@@ -1,0 +1,169 @@
+"""Block verification by enumeration: every block that may be drafted, and what becomes of it, without sampling."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade_jax.core.types import Draft
+from speccascade_jax.rules import laws
+from speccascade_jax.rules.block_wise import BlockWise
+from speccascade_jax.rules.verification import at_position
+from tests.support import conformance
+
+
+def kept_tokens(p, q, block, jointly):
+    """`E[kept]` of blocks of independent tokens, in fractions: METHODS section 2 or 10, written down once more."""
+    expected = Fraction(0)
+    for drafted in itertools.product(range(len(p)), repeat=block):
+        chance = Fraction(1)
+        for token in drafted:
+            chance *= q[token]
+        if jointly:
+            reached = [Fraction(1)]
+            for token in drafted:
+                reached.append(min(Fraction(1), reached[-1] * p[token] / q[token]))
+            stays = [_stays(p, q, reached[i]) for i in range(1, block)] + [reached[block]]
+            missed = Fraction(1)
+            for i in range(block, 0, -1):
+                expected += chance * missed * stays[i - 1] * i
+                missed *= 1 - stays[i - 1]
+        else:
+            kept = Fraction(1)
+            for token in drafted:
+                kept *= min(Fraction(1), p[token] / q[token])
+                expected += chance * kept
+    return expected
+
+
+def _stays(p, q, reached):
+    left = sum(max(Fraction(0), reached * a - b) for a, b in zip(p, q, strict=True))
+    return left / (left + 1 - reached) if left + 1 - reached else Fraction(1)
+
+
+@partial(jax.jit, static_argnames="verifier")
+def _parts(verifier, pair, draft, alpha):
+    """`P_i` and `h_i`, `[N, G + 1]` each, and the laws of the next token after `i` kept ones, `[N, G + 1, V]`."""
+    block = draft.tokens.shape[1]
+    reached = verifier._reached(pair, draft, alpha)
+    at = [at_position(pair, jnp.full(alpha.shape, i)) for i in range(block + 1)]
+    column = alpha[:, None]
+    chances = [verifier._chance(each, column, reached[:, i]) for i, each in enumerate(at[:-1])] + [reached[:, block]]
+    after = [verifier._replacement(each, column, reached[:, i]) for i, each in enumerate(at[:-1])]
+    after.append(verifier.law(at[-1], column))
+    return reached, jnp.stack(chances, 1), jnp.stack(after, 1)
+
+
+def drafted(q_table, p_table, block, temperature, top_p, **more):
+    """Every block after token 0: laws `[N, G + 1, V]` of Markov chains, a `Draft`, and its chance `[N]` float64."""
+    vocab = len(q_table)
+    tokens = np.array(list(itertools.product(range(vocab), repeat=block)), np.int32).reshape(-1, block)
+    context = np.concatenate([np.zeros((len(tokens), 1), np.int32), tokens], axis=1)
+    pair = conformance.law_pair(q_table[context], p_table[context], temperature, top_p, **more)
+    rows = len(tokens)
+    draft = Draft(
+        tokens=jnp.asarray(tokens),
+        length=jnp.full((rows,), block, jnp.int32),
+        q=pair.q,
+        q_tilde=pair.q_tilde,
+        greedy=jnp.zeros((rows,), bool),
+        steps=jnp.zeros((rows,), jnp.int32),
+        bad=jnp.zeros((rows, block + 1), bool),
+    )
+    drawn = np.asarray(pair.q_tilde, np.float64)
+    chance = np.prod([drawn[np.arange(rows), i, tokens[:, i]] for i in range(block)], axis=0)
+    return pair, draft, chance
+
+
+@dataclass
+class Outcomes:
+    """What becomes of every block that can be drafted.
+
+    `chance` `[N]`: that it is drafted; `ends` `[N, G + 1]`: that so many of it are kept; `after` `[N, G + 1, V]`.
+    """
+
+    tokens: np.ndarray
+    chance: np.ndarray
+    ends: np.ndarray
+    after: np.ndarray
+
+    @property
+    def kept(self):
+        """`E[kept]`."""
+        return float((self.chance[:, None] * self.ends * np.arange(self.ends.shape[1])).sum())
+
+    def law(self, chain):
+        """The law of the next `G + 1` tokens, `[V] * (G + 1)`, what is not of this round by `chain` `[V, V]`."""
+        block, vocab = self.tokens.shape[1], len(chain)
+        found = np.zeros([vocab] * (block + 1))
+        for n in np.flatnonzero(self.chance):
+            for i in range(block + 1):
+                mass = self.chance[n] * self.ends[n, i] * self.after[n, i]
+                for _ in range(block - i):
+                    mass = mass[..., None] * chain
+                found[tuple(self.tokens[n, :i])] += mass
+        return found
+
+
+def outcomes(verifier, q_table, p_table, block, alpha, temperature=1.0, top_p=1.0, **more):
+    """Of a block verifier on Markov chains, exactly."""
+    pair, draft, chance = drafted(q_table, p_table, block, temperature, top_p, **more)
+    alphas = jnp.full(chance.shape, alpha, jnp.float32)
+    possible = chance > 0
+    _, stays, after = (np.asarray(each, np.float64) for each in _parts(verifier, pair, draft, alphas))
+    stays[:, 0] = 1.0
+    missed = np.cumprod(np.concatenate([np.ones((len(stays), 1)), 1 - stays[:, :0:-1]], axis=1), axis=1)[:, ::-1]
+    ends = np.where(possible[:, None], stays * missed, 0.0)
+    return Outcomes(np.asarray(draft.tokens), np.where(possible, chance, 0.0), ends, after)
+
+
+def chain_law(chain, length):
+    """The law of `length` tokens of a Markov chain after token 0."""
+    mass = chain[0]
+    for _ in range(length - 1):
+        mass = mass[..., None] * chain
+    return mass
+
+
+@dataclass(frozen=True)
+class ReplacesTokenWise(BlockWise):
+    """A bug: after a block-wise stop the replacement of token-wise verification."""
+
+    def _replacement(self, last, alpha, reached):
+        return self(last, alpha).replacement
+
+
+@dataclass(frozen=True)
+class Unnormalised(BlockWise):
+    """A bug: `h` without its normaliser."""
+
+    def _chance(self, after, alpha, reached):
+        return self._mass(after, alpha, reached).sum(-1)
+
+
+@dataclass(frozen=True)
+class Uncapped(BlockWise):
+    """A bug: `P_i` may exceed 1."""
+
+    def _reached(self, pair, draft, alpha):
+        tokens = jnp.pad(draft.tokens, [(0, 0), (0, 1)])
+        ratio = self.rule.law_at(pair, alpha[:, None, None], tokens) / laws.at_tokens(pair.q_tilde, tokens)[..., 0]
+        return jnp.cumprod(jnp.concatenate([jnp.ones_like(ratio[:, :1]), ratio[:, :-1]], axis=1), axis=1)
+
+
+BUGS = {
+    "token-wise residual after a block-wise stop": ReplacesTokenWise,
+    "h without the normaliser": Unnormalised,
+    "P not capped": Uncapped,
+}
+
+
+def with_verifier(engine, kind):
+    """The engine with a block verifier of another kind, of the same rule."""
+    return replace(engine, verifier=kind(engine.verifier.rule))
