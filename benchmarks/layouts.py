@@ -192,6 +192,19 @@ LAYOUTS = {
         ),
         across="vocab_size",
     ),
+    "block_wise": Layout(
+        "A round's work over the vocabulary, verified token by token and as a block (γ = 5, T = 1, batch 1)",
+        (
+            Column("rule", "rule"),
+            Column("V", "vocab_size", number(0)),
+            Column("token-wise µs", "token_wise_microseconds", spread(0)),
+            Column("block-wise µs", "block_wise_microseconds", spread(0)),
+            Column("block-wise / token-wise", "ratio", spread(2)),
+            Column("kept of 5, token-wise", "token_wise_kept", number(2)),
+            Column("block-wise", "block_wise_kept", number(2)),
+        ),
+        ("The target's laws from its logits and the verdict: all of a round but its models and the draft's own laws.",),
+    ),
     "sampling": Layout(
         "The sampling transform of 6 positions, batch 1, against reading logits and writing laws once",
         (Column("sampling", "sampling"), *_AGAINST_FLOOR),

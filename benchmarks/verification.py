@@ -33,7 +33,7 @@ def run(bench: Bench) -> Rows:
             compiled = _transform.lower(*arguments, jnp.int32(1)).compile()
             transformed.append({"sampling": name, "vocab_size": size} | _row(bench, compiled, arguments, size))
         else:
-            given = (pair, draft, key, jnp.full((1,), _middle(deferral.RULES[name], size)))
+            given = (pair, draft, key, jnp.full((1,), middle(deferral.RULES[name], size)))
             compiled = _verify.lower(deferral.RULES[name], *given, jnp.int32(1)).compile()
             decided.append({"rule": name, "vocab_size": size} | _row(bench, compiled, given, size))
     return {"verification": decided, "sampling": transformed}
@@ -80,7 +80,7 @@ def _laws(size: int) -> tuple[LawPair, Draft, Array]:
     return pair, draft, rngs.row_keys(keys[2], jnp.zeros((1,), jnp.int32), 0)
 
 
-def _middle(rule: Rule, size: int) -> float:
+def middle(rule: Rule, size: int) -> float:
     """An α in the middle of the rule's range."""
     return 0.0 if rule.alpha is None else sum(rule.alpha.bounds(size)) / 2
 

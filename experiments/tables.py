@@ -18,6 +18,10 @@ Paper 3, of sweeps over fixed block sizes and stop thresholds:
     python -m experiments.tables results/paper3.jsonl --measures throughput         its Table 1, and theorem 3.1's h
     python -m experiments.tables results/paper3.jsonl --measures dominance          its Figure 4, with verdicts
 
+Of sweeps that verify token by token and in blocks: tokens per call of the target, and what blocks gain.
+
+    python -m experiments.tables results/block_verification.jsonl --measures verification
+
 Of stacks (paper 4): what every level did.
 
     python -m experiments.tables results/stacks.jsonl --measures levels
@@ -40,10 +44,11 @@ from rich.console import Console
 
 from speccascade_jax.core import files
 from speccascade_jax.results import families, labels, panels, printing, store
-from speccascade_jax.results.tables import levels, selection, stopping, table2
+from speccascade_jax.results.tables import levels, selection, stopping, table2, verification
 from speccascade_jax.results.tables.grid import Grid
 from speccascade_jax.runtime import interrupts
 
+OF_FAMILIES = {**stopping.GRIDS, verification.VERIFICATION: verification.verification_grids}
 LEVELS, SELECTION = "levels", "selection"
 """The measure that stacks have, and the one of methods that choose among drafters."""
 
@@ -98,9 +103,9 @@ def _measured(records: Sequence[store.Record], shown: Sequence[panels.Panel], me
     """
     grids, missing = list[Grid](), list[str]()
     asked: list[tuple[str, panels.Panel, Callable[[], list[Grid]]]] = []
-    if paper3 := [what for what in measures if what in stopping.GRIDS]:
+    if paper3 := [what for what in measures if what in OF_FAMILIES]:
         each = itertools.product(families.of_records(records), paper3)
-        asked += [(what, found.panel, partial(stopping.GRIDS[what], found)) for found, what in each]
+        asked += [(what, found.panel, partial(OF_FAMILIES[what], found)) for found, what in each]
     if LEVELS in measures:
         asked += [(LEVELS, panel, partial(levels.level_grids, panel)) for panel in shown]
     if SELECTION in measures and shown:
@@ -142,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
         help="how much quality the second speed-up may cost, in units of the metric (default %(default)g)",
     )
     parser.add_argument(
-        "--measures", nargs="+", choices=(*stopping.GRIDS, LEVELS, SELECTION), help="these tables instead of Table 2"
+        "--measures", nargs="+", choices=(*OF_FAMILIES, LEVELS, SELECTION), help="these tables instead of Table 2"
     )
     parser.add_argument("--beside", help="compare every point with this method's point of the nearest --share")
     parser.add_argument("--share", choices=tuple(labels.SHARES), default="draft_share")

@@ -15,6 +15,7 @@ ROWS, VOCAB = 200, 6
 PAIR = conformance.tabular_pair(*conformance.tables(VOCAB, seed=3))
 PROMPTS = [[n % VOCAB] for n in range(ROWS)]
 COUNTED = ("rounds", "target_calls", "drafted", "kept", "rejected", "examined", "committed")
+JOINT = {"verify": "block"}
 WAYS = {
     "token_v3": {"rule": "token_v3", "alpha": 0.4},
     "its own bonus": {"rule": "chow", "alpha": 0.3, "bonus": "target"},
@@ -25,6 +26,8 @@ WAYS = {
     "the target alone": {"method": "autoregressive"},
     "greedy": {"rule": "token_v3", "alpha": 0.4, "temperature": 0.0},
     "top-p": {"rule": "lossy", "alpha": 0.5, "top_p": 0.7},
+    "whole blocks": {"rule": "token_v3", "alpha": 0.4, "verify": "block"},
+    "whole blocks that end early": {"rule": "diff", "alpha": 0.1, "stop": "entropy", "stop_threshold": 1.4} | JOINT,
 }
 
 
@@ -33,7 +36,7 @@ def both(way, **more):
     return sc.decode(PAIR, PROMPTS, **given), sc.decode(PAIR, PROMPTS, trace=True, **given)
 
 
-QUICK = ("token_v3", "blocks that end early", "unverified ends")
+QUICK = ("token_v3", "whole blocks", "blocks that end early", "unverified ends")
 
 
 @pytest.mark.parametrize("way", [way if way in QUICK else pytest.param(way, marks=pytest.mark.laws) for way in WAYS])
@@ -50,7 +53,9 @@ def test_counts_recomputed_from_traces_are_the_engines(way):
             assert own + [0] * (len(counted) - len(own)) == counted, name
     for one in (one for trace in traced.trace for one in trace.rounds):
         fates = [step.fate for step in one.steps if step.proposed]
-        read = ["unverified" if one.unverified else "kept"] * one.kept + ["rejected"] * one.rejected
+        rejected = one.examined - one.kept if "whole" in way else one.rejected
+        assert rejected == (one.drafted - one.kept if "whole" in way else one.rejected)
+        read = ["unverified" if one.unverified else "kept"] * one.kept + ["rejected"] * rejected
         assert fates == read + ["unread"] * (one.drafted - len(read))
         assert [step.source == "draft" for step in one.steps if step.committed][: one.kept] == [True] * one.kept
     written = [[s.committed.id for r in trace.rounds for s in r.steps if s.committed] for trace in traced.trace]

@@ -29,6 +29,7 @@ class Family:
         on_rejection: whether h is compared with an estimate of P(some token of the block is rejected), as theorem 3.1
             does; those with a head do so where its loss weighed rejections once (`w_rej`).
         w_rej: weight of rejections in its head's loss; `None` where there is no head, or the records do not say.
+        verify: "token" or "block": only families that are verified alike are rivals.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Family:
     spots: dict[float, Spot]
     on_rejection: bool
     w_rej: float | None
+    verify: str = "token"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,8 @@ class Families:
 
     def rival(self, family: Family) -> Family | None:
         """The fixed blocks of the same law."""
-        return next((fixed for fixed in self.fixed if fixed.law == family.law), None)
+        same = (fixed for fixed in self.fixed if (fixed.law, fixed.verify) == (family.law, family.verify))
+        return next(same, None)
 
 
 def of_records(records: Iterable[Record]) -> list[Families]:
@@ -109,6 +112,7 @@ def _of_panel(panel: Panel) -> Families:
             spots=dict(sorted(sorted_[kind].items())),
             on_rejection=record["point"]["on_rejection"] and weight in (None, 1.0),
             w_rej=weight,
+            verify=record["point"].get("verify", "token"),
         )
         families[kind.symbol].append(family)
     oracles = {each.name: spot for each in families[NO_NUMBER] for spot in each.spots.values()}

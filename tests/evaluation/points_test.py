@@ -13,6 +13,7 @@ from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.points import Evaluation, Level, Method, ModelPair, Point, Sampling
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.runtime import gin_flags
+from speccascade_jax.runtime.paths import repository_root
 
 
 def _points(**changes):
@@ -290,3 +291,32 @@ def test_the_target_alone_is_judged_at_lower_temperatures_too_and_not_timed():
     for strange in ((1.0,), (-0.5,), (float("nan"),)):
         with pytest.raises(ValueError, match="shares of a temperature, 0 to below 1|nan is not a finite"):
             enumerate_points(**given, cooler=strange)
+
+
+def test_ways_to_verify_are_swept_by_methods_that_keep_all_the_law_allows():
+    own = Method(name="opt", alpha=0.3, verify="block")
+    groups = _points(methods=("spec_decode", "fuzzy", own), alphas={"fuzzy": (0.2,)}, verify=("token", "block"))
+    found = [(p.method.curve(), p.method.verify) for group in groups for p in group][2:]
+    assert found == [
+        ("spec_decode", "token"), ("spec_decode[block]", "block"), ("fuzzy", "token"), ("opt[block]", "block"),
+    ]  # fmt: skip
+    assert "block-wise" in own.facts()["details"] and own.facts()["law"] == Method(name="opt", alpha=0.3).facts()["law"]
+    with pytest.raises(ValueError, match="accept='deferral' keeps less"):
+        _points(methods=("fuzzy",), alphas={"fuzzy": (0.2,)}, verify=("block",))
+    with pytest.raises(ValueError, match="unknown verify='blocks'"):
+        _points(methods=("spec_decode",), verify=("blocks",))
+
+
+def test_gin_says_how_blocks_are_verified():
+    files = [
+        str(repository_root() / name)
+        for name in ("gin/run.gin", "gin/models/tatoeba_en_de.gin", "gin/methods/token_v3.gin")
+    ]
+    gin.clear_config()
+    try:
+        gin_flags.parse_gin(
+            [*files, str(repository_root() / "gin/tasks/tiny_translation.gin")], ["Method.verify = 'block'"]
+        )
+        assert gin.get_configurable(Method)().verify == "block"
+    finally:
+        gin.clear_config()

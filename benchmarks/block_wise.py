@@ -1,0 +1,100 @@
+"""Section `block_wise`: what block verification costs beside token-wise, on the same laws and drafts."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks import measure
+from benchmarks.setting import Bench, Rows
+from benchmarks.verification import BLOCK, middle
+from speccascade_jax.core import rngs
+from speccascade_jax.core.controls import make_sampling
+from speccascade_jax.core.sampling import make_law_pair
+from speccascade_jax.core.types import Array, Draft, Sampling
+from speccascade_jax.rules import deferral
+from speccascade_jax.rules.acceptance import Speculative
+from speccascade_jax.rules.block_wise import BlockWise
+from speccascade_jax.rules.verification import Verifier
+
+RULES = ("spec_decode", "lossy_tuned", "diff", "opt", "token_v3")
+SMALLEST = 4096
+DRAFTS = 64
+
+
+def run(bench: Bench) -> Rows:
+    """A row per rule and V: µs of what a round does with the target's logits, verified either way.
+
+    That is all that it does over the vocabulary but for its models and the draft's own laws: `p̃` (and `p`, where the
+    rule reads it) from logits at T = 1, and `verify`. `ratio`: block-wise over token-wise, within turns. Blocks are
+    `DRAFTS` different ones in turn, so that they end where they do in a generation; `kept`: of 5 drafts, the mean.
+    """
+    rows, sizes = [], bench.settings.vocab_sizes
+    sizes = (min(SMALLEST, sizes[0]), *sizes[1:])
+    for size, name in bench.track([(size, name) for size in sizes for name in RULES]):
+        rule = deferral.RULES[name]
+        given = (*_laws(size), make_sampling(1, 1.0, 1.0), jnp.full((1,), middle(rule, size)))
+        ways = {"token_wise": Speculative(rule), "block_wise": BlockWise(rule)}
+        compiled = {way: _rounds.lower(verifier, *given, jnp.int32(1)).compile() for way, verifier in ways.items()}
+        loops = {way: _loop(program, given, bench.settings.loop_seconds) for way, program in compiled.items()}
+        turns = measure.interleave(loops, 4 * bench.settings.repeats)
+        seconds = {way: turns[way] / loop.count for way, loop in loops.items()}
+        rows.append(
+            {
+                "rule": name,
+                "vocab_size": size,
+                **{f"{way}_microseconds": measure.spread(each * 1e6) for way, each in seconds.items()},
+                "ratio": measure.spread(seconds["block_wise"] / seconds["token_wise"]),
+                **{f"{way}_kept": _kept(program, given) for way, program in compiled.items()},
+            }
+        )
+    return {"block_wise": rows}
+
+
+def _loop(program: jax.stages.Compiled, given: tuple[Any, ...], seconds: float) -> measure.Loop:
+    return measure.long_enough(lambda count: program(*given, jnp.int32(count)), seconds)
+
+
+def _kept(program: jax.stages.Compiled, given: tuple[Any, ...], count: int = 4 * DRAFTS) -> float:
+    """Kept tokens of a block, the mean over `count` rounds."""
+    return float(program(*given, jnp.int32(count))[1].sum()) / count
+
+
+def _laws(size: int) -> tuple[Array, Array, Array, Array]:
+    """The target's logits, the draft's law, blocks drawn from it, and a row's key."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    logits = 2.0 * jax.random.normal(keys[0], (1, BLOCK + 1, size))
+    theirs = logits + jax.random.normal(keys[1], logits.shape)
+    drafts = jax.random.categorical(keys[2], logits[:, :BLOCK], shape=(DRAFTS, 1, BLOCK)).astype(jnp.int32)
+    return theirs, jax.nn.softmax(logits), drafts, rngs.row_keys(keys[2], jnp.zeros((1,), jnp.int32), 0)
+
+
+@partial(jax.jit, static_argnums=0)
+def _rounds(
+    verifier: Verifier, logits: Array, q: Array, drafts: Array, keys: Array, how: Sampling, alpha: Array, count: Array
+) -> tuple[Array, Array]:
+    """So many rounds: their number again, and how many tokens were kept."""
+
+    def body(turn: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        # nothing may be computed once for all rounds: to the compiler the laws change with each
+        theirs, ours, rounds = jax.lax.optimization_barrier((logits, q, carry[0]))
+        draft = Draft(
+            tokens=drafts[turn % DRAFTS],
+            length=jnp.full((1,), BLOCK, jnp.int32),
+            q=ours,
+            q_tilde=ours,
+            greedy=jnp.zeros((1,), bool),
+            steps=jnp.zeros((1,), jnp.int32),
+            bad=jnp.zeros((1, BLOCK + 1), bool),
+        )
+        pair = make_law_pair(draft.q, draft.q_tilde, draft.greedy, theirs, how, None)
+        verdict = verifier.verify(pair, draft, rngs.RoundKeys(keys, rounds, rounds), alpha, "rule")
+        seen = verdict.num_kept + verdict.rejected + verdict.final
+        return rounds + 1 + (seen < 0), carry[1] + verdict.num_kept
+
+    none = jnp.zeros((1,), jnp.int32)
+    done: tuple[Array, Array] = jax.lax.fori_loop(0, count, body, (none, none))
+    return done
