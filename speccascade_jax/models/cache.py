@@ -72,6 +72,31 @@ def _overwrite(row: Array, block: Array, at: Array, shift: Array, axis: int) -> 
     return jax.lax.dynamic_update_slice_in_dim(row, jnp.where(there, moved, old), at, axis)
 
 
+def move_slots(buffer: Array, start: Array, entries: Array, axis: int) -> Array:
+    """Slot `start + j` of each row with what `start + entries[:, j]` holds.
+
+    Args:
+        buffer: `[B * n, ...]`, `n` neighbours sharing a row; start: int32 `[B]`; entries: int32 `[B, W]`.
+    """
+    rows = start.shape[0]
+
+    def one(row: Array, at: Array, own: Array) -> Array:
+        taken = jnp.take(row, jnp.clip(at + own, 0, row.shape[axis] - 1), axis=axis)
+        return jax.lax.dynamic_update_slice_in_dim(row, taken, at, axis)
+
+    return jax.vmap(one)(buffer.reshape(rows, -1, *buffer.shape[1:]), start, entries).reshape(buffer.shape)
+
+
+def put_branch(seen: Array, own: Array, start: Array) -> Array:
+    """`seen` `[B, ..., S]` with `own` `[B or 1, ..., W]` in the slots from `start` `[B]` on."""
+    own = jnp.broadcast_to(own, (*seen.shape[:-1], own.shape[-1])).astype(seen.dtype)
+
+    def one(row: Array, block: Array, at: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(row, block, at, axis=-1)
+
+    return jax.vmap(one)(seen, own, start)
+
+
 def causal_slots_mask(length: Array, new: int, slots: int) -> Array:
     """bool `[B, new, S]`: token `t` fed at row length `n` sees slots `0 … n + t`."""
     positions = length[:, None] + jnp.arange(new)[None]

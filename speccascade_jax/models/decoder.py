@@ -11,8 +11,9 @@ import flax.linen as nn
 import flax.struct
 import jax.numpy as jnp
 
+from speccascade_jax.core.trees import Branch
 from speccascade_jax.core.types import Array, LMOutput, Params, Prompt
-from speccascade_jax.models.cache import empty_slots
+from speccascade_jax.models.cache import empty_slots, put_branch
 from speccascade_jax.models.decoder_config import PRESETS, DecoderConfig, RopeScaling, parameter_shapes, tiny
 from speccascade_jax.models.decoder_layers import Stack, soft_cap, turns
 from speccascade_jax.models.layers import CachedModel, KeysValues, Slots
@@ -55,6 +56,21 @@ def _sees(queries: Array, held: Array, window: int | None) -> Array:
     return seen if window is None else seen & (back < window)
 
 
+def _branch_seen(cache: DecoderCache, branch: Branch, window: int | None, slots: int, ring: bool) -> Array:
+    """What each entry of a tree that is fed sees of a layer's slots, bool `[B, T, S]`.
+
+    Raises:
+        ValueError: a ring, whose slots are positions; a tree's are not.
+    """
+    if ring:
+        raise ValueError("drafts that branch need whole caches: prefill with max_rollback=None")
+    base, depths = cache.length - branch.held, jnp.array(branch.depths)
+    own = _sees(jnp.array(branch.own)[None], depths[None], window) & jnp.array(branch.sees)[None]
+    held = jnp.arange(slots)[None]
+    committed = _sees(base[:, None] + jnp.array(branch.own)[None], held, window) & (held < base[:, None])[:, None]
+    return put_branch(committed, own, base)
+
+
 class DecoderModule(nn.Module):
     """The stack with its embedding; `apply({"params": p}, tokens)` gives training logits, `DecoderLM` the rest."""
 
@@ -80,13 +96,16 @@ class DecoderModule(nn.Module):
         masks = tuple(seen[window] for window in c.windows)
         return self.decoder(self._embed(tokens), turns(c, at), masks, (None,) * c.num_layers)
 
-    def extend(self, cache: DecoderCache, tokens: Array) -> tuple[LMOutput, DecoderCache]:
-        """Feed a block to the cached decoder (see `DecoderLM.extend`)."""
+    def extend(self, cache: DecoderCache, tokens: Array, branch: Branch | None = None) -> tuple[LMOutput, DecoderCache]:
+        """Feed a block, or entries of a tree, to the cached decoder (see `DecoderLM.extend`, `extend_branch`)."""
         c, new = self.config, tokens.shape[1]
         at = cache.length[:, None] + jnp.arange(new)[None]
+        if branch is not None:
+            at = (cache.length - branch.held)[:, None] + jnp.array(branch.own)[None]
         sizes = [values.shape[1] for values in cache.values]
         layout = list(zip(c.windows, sizes, cache.rings, strict=True))
-        seen = {key: self._seen(cache, at, *key) for key in dict.fromkeys(layout)}
+        see = partial(self._seen, cache, at) if branch is None else partial(_branch_seen, cache, branch)
+        seen = {key: see(*key) for key in dict.fromkeys(layout)}
         slots = tuple(
             Slots(keys, values, cache.length, ring)
             for keys, values, ring in zip(cache.keys, cache.values, cache.rings, strict=True)

@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from speccascade_jax.core.arrays import write_slots
+from speccascade_jax.core.trees import Branch
 from speccascade_jax.core.types import Array, BoundModel, LMOutput, Params, Prompt
+from speccascade_jax.models.cache import move_slots
 
 
 @flax.struct.dataclass
@@ -56,6 +58,23 @@ class Fake:
         folded = _fold_along(start, tokens)
         keys = write_slots(cache.keys, folded, cache.length + 1, axis=1)
         return LMOutput(logits=self._logits(folded)), FakeCache(keys, cache.length + tokens.shape[1])
+
+    def extend_branch(
+        self, params: Params, cache: FakeCache, tokens: Array, branch: Branch
+    ) -> tuple[LMOutput, FakeCache]:
+        """Fold each token into the key of the entry before it on its path."""
+        base = cache.length - branch.held
+        held = [jnp.take_along_axis(cache.keys, (base + 1 + n)[:, None], axis=1)[:, 0] for n in range(branch.held)]
+        start = jnp.take_along_axis(cache.keys, base[:, None], axis=1)[:, 0]
+        for n, sees in enumerate(branch.sees):
+            path = [entry for entry, seen in enumerate(sees) if seen][:-1]
+            held.append(_fold(held[path[-1]] if path else start, tokens[:, n]))
+        folded = jnp.stack(held[branch.held :], axis=1)
+        keys = write_slots(cache.keys, folded, cache.length + 1, axis=1)
+        return LMOutput(logits=self._logits(folded)), FakeCache(keys, cache.length + tokens.shape[1])
+
+    def keep(self, cache: FakeCache, start: Array, entries: Array) -> FakeCache:
+        return replace(cache, keys=move_slots(cache.keys, start + 1, entries, axis=1))
 
     def _logits(self, keys: Array) -> Array:
         entries = jnp.arange(self.vocab_size, dtype=jnp.uint32)

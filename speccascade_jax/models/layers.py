@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax.core.arrays import full_precision, write_slots
+from speccascade_jax.core.trees import Branch
 from speccascade_jax.core.types import Array, LMOutput, Params
-from speccascade_jax.models.cache import write_ring
+from speccascade_jax.models.cache import move_slots, write_ring
 from speccascade_jax.models.products import pack
 from speccascade_jax.models.sharding import HEADS, ROWS, local, place, side_by_side, under
 from speccascade_jax.runtime.mesh import MODEL
@@ -158,6 +159,22 @@ class CachedModel(Generic[Held]):
         Returns `LMOutput(logits float32 [B, T, num_embeddings], hidden [B, T, E] after the final norm)`.
         """
         return self._apply(params, cache, tokens, method="extend")
+
+    def extend_branch(self, params: Params, cache: Held, tokens: Array, branch: Branch) -> tuple[LMOutput, Held]:
+        """`extend` with entries of a tree, `tokens` `[B, T]`: each sees what is committed and its own path alone."""
+        return self._apply(params, cache, tokens, branch, method="extend")
+
+    def keep(self, cache: Held, start: Array, entries: Array) -> Held:
+        """The cache with a path of a tree in one row: slot `start + j` of each row holds its entry `entries[:, j]`.
+
+        Args:
+            start: int32 `[B]`, where the tree's first entry lies; entries: int32 `[B, W]`, rising; what is behind the
+                path is junk. The length is left as it is.
+        """
+        keys, values = (local(partial(move_slots, axis=axis), (HEADS, ROWS, ROWS), HEADS) for axis in (2, 1))
+        with under(self.mesh):
+            kept = tuple(keys(each, start, entries) for each in cache.keys)
+            return replace(cache, keys=kept, values=tuple(values(each, start, entries) for each in cache.values))
 
     def rollback(self, cache: Held, length: Array) -> Held:
         """The cache as if row `b` had consumed `length[b]` tokens; at most `max_rollback` fewer than were fed."""

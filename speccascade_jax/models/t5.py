@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from speccascade_jax.core.trees import Branch
 from speccascade_jax.core.types import Array, LMOutput, Params, Prompt
-from speccascade_jax.models.cache import KVCache, causal_slots_mask, empty_slots
+from speccascade_jax.models.cache import KVCache, causal_slots_mask, empty_slots, put_branch
 from speccascade_jax.models.layers import MASKED, CachedModel, KeysValues, Slots
 from speccascade_jax.models.products import Dense, Embed
 from speccascade_jax.models.sharding import BIAS, ROWS, Mesh, local, under
@@ -67,6 +68,21 @@ def _block_bias(by_distance: Array, length: Array, new: int, slots: int) -> Arra
     shifted = [windows[..., new - 1 - t : new - 1 - t + slots] for t in range(new)]
     mask = causal_slots_mask(length, new, slots)[:, None]
     return jnp.where(mask, jnp.stack(shifted, axis=2), MASKED)
+
+
+def _branch_bias(by_distance: Array, start: Array, branch: Branch, slots: int) -> Array:
+    """As `_block_bias`, of entries of a tree whose first one lies in slot `start` `[B]`."""
+    deepest = max(branch.own)
+
+    def window(row: Array, at: Array) -> Array:
+        return jax.lax.dynamic_slice_in_dim(row, slots - 1 - at - deepest, slots + deepest, axis=-1)
+
+    windows = local(jax.vmap(window), (BIAS, ROWS), BIAS)(by_distance, start)
+    shifted = jnp.stack([windows[..., deepest - depth : deepest - depth + slots] for depth in branch.own], axis=2)
+    committed = (jnp.arange(slots)[None] < start[:, None])[:, None, None]
+    distances = np.array(branch.depths)[None] - np.array(branch.own)[:, None]
+    own = jnp.where(np.array(branch.sees), by_distance[..., slots - 1 + distances], MASKED)
+    return put_branch(jnp.where(committed, shifted, MASKED), own, start)
 
 
 class Encoder(nn.Module):
@@ -210,11 +226,14 @@ class T5Module(nn.Module):
             summary=jnp.where(real, encoded, 0.0).sum(1) / jnp.maximum(real.sum(1), 1),
         )
 
-    def extend(self, cache: KVCache, tokens: Array) -> tuple[LMOutput, KVCache]:
-        """Feed a block to the cached decoder (see `T5.extend`)."""
+    def extend(self, cache: KVCache, tokens: Array, branch: Branch | None = None) -> tuple[LMOutput, KVCache]:
+        """Feed a block, or entries of a tree, to the cached decoder (see `T5.extend`, `extend_branch`)."""
         static: T5Static = cache.static
         new, slots = tokens.shape[1], (static.bias.shape[-1] + 1) // 2
-        bias = _block_bias(static.bias, cache.length, new, slots)
+        if branch is None:
+            bias = _block_bias(static.bias, cache.length, new, slots)
+        else:
+            bias = _branch_bias(static.bias, cache.length - branch.held, branch, slots)
         x = self.token_embedder(tokens)
         hidden, attended = self.decoder(x, bias, static.cross, static.cross_bias, cache, True)
         keys, values = tuple(k for k, _ in attended), tuple(v for _, v in attended)

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from speccascade_jax.core.trees import Branch
 from speccascade_jax.core.types import Array, BoundModel, LMOutput, Params, Prompt
 
 
@@ -20,6 +21,13 @@ class Table:
     def extend(self, params: Params, cache: Array, tokens: Array) -> tuple[LMOutput, Array]:
         """Row `tokens[b, t]` of the table at every position; it is the hidden state too."""
         return LMOutput(logits=params[tokens], hidden=params[tokens]), cache + tokens.shape[1]
+
+    def extend_branch(self, params: Params, cache: Array, tokens: Array, branch: Branch) -> tuple[LMOutput, Array]:
+        """As `extend`: no token sees another."""
+        return self.extend(params, cache, tokens)
+
+    def keep(self, cache: Array, start: Array, entries: Array) -> Array:
+        return cache
 
     def rollback(self, cache: Array, length: Array) -> Array:
         return length

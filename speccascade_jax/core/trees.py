@@ -1,0 +1,114 @@
+"""Drafts that branch: a static tree of tokens behind the pending one (METHODS section 10).
+
+Its *entries* are the pending token, entry 0, and the tree's nodes behind it, level by level: node `n` is entry `n + 1`.
+A cache holds them in slots of that order behind what is committed, whatever their positions are.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade_jax.core.types import Array, PyTree
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Entries `held … held + T` of a tree, as a model is fed them (static).
+
+    Attributes:
+        held: how many entries the cache has already; depths: of all entries up to the last of these, from 0.
+        sees: bool `[T, held + T]`, which entries each sees: those before it on its path, and itself.
+    """
+
+    held: int
+    depths: tuple[int, ...]
+    sees: tuple[tuple[bool, ...], ...]
+
+    @property
+    def own(self) -> tuple[int, ...]:
+        """Depths of the entries that are fed."""
+        return self.depths[self.held :]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A tree of `N` drafted tokens.
+
+    Attributes:
+        parents: of each node, the node that it follows, or −1 for the pending token; level by level, so that a node
+            stands behind its parent and is no shallower than the one before it. A node's children are drawn one after
+            the other, without those before them.
+
+    Raises:
+        ValueError: parents in another order.
+    """
+
+    parents: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        depths: list[int] = []
+        for node, parent in enumerate(self.parents):
+            if not -1 <= parent < node:
+                raise ValueError(f"node {node} of the tree follows {parent}: it must follow −1 or a node before it")
+            depths.append(1 + (depths[parent] if parent >= 0 else 0))
+            if node and depths[node] < depths[node - 1]:
+                raise ValueError(f"node {node} of the tree is shallower than the one before it: list level by level")
+        if not depths:
+            raise ValueError("a tree without nodes drafts nothing: give parents, (-1,) for a single token")
+
+    @classmethod
+    def of_branching(cls, children: tuple[int, ...]) -> "Tree":
+        """Every node of depth `d` has `children[d]` children: `(3, 2, 1)` is three paths, then six, of three tokens."""
+        level, parents = [-1], list[int]()
+        for count in children:
+            above = level
+            level = list(range(len(parents), len(parents) + count * len(above)))
+            parents += [parent for parent in above for _ in range(count)]
+        return cls(tuple(parents))
+
+    @property
+    def size(self) -> int:
+        """`N`."""
+        return len(self.parents)
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Of every entry: 0 of the pending token."""
+        found = [0]
+        for parent in self.parents:
+            found.append(found[parent + 1] + 1)
+        return tuple(found)
+
+    @property
+    def depth(self) -> int:
+        """The longest path's tokens."""
+        return self.depths[-1]
+
+    @cached_property
+    def children(self) -> np.ndarray:
+        """int32 `[N + 1, K]`: every entry's children as entries, in their order; 0 where there are no more."""
+        found = [
+            [n + 1 for n, parent in enumerate(self.parents) if parent + 1 == entry] for entry in range(self.size + 1)
+        ]
+        most = max(map(len, found))
+        return np.array([each + [0] * (most - len(each)) for each in found], np.int32)
+
+    def level(self, depth: int) -> tuple[int, int]:
+        """The first entry of a depth, and the one behind its last."""
+        return self.depths.index(depth), len(self.depths) - self.depths[::-1].index(depth)
+
+    def branch(self, first: int, end: int) -> Branch:
+        """Entries `first` to below `end`, fed to a cache that holds those before."""
+        seen = np.zeros((self.size + 1, self.size + 1), bool)
+        for entry in range(self.size + 1):
+            if entry:
+                seen[entry] = seen[self.parents[entry - 1] + 1]
+            seen[entry, entry] = True
+        return Branch(first, self.depths[:end], tuple(map(tuple, seen[first:end, :end].tolist())))
+
+
+def along(values: PyTree, entries: Array) -> PyTree:
+    """`values` `[B, N + 1, …]` at `entries` int32 `[B, W]` of each row."""
+    return jnp.take_along_axis(values, entries.reshape(*entries.shape, *[1] * (values.ndim - 2)), axis=1)
