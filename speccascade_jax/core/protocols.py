@@ -5,6 +5,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 import flax.struct
 
 from speccascade_jax.core.rngs import RoundKeys
+from speccascade_jax.core.trees import Branch
 from speccascade_jax.core.types import Array, Cache, Controls, Draft, Laws, LMOutput, Params, Prompt, PyTree
 
 
@@ -40,6 +41,22 @@ class LanguageModel(Protocol):
 
     def consumed(self, cache: Cache) -> Array:
         """int32 `[B]`: how many tokens each row of the cache has consumed."""
+
+
+class BranchingModel(LanguageModel, Protocol):
+    """A model that can be fed a tree of tokens (`core.trees`)."""
+
+    def extend_branch(self, params: Params, cache: Cache, tokens: Array, branch: Branch) -> tuple[LMOutput, Cache]:
+        """`extend` with entries of a tree, `tokens` `[B, T]`: each sees what is committed and its own path alone.
+
+        They lie in slots side by side; the cache must have been prefilled with `max_rollback=None`.
+        """
+
+    def keep(self, cache: Cache, start: Array, entries: Array) -> Cache:
+        """The cache with a path in one row: slot `start + j` `[B]` holds entry `entries[:, j]`, `[B, W]`.
+
+        The length is left as it is; what lies behind the path is junk.
+        """
 
 
 @flax.struct.dataclass
@@ -107,6 +124,7 @@ class Outcome:
         features: float `[B, G + 1, D]`, the target's hidden states of the pending token and of the block, as far as it
             was scored (zero beyond); `None` unless `Drafter.reads_features`, and where an engine further up takes back
             what was committed.
+        path: int32 `[B, N + 1]`, of a tree the entries that were kept, entry 0 first; `None` of a block.
     """
 
     draft: Draft
@@ -116,6 +134,7 @@ class Outcome:
     rejected: Array
     active: Array
     features: Array | None
+    path: Array | None = None
 
 
 class Drafter(Protocol):

@@ -10,7 +10,8 @@ from functools import cached_property
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade_jax.core.types import Array, PyTree
+from speccascade_jax.core.sampling import argmax, one_hot
+from speccascade_jax.core.types import Array
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,17 @@ class Tree:
         return Branch(first, self.depths[:end], tuple(map(tuple, seen[first:end, :end].tolist())))
 
 
-def along(values: PyTree, entries: Array) -> PyTree:
+def without(q_tilde: Array, q: Array, taken: Array) -> Array:
+    """What a node's next child is drawn from, float32 `[..., V]`: `q̃` without the tokens `taken` bool `[..., V]`.
+
+    Where nothing is left of `q̃` (a greedy draft's is one-hot), the most likely token by `q` that is not taken, alone.
+    """
+    left = jnp.where(taken, 0.0, q_tilde)
+    total = left.sum(-1, keepdims=True)
+    best = one_hot(argmax(jnp.where(taken, -1.0, q)), q.shape[-1])
+    return jnp.where(total > 0, left / jnp.where(total > 0, total, 1.0), best)
+
+
+def along(values: Array, entries: Array) -> Array:
     """`values` `[B, N + 1, …]` at `entries` int32 `[B, W]` of each row."""
     return jnp.take_along_axis(values, entries.reshape(*entries.shape, *[1] * (values.ndim - 2)), axis=1)

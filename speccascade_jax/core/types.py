@@ -172,6 +172,8 @@ class Draft:
             (`rules.by_arm`). `None`: one rule for all.
         stop: float32 `[B, G + 1]`, what the stop policy compared with its threshold at each slot that it was asked at,
             NaN elsewhere; for traces alone. `None`: nothing was compared.
+        spent: int32 `[B]`, how many tokens were drafted, where that is more than a path's `length`. Drafts that branch
+            (`core.trees`) have their nodes in `tokens`; entry `n + 1` of the laws is the one behind node `n`.
     """
 
     tokens: Array
@@ -185,6 +187,7 @@ class Draft:
     logs: Laws | None = None
     arm: Array | None = None
     stop: Array | None = None
+    spent: Array | None = None
 
     @property
     def laws(self) -> Laws:

@@ -119,15 +119,16 @@ def count_round(old: Tally, turn: Round, defers: bool, bonus: str) -> Tally:
     decided = defers & (jnp.arange(block + 1)[None] < turn.num_new[:, None])
     # did the target draw a token itself?
     own = (turn.rejected | (bonus != "none") | (turn.draft.length == 0)) & ~turn.unverified
+    spent = turn.draft.length if turn.draft.spent is None else turn.draft.spent
     new = Counters(
         rounds=active,
         target_calls=verified,
-        drafted=active * turn.draft.length,
+        drafted=active * spent,
         examined=verified * turn.examined,
         kept=verified * turn.num_kept,
         rejected=verified * (turn.examined - turn.num_kept),
         committed=turn.num_new,
-        discarded=active * (turn.draft.length + own - turn.num_new),
+        discarded=active * (spent + own - turn.num_new),
         draft_steps=active * turn.draft.steps,
         unverified=active - verified,
         unverified_tokens=(active - verified) * turn.num_new,

@@ -5,7 +5,7 @@ What tells the methods apart is which drafter, stop policy and acceptance are pl
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -15,10 +15,25 @@ from speccascade_jax.core import rngs
 from speccascade_jax.core.arrays import is_stop, write_slots
 from speccascade_jax.core.protocols import Drafter, LanguageModel, Outcome, Planner, Request, Start, Target
 from speccascade_jax.core.sampling import make_law_pair
-from speccascade_jax.core.types import Array, Cache, Controls, Draft, LawPair, Laws, Params, Prompt, PyTree, Round
+from speccascade_jax.core.trees import Tree
+from speccascade_jax.core.types import (
+    Array,
+    Cache,
+    Controls,
+    Draft,
+    LawPair,
+    Laws,
+    LMOutput,
+    Params,
+    Prompt,
+    PyTree,
+    Round,
+)
 from speccascade_jax.engine.counters import Counters, Tally, count_round
+from speccascade_jax.engine.straight import Scored, straight_draft, straightened
+from speccascade_jax.engine.verdicts import kept_whole, without_failed
 from speccascade_jax.engine.widths import Judged, by_width, cut, widths
-from speccascade_jax.rules.verification import Verdict, Verifier
+from speccascade_jax.rules.verification import Verifier
 
 BONUSES = ("rule", "target", "none")
 
@@ -124,6 +139,11 @@ class Engine:
         return self.drafter
 
     @property
+    def tree(self) -> Tree | None:
+        """What its drafts branch into; `None`: they are chains."""
+        return getattr(self.drafter, "tree", None)
+
+    @property
     def complete(self) -> bool:
         """Whether the drafter must give its law at the bonus position.
 
@@ -154,7 +174,8 @@ class Engine:
         (rows, width), block = prompt.tokens.shape, self._longest(params)
         room = max_new_tokens + block + 1  # a block is scored, and written, before it is cut to what fits
         back = taken_back + block + 1  # a cache that forgets must keep what a rejection may bring back
-        cache = self.target.prefill(params["target"], prompt, width + room, back)
+        whole = None if self.tree is not None else back  # a tree's slots are no positions
+        cache = self.target.prefill(params["target"], prompt, width + room, whole)
         features = prompt_features(self.target, cache) if self.drafter.reads_features else None
         return DecodeState(
             tokens=jnp.pad(prompt.tokens, [(0, 0), (0, room)]),
@@ -216,12 +237,19 @@ class Engine:
         pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
         with jax.named_scope("score"):
             tokens = jnp.concatenate([pending, draft.tokens], axis=1)
-            out, cache = self.target.extend(params["target"], cache, tokens)
+            out, cache = self._extended(params["target"], cache, tokens)
             logits = out.logits[..., : self.target.vocab_size]
         with jax.named_scope("sampling"):
             pair = make_law_pair(draft.q, draft.q_tilde, draft.greedy, logits, controls.target, draft.logs)
         features = out.hidden if self.drafter.reads_features else None
         return pair, ~jnp.isfinite(logits.max(-1)) & ~drafted.unverified[:, None], features, cache
+
+    def _extended(self, params: Params, cache: Cache, tokens: Array) -> tuple[LMOutput, Cache]:
+        if self.tree is None:
+            return self.target.extend(params, cache, tokens)
+        target: Any = self.target  # a `BranchingModel`
+        found: tuple[LMOutput, Cache] = target.extend_branch(params, cache, tokens, self.tree.branch(0, self.block + 1))
+        return found
 
     def _unverified(self, state: DecodeState, draft: Draft) -> Array:
         """bool `[B]`: rows whose block ends them and is therefore not verified."""
@@ -238,12 +266,14 @@ class Engine:
     def step(self, params: Params, state: DecodeState, controls: Controls) -> tuple[DecodeState, Round]:
         """One round of speculation (METHODS section 2; paper 1, Algorithm 4). Jittable alone."""
         drafted = self.draft(params, state, controls, state.limit - state.length, self.complete)
-        judged = self._judged(params, state, drafted, controls)
+        judged, laws = self._judged(params, state, drafted, controls), drafted.draft.laws
+        if self.tree is not None:
+            drafted = drafted._replace(draft=straight_draft(drafted.draft, judged.verdict, self.tree))
         with jax.named_scope("commit"):
             turn = self._cut(state, drafted, judged)
             failed_at = self._failures(state, drafted, judged, turn.num_new)
-            turn = _without(turn, (failed_at >= 0).any(-1))
-            return self._commit(params, state, drafted, judged, turn, failed_at), turn
+            turn = without_failed(turn, (failed_at >= 0).any(-1))
+            return replace(self._commit(params, state, drafted, judged, turn, failed_at), laws=laws), turn
 
     def _judged(self, params: Params, state: DecodeState, drafted: Drafted, controls: Controls) -> Judged:
         """Score and decide the block, as wide as it is; no call of the target where all active rows go unverified."""
@@ -254,6 +284,10 @@ class Engine:
             pair, bad, features, cache = self.score(params, state, own, controls, width, cache)
             with jax.named_scope("verify"):
                 verdict = self.verifier.verify(pair, draft, own.keys, controls.alpha, self.bonus)
+            scored = Scored(pair, draft, bad, features, cache)
+            if self.tree is not None:
+                scored, verdict = straightened(self.target, self.tree, state.length - 1, scored, verdict)
+            pair, draft, bad, features, cache = scored
             with jax.named_scope("commit"):
                 eta, deferred = self.verifier.deferred(pair, controls.alpha, draft.tokens)
             return Judged(cache, pair, verdict, bad, eta, deferred, features)
@@ -261,7 +295,7 @@ class Engine:
         choices = self._widths()
         needed = None if self.verify_final else jnp.any(~drafted.unverified & ~state.done)
         judged = by_width(choices, drafted.draft.length.max(), judge, drafted.target_cache, needed)
-        return judged._replace(verdict=_kept_whole(judged.verdict, drafted.draft, drafted.unverified))
+        return judged._replace(verdict=kept_whole(judged.verdict, drafted.draft, drafted.unverified))
 
     def _widths(self) -> tuple[int, ...]:
         """Numbers of positions that a block is scored at: those that the drafter's blocks have, if it says so."""
@@ -341,6 +375,7 @@ class Engine:
             rejected=turn.rejected,
             active=turn.active,
             features=judged.features,
+            path=judged.verdict.path,
         )
         return replace(
             state,
@@ -350,7 +385,6 @@ class Engine:
             rounds=state.rounds + turn.active,
             target_cache=self.target.rollback(judged.target_cache, length - 1),
             drafter=self.round_drafter.commit(params["drafter"], drafted.drafter, outcome),
-            laws=draft.laws,
             tally=count_round(state.tally, turn, self.verifier.defers, self.bonus),
             failed_at=failed_at,
         )
@@ -367,24 +401,3 @@ def prompt_features(target: LanguageModel, cache: Cache) -> Array:
         raise ValueError(f"the drafter reads the target's features, but {type(target).__name__} has no prompt_features")
     features: Array = of(cache)
     return features
-
-
-def _kept_whole(verdict: Verdict, draft: Draft, as_it_is: Array) -> Verdict:
-    """The verdict with the blocks of rows `as_it_is` kept whole: their tokens' law is what they were drawn from."""
-    return verdict._replace(
-        num_kept=jnp.where(as_it_is, draft.length, verdict.num_kept),
-        rejected=verdict.rejected & ~as_it_is,
-        law=jnp.where(as_it_is[:, None, None], draft.q_tilde, verdict.law),
-    )
-
-
-def _without(turn: Round, failed: Array) -> Round:
-    """The round without the rows whose logits failed: they commit nothing and are not counted."""
-    return replace(
-        turn,
-        active=turn.active & ~failed,
-        num_kept=jnp.where(failed, 0, turn.num_kept),
-        rejected=turn.rejected & ~failed,
-        examined=jnp.where(failed, 0, turn.examined),
-        num_new=jnp.where(failed, 0, turn.num_new),
-    )

@@ -44,7 +44,8 @@ class RoundFacts:
 
     Attributes:
         origins: as `Origins`; tokens: int32 `[B, G + 1]`, the first `num_new` committed.
-        proposed: int32 `[B, G + 1]`, what was drafted (0 at the bonus position); drafted: int32 `[B]`, how many.
+        proposed: int32 `[B, G + 1]`, what was drafted (0 at the bonus position); drafted: int32 `[B]`, how many; spent:
+            int32 `[B]`, with those of a tree beside the path.
         num_kept, rejected, examined, unverified: as in `Round`, `[B]`.
         of_proposed, of_committed: what the laws say of the two.
         entropy_q, entropy_p: in nats; max_q; divergence: total variation of `q` and `p`; deferral: the rule's `r` of
@@ -56,6 +57,7 @@ class RoundFacts:
     tokens: Array
     proposed: Array
     drafted: Array
+    spent: Array
     num_kept: Array
     rejected: Array
     examined: Array
@@ -84,6 +86,7 @@ def facts(turn: Round) -> RoundFacts:
         tokens=turn.tokens,
         proposed=proposed,
         drafted=turn.draft.length,
+        spent=turn.draft.length if turn.draft.spent is None else turn.draft.spent,
         num_kept=turn.num_kept,
         rejected=turn.rejected.astype(jnp.int32),
         examined=turn.examined,

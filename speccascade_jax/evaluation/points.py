@@ -23,7 +23,18 @@ from speccascade_jax.evaluation.configurations import BESIDE, configuration, fie
 from speccascade_jax.methods import table
 from speccascade_jax.methods.recipe import Recipe
 from speccascade_jax.methods.selecting import lossy_arms, selects
-from speccascade_jax.methods.settings import AUTO, DRAFT_MODEL, TAIL, TOKEN, Arm, Level, Settings, chosen_text, usual
+from speccascade_jax.methods.settings import (
+    AUTO,
+    DRAFT_MODEL,
+    TAIL,
+    TOKEN,
+    Arm,
+    Level,
+    Settings,
+    chosen_text,
+    tree_text,
+    usual,
+)
 from speccascade_jax.rules.rule import Alpha, Rule
 from speccascade_jax.runtime import mesh as meshes
 
@@ -133,7 +144,7 @@ class Method:
         block_size, bonus: `None` is the method's own. Where nothing is drafted for a round there is neither.
         rule: the rule that decides, where the method takes several; `None` is its own.
         stop_threshold: where the method drafts only while it is sure, how unsure it may be.
-        accept, verify, stop, drafters, choose, lossy_arms, tail, tail_size: as of `methods.settings.Settings`.
+        accept, verify, stop, tree, drafters, choose, lossy_arms, tail, tail_size: as of `methods.settings.Settings`.
         policy: where a trained policy chooses among drafters, the file of another one than the pair's own.
         head: where the method asks an acceptance head, the file of another one than the pair's own.
 
@@ -151,6 +162,7 @@ class Method:
     stop: str | None = None
     stop_threshold: float | None = None
     head: str | None = None
+    tree: tuple[int, ...] | None = None
     drafters: tuple[str | Level | Arm, ...] = (DRAFT_MODEL,)
     choose: str | None = None
     policy: str | None = None
@@ -167,7 +179,7 @@ class Method:
         object.__setattr__(self, "drafters", tuple(map(_recorded, self.drafters)))
         _convert(self, _number, "alpha", "stop_threshold")
         own = self.recipe.resolved(self.settings())
-        for name in ("rule", "block_size", "bonus"):
+        for name in ("rule", "block_size", "bonus", "tree"):
             object.__setattr__(self, name, getattr(own, name))
 
     @property
@@ -178,7 +190,7 @@ class Method:
     def settings(self, sampling: Sampling | None = None, **changed: Any) -> Settings:
         """What `decode` would be told, under a sampling; `changed` takes the place of some of it."""
         parts = ["alpha", "block_size", "bonus", "rule", "accept", "verify", "stop", "stop_threshold"]
-        parts += ["drafters", "choose", "policy", "lossy_arms", "tail", "tail_size"]
+        parts += ["tree", "drafters", "choose", "policy", "lossy_arms", "tail", "tail_size"]
         given = {name: getattr(self, name) for name in parts}
         return Settings(**{"method": self.name} | given | dataclasses.asdict(sampling or Sampling()) | changed)
 
@@ -215,7 +227,10 @@ class Method:
         """The same whatever the stop threshold is."""
         drafters = "" if usual(self) else chosen_text(self)
         rule = "" if self.rule == self.recipe.rule(Settings()).name else self.rule
-        planned, jointly = AUTO if self.block_size == AUTO else "", "" if self.verify == TOKEN else self.verify
+        planned, jointly = (
+            AUTO if self.block_size == AUTO else tree_text(self.tree),
+            "" if self.verify == TOKEN else self.verify,
+        )
         chosen = "".join(f"[{each}]" for each in (rule, self.accept, jointly, self.stop, planned, drafters) if each)
         return self.name + chosen + ("" if self.head is None else f":{Path(self.head).stem}")
 

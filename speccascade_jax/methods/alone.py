@@ -38,7 +38,18 @@ class Alone(Recipe):
 
     def resolved(self, settings: Settings) -> Settings:
         """Without rule, block size and bonus, which a sweep may name for all; what else is drafted by is refused."""
-        parts = ("accept", "verify", "stop", "stop_threshold", "drafters", "choose", "policy", "lossy_arms", "tail")
+        parts = (
+            "accept",
+            "verify",
+            "stop",
+            "stop_threshold",
+            "tree",
+            "drafters",
+            "choose",
+            "policy",
+            "lossy_arms",
+            "tail",
+        )
         for name, given in meant(settings, *parts):
             raise ValueError(f"method {self.name!r} has no {name}, got {given!r}: one model writes; leave it out")
         return replace(settings, rule=None, block_size=None, bonus=None, alpha=None)

@@ -14,8 +14,10 @@ from speccascade_jax.core.checks import LONGEST, per_row, whole
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.names import TARGET
 from speccascade_jax.core.protocols import Drafter, Planner, StopPolicy
+from speccascade_jax.core.trees import Tree
 from speccascade_jax.core.types import BoundModel, Controls, Params
 from speccascade_jax.drafters.appended import AppendedDrafter
+from speccascade_jax.drafters.branching import BranchingDrafter
 from speccascade_jax.drafters.exits import ExitDrafter
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
@@ -28,8 +30,9 @@ from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules import deferral
 from speccascade_jax.rules.acceptance import VERIFIERS
 from speccascade_jax.rules.block_wise import JOINT
+from speccascade_jax.rules.branching import BranchWise
 from speccascade_jax.rules.rule import Rule, checked_alpha
-from speccascade_jax.rules.verification import Verifier
+from speccascade_jax.rules.verification import TokenWise, Verifier
 from speccascade_jax.stopping.lengths import Cheapest
 from speccascade_jax.stopping.policies import STOPS, AcceptanceHead, Oracle
 
@@ -240,6 +243,24 @@ def with_tail(pair: Pair, settings: Settings | Level, drafter: Drafter, params: 
     bound = pair.model(settings.tail)
     tail = ModelDrafter(bound.model, STOPS["fixed"](settings.tail_size))
     return AppendedDrafter(drafter, tail), {"first": params, "tail": {"model": bound.params}}
+
+
+def branching(
+    pair: Pair, settings: Settings, verifier: Verifier, whose: str
+) -> tuple[BranchingDrafter, Params, BranchWise]:
+    """What drafts a tree and its parameters, and what decides about it.
+
+    Raises:
+        ValueError: no such model, or one that cannot be fed a tree.
+    """
+    assert settings.tree is not None and isinstance(verifier, TokenWise)
+    tree, name = Tree.of_branching(settings.tree), settings.drafters[0]
+    for called in ("target", str(name)):
+        if not hasattr(pair.model(called).model, "extend_branch"):
+            kind = type(pair.model(called).model).__name__
+            raise ValueError(f"tree={settings.tree} of {whose}: {called!r} is a {kind}, which knows no trees")
+    bound: Any = pair.model(str(name))
+    return BranchingDrafter(bound.model, tree), {"model": bound.params}, BranchWise(verifier.rule, tree)
 
 
 def level_engine(pair: Pair, level: Level, head: Head | None = None) -> tuple[Engine, Params]:

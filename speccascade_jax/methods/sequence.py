@@ -73,7 +73,7 @@ class SequenceMethod(Recipe):
 
     def resolved(self, settings: Settings) -> Settings:
         """As they are; parts of a speculation are refused."""
-        parts = ("rule", "accept", "verify", "block_size", "bonus", "stop")
+        parts = ("rule", "accept", "verify", "block_size", "bonus", "stop", "tree")
         for name, given in meant(settings, *parts, "drafters", "choose", "policy", "lossy_arms", "tail"):
             why = "it decides by a score" if name == "rule" else "the draft writes whole outputs"
             raise ValueError(f"method {self.name!r} has no {name}, got {given!r}: {why}; leave it out")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from speccascade_jax.core import names, typed
-from speccascade_jax.core.checks import integer
+from speccascade_jax.core.checks import integer, whole
 from speccascade_jax.rules.rule import Rule
 
 DRAFT_MODEL = "draft"
@@ -111,6 +112,27 @@ class Arm:
         return named + ("" if self.rule is None else f" by {_text(self.rule)}")
 
 
+MOST_NODES = 1024
+"""Tokens of a tree: more is a slip."""
+
+
+def checked_tree(tree: Sequence[int] | None) -> tuple[int, ...] | None:
+    """A tree's branching, or `None`.
+
+    Raises:
+        ValueError: numbers that are none of branches, or too many tokens.
+    """
+    if tree is None:
+        return None
+    children = tuple(whole("tree", each, 1) for each in tree)
+    if not children:
+        raise ValueError("tree=() drafts nothing: give how many tokens follow each, depth by depth, say (2, 2, 1)")
+    size = sum(math.prod(children[: n + 1]) for n in range(len(children)))
+    if size > MOST_NODES:
+        raise ValueError(f"tree={children} has {size} tokens, more than {MOST_NODES}: branch less")
+    return children
+
+
 def _text(value: Any) -> str:
     if isinstance(value, Rule):
         return value.name
@@ -121,6 +143,11 @@ def drafters_text(drafters: tuple[str | Level | Arm, ...], block_size: int | str
     """What drafts, for readers; of a model its block size too."""
     size = "" if block_size is None else f" {block_size}"
     return " | ".join(f"{each}{size}" if isinstance(each, str) else str(each) for each in drafters)
+
+
+def tree_text(tree: tuple[int, ...] | None) -> str:
+    """A tree's branching, for readers; empty without one."""
+    return "" if tree is None else f"tree {'·'.join(map(str, tree))}"
 
 
 def chosen_text(settings: Any, block_size: int | str | None = None) -> str:
@@ -169,6 +196,8 @@ class Settings:
         bonus: what follows a fully kept block: "rule", "target" or "none" (METHODS section 2).
         stop: when the draft ends before its block is full: a name of `stopping.policies.STOPS`, `module.NAME`, or a
             policy's class.
+        tree: drafts that branch: how many tokens are drafted behind each, depth by depth, `(3, 2, 1)`, in place of a
+            block size (`core.trees`). `None`, and ones alone: a chain.
         drafters: what drafts for the target, as in `Level`: another of the pair's models, or a hierarchy of levels. Of
             several, each of which may be an `Arm`, one is chosen for each query; "autoregressive" is the target alone.
         choose: how: "greedy" or "dynamic" (the best by a trained policy, or drawn from it; one that knows how sure it
@@ -189,6 +218,7 @@ class Settings:
     block_size: int | Literal["auto"] | None = None
     bonus: str | None = None
     stop: Any = None
+    tree: tuple[int, ...] | None = None
     drafters: tuple[str | Level | Arm, ...] = (DRAFT_MODEL,)
     choose: str | None = None
     policy: Any = None
@@ -205,6 +235,7 @@ class Settings:
     def __post_init__(self) -> None:
         typed.check(Settings, vars(self))
         object.__setattr__(self, "drafters", tuple(self.drafters))
+        object.__setattr__(self, "tree", checked_tree(self.tree))
 
     @classmethod
     def of(cls, caller: str, given: dict[str, Any]) -> Settings:

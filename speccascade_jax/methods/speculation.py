@@ -15,7 +15,7 @@ from speccascade_jax.engine.generate import Generator
 from speccascade_jax.engine.loop import Engine, check_bonus
 from speccascade_jax.methods import drafting, selecting
 from speccascade_jax.methods.recipe import Built, Recipe
-from speccascade_jax.methods.settings import AUTO, TOKEN, Level, Settings, chosen_text, usual
+from speccascade_jax.methods.settings import AUTO, TOKEN, Level, Settings, chosen_text, meant, tree_text, usual
 from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules import deferral
@@ -88,7 +88,7 @@ class Speculation(Recipe):
         if settings.stop is not None:
             stop = settings.stop if isinstance(settings.stop, str) else getattr(settings.stop, "__name__", "own stop")
         drawn = "" if usual(settings) else chosen_text(settings)
-        planned = "γ auto" if settings.block_size == AUTO else ""
+        planned = "γ auto" if settings.block_size == AUTO else tree_text(settings.tree)
         jointly = "" if settings.verify == TOKEN else f"{settings.verify}-wise"
         return tuple(
             each for each in (self.detail, kind, accept, jointly, stop.rpartition(".")[2], planned, drawn) if each
@@ -133,7 +133,7 @@ class Speculation(Recipe):
 
     def sweeps_block(self, settings: Settings) -> bool:
         """Whether a model drafts blocks that end at γ, whatever γ is."""
-        if self.fixed_block or settings.block_size == AUTO:
+        if self.fixed_block or settings.block_size == AUTO or settings.tree:
             return False
         arms = selecting.arms_of(settings)
         if all(isinstance(arm.drafter, Level) or arm.drafter == TARGET or arm.block_size for arm in arms):
@@ -154,9 +154,10 @@ class Speculation(Recipe):
     def resolved(self, settings: Settings) -> Settings:
         """With the method's own block size and bonus; where a level drafts, blocks have no size of their own."""
         drafting.check(settings.drafters, self.called)
+        settings = self._as_chain(settings)
         self._check_choice(settings)
         drafting.check_tail(settings, self.called)
-        size: Any = self.policy(settings).block
+        size: Any = None if settings.tree else self.policy(settings).block
         if settings.block_size == AUTO:
             size = AUTO
         if not drafting.by_model(settings.drafters) and (stop := settings.stop or self.stop) != "fixed":
@@ -173,6 +174,29 @@ class Speculation(Recipe):
         bonus = self.bonus if settings.bonus is None else settings.bonus
         check_bonus(bonus)
         return replace(settings, block_size=size, bonus=bonus)
+
+    def _as_chain(self, settings: Settings) -> Settings:
+        """A tree that does not branch as blocks of its depth.
+
+        Raises:
+            ValueError: a tree, and something else that says how long blocks are, how they are decided or who drafts.
+        """
+        if settings.tree is None:
+            return settings
+        beside = dict(meant(settings, "block_size", "verify", "tail", "choose"))
+        accept, stop = settings.accept or self.accept, self.stop if settings.stop is None else settings.stop
+        beside |= {"accept": accept} if accept != "speculative" else {}
+        beside |= {"stop": stop} if stop != "fixed" else {}
+        single = drafting.by_model(settings.drafters) and not selecting.selects(settings)
+        if beside or self.fixed_block or not single:
+            others = ", ".join(f"{name}={value!r}" for name, value in beside.items()) or "its own way to draft"
+            raise ValueError(
+                f"tree={settings.tree} of {self.called} does not go with {others}: a tree is drafted by one model and "
+                f"decided sibling by sibling; leave one of them out"
+            )
+        if set(settings.tree) == {1}:
+            return replace(settings, tree=None, block_size=len(settings.tree))
+        return settings
 
     def _check_choice(self, settings: Settings) -> None:
         verifier = partial(self._verifier, settings)
@@ -234,6 +258,8 @@ class Speculation(Recipe):
             part = partial(self._arm, pair, settings, head)
             told = not isinstance(verifier, TokenWise)
             drafter, params = selecting.drafter_of(pair, settings, self.called, part, told)
+        elif settings.tree is not None:
+            drafter, params, verifier = drafting.branching(pair, settings, verifier, self.called)
         elif settings.block_size == AUTO:
             # a rule that reads q needs a pass of the draft for every token: a round without drafts saves it nothing
             plan = Cheapest(LENGTHS[1:] if verifier.reads_q else LENGTHS, settings.bonus or self.bonus)

@@ -80,6 +80,7 @@ class Round:
     Attributes:
         examined: how many of the drafted tokens were: all that are not kept are rejected with the first where a block
             is verified as one.
+        spent: how many were drafted in all: of a tree those beside the path too.
     """
 
     steps: tuple[Step, ...]
@@ -89,10 +90,14 @@ class Round:
     rejected: bool
     unverified: bool
     examined: int = -1
+    spent: int = -1
 
     def __post_init__(self) -> None:
-        if self.examined < 0:  # of a file that does not say
+        # of a file that does not say
+        if self.examined < 0:
             object.__setattr__(self, "examined", self.kept + self.rejected)
+        if self.spent < 0:
+            object.__setattr__(self, "spent", self.drafted)
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,7 @@ class Trace:
         return {
             "rounds": len(self.rounds),
             "target_calls": len(verified),
-            "drafted": sum(each.drafted for each in self.rounds),
+            "drafted": sum(each.spent for each in self.rounds),
             "kept": sum(each.kept for each in verified),
             "rejected": sum(each.examined - each.kept for each in verified),
             "examined": sum(each.examined for each in verified),
@@ -214,7 +219,7 @@ class _Reader:
             fate = self._fate(slot, drafted, kept, examined, unverified)
             own = None if step.max_q is None else product
             steps.append(dataclasses.replace(step, fate=fate, confidence=own))
-        return Round(tuple(steps), drafted, kept, len(pieces), rejected, unverified, examined)
+        return Round(tuple(steps), drafted, kept, len(pieces), rejected, unverified, examined, int(self._at("spent")))
 
     @staticmethod
     def _fate(slot: int, drafted: int, kept: int, read: int, unverified: bool) -> str:

@@ -17,13 +17,15 @@ class Verdict(NamedTuple):
     """The outcome of verifying a block.
 
     `num_kept` int32 `[B]`; `rejected` bool `[B]`; `final` int32 `[B]`: the replacement, or the bonus;
-    `law` float32 `[B, G + 1, V]`: the law of the token at each position, if it is committed.
+    `law` float32 `[B, G + 1, V]`: the law of the token at each position, if it is committed; `path` int32
+    `[B, N + 1]`, of a tree the entries that are kept, entry 0 first (`core.trees`), and `None` of a block.
     """
 
     num_kept: Array
     rejected: Array
     final: Array
     law: Array
+    path: Array | None = None
 
 
 class Verifier(Protocol):
@@ -122,7 +124,7 @@ class TokenWise:
         num_kept, reached = self._kept(pair, draft, keys, alpha)
         rejected = num_kept < draft.length
         last = at_position(pair, num_kept)
-        theirs = _from_target(draft, bonus)
+        theirs = from_target(draft, bonus)
         with jax.named_scope("rule"):
             replacement = self._replacement(last, alpha[:, None], reached)
             bonus_law = self.law(last, alpha[:, None])
@@ -186,7 +188,7 @@ def at_position(pair: LawPair, positions: Array) -> LawPair:
     return found
 
 
-def _from_target(draft: Draft, bonus: str) -> Array | None:
+def from_target(draft: Draft, bonus: str) -> Array | None:
     """bool `[B]`: the rows whose token behind a whole block comes from `p̃`; `None`: it is the rule's everywhere."""
     if bonus == "target":
         return jnp.ones(draft.length.shape, bool)

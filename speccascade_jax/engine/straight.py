@@ -1,0 +1,58 @@
+"""A tree of drafts after its verdict: the path that was kept, as the block that it would have been."""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from speccascade_jax.core.trees import Tree, along
+from speccascade_jax.core.types import Array, Cache, Draft, LawPair
+from speccascade_jax.rules.verification import Verdict
+
+
+class Scored(NamedTuple):
+    """What was scored: laws, the block, where logits are unusable, the target's states and cache (`Engine.score`)."""
+
+    pair: LawPair
+    draft: Draft
+    bad: Array
+    features: Array | None
+    cache: Cache
+
+
+def straightened(target: Any, tree: Tree, start: Array, scored: Scored, verdict: Verdict) -> tuple[Scored, Verdict]:
+    """What was scored of a tree and the verdict, along the path that was kept; the cache with that path alone.
+
+    Args:
+        target: a `BranchingModel`; start: int32 `[B]`, where the pending token lies in its cache.
+    """
+    assert verdict.path is not None
+    path = verdict.path
+    straight = Scored(
+        pair=jax.tree.map(lambda each: along(each, path), scored.pair),
+        draft=straight_draft(scored.draft, verdict, tree),
+        bad=jnp.take_along_axis(scored.bad, path, axis=1),
+        features=None if scored.features is None else along(scored.features, path),
+        cache=target.keep(scored.cache, start, path[:, : tree.depth + 1]),
+    )
+    return straight, verdict._replace(law=along(verdict.law, path))
+
+
+def straight_draft(draft: Draft, verdict: Verdict, tree: Tree) -> Draft:
+    """The path's tokens, and behind them the first of the siblings that were all rejected; `length` counts both."""
+    assert verdict.path is not None
+    kept, path = verdict.num_kept, verdict.path
+    last = jnp.take_along_axis(path, kept[:, None], axis=1)[:, 0]
+    tried = jnp.asarray(tree.children)[last, 0]
+    slots = jnp.arange(draft.tokens.shape[1])[None]
+    entries = jnp.where(slots == kept[:, None], tried[:, None], path[:, 1:])
+    return replace(
+        draft,
+        tokens=jnp.take_along_axis(draft.tokens, jnp.maximum(entries - 1, 0), axis=1),
+        length=kept + verdict.rejected,
+        q=along(draft.q, path),
+        q_tilde=along(draft.q_tilde, path),
+        logs=jax.tree.map(lambda each: along(each, path), draft.logs),
+        bad=jnp.take_along_axis(draft.bad, path, axis=1),
+    )

@@ -1,0 +1,228 @@
+"""Drafts that branch, through the engine: the law, the tokens of real caches, what is refused."""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.core.trees import Tree
+from speccascade_jax.engine.generate import compilations
+from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.models.decoder import tiny
+from speccascade_jax.models.fake import FakeLM
+from speccascade_jax.models.table import Table
+from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.rules import branching
+from tests.support import conformance, mixed_rules, reference, tiny_decoders
+
+pytestmark = pytest.mark.usefixtures("optimised")
+
+ALL = conformance.REPRESENTATIVE
+SAMPLED = [rule for rule in ALL.values() if not rule.greedy_only]
+OTHERS = [rule.name for rule in SAMPLED if rule.deferral is None and rule.name != "lossy"]
+
+
+@pytest.mark.parametrize("name", ["lossy", *(pytest.param(name, marks=pytest.mark.laws) for name in ["opt", *OTHERS])])
+def test_whole_sequences(name):
+    conformance.check_sequence_law(ALL[name], None, tree=(2, 2))
+
+
+@pytest.mark.laws
+def test_whole_sequences_of_deferral_rules_each_row_under_its_own():
+    rules = [rule for rule in SAMPLED if rule.deferral is not None]
+    mixed_rules.check_sequence_laws(rules, None, rows=5_000, tree=(2, 2))
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize("bonus", ["none", "rule"])
+def test_transitions_at_every_position(bonus):
+    """Three siblings of four tokens, deeper than wide."""
+    conformance.check_transition_law(ALL["token_v3"], block=None, tree=(3, 1, 2), bonus=bonus)
+
+
+@pytest.mark.laws
+def test_siblings_of_a_greedy_draft():
+    """Its law is a one-hot: further siblings are the next most likely tokens, each as sure as the first."""
+    q_table, p_table = conformance.tables(3, seed=7)
+    engine, params = assemble(conformance.tabular_pair(q_table, p_table), rule="spec_decode", tree=(2, 2))
+    tokens = conformance.run_rows(engine, params, 20_000, 0.0, [(1.0, 1.0)], length=6, draft_temperature=0.0)
+    law = reference.transitions("spec_decode", q_table, p_table, 0.0, 1.0, draft_temperature=0.0)
+    assert conformance.sequence_p_value(tokens[0], law) > 1e-3
+
+
+@pytest.mark.laws
+def test_rows_that_end_in_a_stop_id():
+    q_table, p_table = conformance.tables(3, seed=31)
+    pair = conformance.tabular_pair(q_table, p_table)
+    given = {"rule": "token_v3", "alpha": 0.4, "temperature": 1.0, "max_new_tokens": 6, "stop_ids": [2], "seed": 8}
+    out = sc.decode(pair, [[0]] * 40_000, tree=(2, 1, 1), **given)
+    beyond = np.arange(6)[None] >= out.lengths[:, None]
+    law = reference.transitions("token_v3", q_table, p_table, 0.4, 1.0)
+    law[2] = [0, 0, 1]  # behind a stop id stands more of it, here
+    assert beyond.any() and conformance.sequence_p_value(np.where(beyond, 2, out.tokens), law) > 1e-3
+
+
+# --- planted bugs
+
+
+BUGS = {
+    "π is not reduced by a rejected sibling": lambda mass, fallback: fallback,
+    "the residual is not normalised": lambda mass, fallback: mass,
+}
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize("bug", [None, *BUGS, "siblings are verified with replacement"])
+def test_planted_bugs_are_found(bug, monkeypatch):
+    rng = np.random.default_rng(55)
+    q_table, p_table = (rng.normal(size=(3, 3)).astype(np.float32) for _ in range(2))
+    law = reference.transitions("spec_decode", q_table, p_table, 0.0, 1.0)
+    engine, params = assemble(conformance.tabular_pair(q_table, p_table), rule="spec_decode", tree=(2, 2))
+    if bug in BUGS:
+        monkeypatch.setattr(branching.laws, "normalise", BUGS[bug])
+    elif bug:
+        monkeypatch.setattr(branching, "without", lambda q_tilde, q, taken: q_tilde)
+    engine = replace(engine, stop_ids=() if bug is None else (1000 + len(bug),))  # a program of its own
+    tokens = conformance.run_rows(engine, params, 40_000, 0.0, [(1.0, 1.0)], length=5)
+    found = conformance.sequence_p_value(tokens[0], law)
+    assert found > 1e-3 if bug is None else found < 1e-6
+
+
+# --- caches
+
+
+def decoders(kind, noise=0.05):
+    target = tiny_decoders.bound(tiny(kind))
+    return Pair(target=target, draft=tiny_decoders.bound(tiny(kind), noise=noise))
+
+
+PAIRS = {
+    "fakes": lambda: Pair(target=FakeLM(12), draft=FakeLM(12, noise=0.3, seed=1)),
+    "gemma2, with windows": lambda: decoders("gemma2_2b"),
+    "llama3.1": lambda: decoders("llama3.1_8b"),
+    "the shipped pair": lambda: sc.load_pair("tatoeba_en_de"),
+}
+
+
+@pytest.mark.parametrize("name", ["fakes", *(pytest.param(name, marks=pytest.mark.laws) for name in list(PAIRS)[1:])])
+@pytest.mark.parametrize("rule", ["spec_decode", "token_v3"])
+def test_greedy_tokens_are_those_of_chains(name, rule):
+    """A slot in the wrong place, in either cache, and everything behind it is another text; rows keep other paths."""
+    pair = PAIRS[name]()
+    texts = ["A dog is running on the beach.", "The weather was cold yesterday.", "He sings."]
+    prompts = [[3, 4, 5, 2], [7, 1], [2, 2, 6]] if pair.vocabulary is None else texts
+    given = {"rule": rule, "alpha": None if rule == "spec_decode" else 0.5, "max_new_tokens": 24}
+    chain = sc.decode(pair, prompts, block_size=4, **given)
+    tree = sc.decode(pair, prompts, tree=(3, 2, 1, 1), **given)
+    np.testing.assert_array_equal(chain.tokens, tree.tokens)
+    assert tree.stats["kept"] > 5 and tree.stats["rejected"] > 0
+    assert tree.stats["target_calls"] <= chain.stats["target_calls"]
+
+
+@pytest.mark.laws
+def test_sampled_tokens_behind_a_real_cache_have_the_targets_law():
+    """Two tokens behind one prompt, which the target's own laws give exactly; 20,000 rows, top-k 3."""
+    pair = decoders("llama3.1_8b", noise=0.3)
+    given = {"temperature": 1.0, "top_k": 3, "max_new_tokens": 3}
+    tree = np.asarray(sc.decode(pair, [[3, 4, 5]] * 20_000, tree=(2, 2), **given).tokens)
+    alone = np.asarray(sc.decode(pair, [[3, 4, 5]] * 20_000, method="autoregressive", seed=9, **given).tokens)
+    found, counts = np.unique(np.concatenate([tree, alone]), axis=0, return_inverse=True)
+    both = np.stack([np.bincount(half, minlength=len(found)) for half in np.split(counts.ravel(), 2)])
+    common = both.sum(0) >= 20
+    expected = both[:, common].sum(0) / 2
+    statistic = ((both[:, common] - expected) ** 2 / expected).sum()
+    assert conformance.stats.chi2.sf(statistic, common.sum() - 1) > 1e-3 and common.sum() > 5
+
+
+# --- the rest of what is expected of a method
+
+
+def pair_of_tables(vocab_size=6):
+    return conformance.tabular_pair(*conformance.tables(vocab_size, seed=3))
+
+
+def test_one_token_behind_each_is_todays_program():
+    assert assemble(pair_of_tables(), tree=(1, 1, 1))[0] == assemble(pair_of_tables(), block_size=3)[0]
+    given = {"rule": "token_v3", "alpha": 0.3, "temperature": 1.0, "max_new_tokens": 12, "seed": 2}
+    chain, tree = (
+        sc.decode(pair_of_tables(), [[0], [1]], **given, **how) for how in ({"block_size": 3}, {"tree": (1,) * 3})
+    )
+    np.testing.assert_array_equal(chain.tokens, tree.tokens)
+
+
+def test_more_branches_keep_more_and_counts_add_up():
+    given = {"rule": "token_v3", "alpha": 0.3, "temperature": 1.0, "max_new_tokens": 24}
+    found = {}
+    for tree in ((1, 1), (2, 1), (3, 2)):
+        stats = sc.decode(pair_of_tables(), [[n % 6] for n in range(200)], tree=tree, **given).stats
+        found[tree] = stats["block_efficiency"]
+        assert stats["examined"] == stats["kept"] + stats["rejected"] and stats["committed"] == 200 * 24
+        assert stats["drafted"] <= Tree.of_branching(tree).size * stats["rounds"]
+    assert found[1, 1] < found[2, 1] < found[3, 2]
+
+
+@pytest.mark.laws
+def test_streams_traces_and_neighbours():
+    given = {"rule": "token_v3", "alpha": 0.3, "temperature": 1.0, "max_new_tokens": 15, "tree": (2, 2), "seed": 3}
+    out = sc.decode(pair_of_tables(), [[n] for n in range(6)], trace=True, **given)
+    for row, trace in enumerate(out.trace):
+        streamed = [token.id for token in sc.stream(pair_of_tables(), [row], example_id=row, **given)]
+        assert streamed == out.tokens[row, : out.lengths[row]].tolist()
+        for name in ("rounds", "kept", "rejected", "examined", "committed", "drafted"):
+            assert trace.counts()[name] == out.stats["rows"][name][row], name
+
+
+def test_a_sweep_of_numbers_compiles_once():
+    compiled = None
+    for alpha, temperature, seed in ((0.2, 1.0, 0), (0.7, 0.5, 3), (0.4, 0.0, 9)):
+        given = {"rule": "token_v3", "alpha": alpha, "temperature": temperature, "seed": seed, "tree": (2, 1)}
+        sc.decode(pair_of_tables(), [[0], [1]], max_new_tokens=12, **given)
+        compiled = compiled or compilations()
+    assert compilations() == compiled
+
+
+def test_logits_that_are_no_numbers_are_found():
+    q, p = conformance.tables(5, seed=4)
+    p[3] = np.nan
+    with pytest.warns(UserWarning, match="rows failed"):
+        out = sc.decode(
+            conformance.tabular_pair(q, p),
+            [[n % 3] for n in range(100)],
+            temperature=1.0,
+            max_new_tokens=12,
+            tree=(2, 2),
+        )
+    assert {failure.model for failure in out.failed} == {"target"}
+    assert not any((row[: length - 1] == 3).any() for row, length in zip(out.tokens, out.lengths, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"tree": ()}, r"tree=\(\) drafts nothing"),
+        ({"tree": (2, 0)}, "tree=0"),
+        ({"tree": (9, 9, 9, 9)}, "has 7380 tokens, more than 1024: branch less"),
+        ({"tree": (2, 2), "block_size": 3}, "does not go with block_size=3"),
+        ({"tree": (2, 2), "verify": "block"}, "does not go with verify='block'"),
+        ({"tree": (2, 2), "stop": "confidence", "stop_threshold": 0.3}, "does not go with stop='confidence'"),
+        ({"tree": (2, 2), "method": "fuzzy", "alpha": 0.3}, "does not go with accept='deferral'"),
+        ({"tree": (2, 2), "method": "autoregressive"}, r"'autoregressive' has no tree, got \(2, 2\)"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(given, said):
+    with pytest.raises(ValueError, match=said):
+        sc.decode(pair_of_tables(), [[0]], **given)
+
+
+def test_models_that_know_no_trees_are_named():
+    bound = sc.TableLM(jnp.zeros((4, 4)))
+
+    class Plain:
+        vocab_size = 4
+        prefill, extend, rollback, consumed = Table.prefill, Table.extend, Table.rollback, Table.consumed
+
+    pair = Pair(target=bound, draft=replace(bound, model=Plain()))
+    with pytest.raises(ValueError, match="'draft' is a Plain, which knows no trees"):
+        sc.decode(pair, [[0]], tree=(2, 1))
