@@ -228,6 +228,23 @@ LAYOUTS = {
             "As the target's: outputs equal to the target's greedy ones, where they must be.",
         ),
     ),
+    "trees": Layout(
+        "Lossless decoding with drafts that branch, and chains, batch 1",
+        (
+            Column("children by depth", "shape"),
+            Column("drafted", "drafted"),
+            Column("T", "temperature", number(0)),
+            Column("tokens / round", "tokens_per_round", number(2)),
+            Column("speed-up", "speed_up", spread(2)),
+            Column("predicted by calls", "predicted", number(2)),
+            Column("on paper", "on_paper", number(2)),
+            Column("as the target's", "same_output", percent),
+        ),
+        (
+            "Speed-up over the target alone, per token. Predicted: calls on so many tokens, without prefill. On paper: "
+            "where a call takes as long whatever its width, the draft's by its share of the bytes.",
+        ),
+    ),
     "batches": Layout(
         "Tokens per second by batch size, T = 0",
         (

@@ -219,9 +219,8 @@ class Bench:
 
     def engine(self, method: Method, stop_ids: Sequence[int] | None = None) -> tuple[Engine, Params]:
         """The engine of a method, without its α, and its parameters."""
-        return assemble(
-            self.pair, method=method.name, block_size=method.block_size, bonus=method.bonus, stop_ids=stop_ids
-        )
+        own: dict[str, Any] = {name: getattr(method, name) for name in ("block_size", "bonus", "tree", "verify")}
+        return assemble(self.pair, method=method.name, stop_ids=stop_ids, **own)
 
     def generator(self, method: Method, rows: Sequence[int], temperature: float = 0.0) -> Run:
         """`seed -> generation` of some examples with everything but the generation done beforehand."""

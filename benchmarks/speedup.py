@@ -54,10 +54,10 @@ def run(bench: Bench) -> Rows:
     for methods in bench.track(points):
         calls = _calls(bench, methods[0])
         before = measure.interleave(calls, settings.repeats)
-        timed = [_timed(bench, methods, temperature) for temperature in settings.temperatures]
+        found = [timed(bench, methods, temperature) for temperature in settings.temperatures]
         after = measure.interleave(calls, settings.repeats)
         costs = _costs(calls, {name: np.concatenate([before[name], after[name]]) for name in calls})
-        rows += [_row(one, costs) for found in timed for one in found]
+        rows += [_row(one, costs) for each in found for one in each]
     return {"speedup": sorted(rows, key=lambda row: row["temperature"])}
 
 
@@ -74,7 +74,7 @@ class Timed:
     """The share of outputs equal to the target's."""
 
 
-def _timed(bench: Bench, methods: Sequence[Method], temperature: float) -> list[Timed]:
+def timed(bench: Bench, methods: Sequence[Method], temperature: float) -> list[Timed]:
     """One or two methods, timed in turns with the target alone; each trial is a seed."""
     examples, trials = bench.settings.examples, bench.settings.repeats
     baseline, *others = (
@@ -85,13 +85,11 @@ def _timed(bench: Bench, methods: Sequence[Method], temperature: float) -> list[
         jax.block_until_ready(recorded(0, 0))  # compiles
     alone, timings = latency.interleave(baseline, others, examples=examples, trials=trials)
     out = []
-    for method, recorded, timed in zip(methods, others, timings, strict=True):
+    for method, recorded, own in zip(methods, others, timings, strict=True):
         same = [bool((a == b).all()) for a, b in zip(recorded.tokens(), baseline.tokens(), strict=True)]
         share = sum(same) / len(same)
         found = recorded.measures()
-        out.append(
-            Timed(method=method, temperature=temperature, measures=found, timings=timed, alone=alone, same=share)
-        )
+        out.append(Timed(method=method, temperature=temperature, measures=found, timings=own, alone=alone, same=share))
     return out
 
 

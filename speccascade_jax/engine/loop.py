@@ -5,7 +5,7 @@ What tells the methods apart is which drafter, stop policy and acceptance are pl
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.struct
 import jax
@@ -23,14 +23,13 @@ from speccascade_jax.core.types import (
     Draft,
     LawPair,
     Laws,
-    LMOutput,
     Params,
     Prompt,
     PyTree,
     Round,
 )
 from speccascade_jax.engine.counters import Counters, Tally, count_round
-from speccascade_jax.engine.straight import Scored, straight_draft, straightened
+from speccascade_jax.engine.straight import Scored, extended, straight_draft, straightened
 from speccascade_jax.engine.verdicts import kept_whole, without_failed
 from speccascade_jax.engine.widths import Judged, by_width, cut, widths
 from speccascade_jax.rules.verification import Verifier
@@ -120,6 +119,8 @@ class Engine:
         check_bonus(self.bonus)
         if self.block == 0 and self.verifier.reads_q:
             raise ValueError(f"rule {self.verifier.name!r} reads the draft's law, but nothing drafts: use spec_decode")
+        if self.tree != getattr(self.verifier, "tree", None) or (self.tree is not None and not self.verify_final):
+            raise ValueError("drafts that branch go with a verifier of the same tree, and every block is verified")
         object.__setattr__(self, "stop_ids", tuple(int(i) for i in self.stop_ids))
 
     @property
@@ -237,19 +238,12 @@ class Engine:
         pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
         with jax.named_scope("score"):
             tokens = jnp.concatenate([pending, draft.tokens], axis=1)
-            out, cache = self._extended(params["target"], cache, tokens)
+            out, cache = extended(self.target, self.tree, params["target"], cache, tokens)
             logits = out.logits[..., : self.target.vocab_size]
         with jax.named_scope("sampling"):
             pair = make_law_pair(draft.q, draft.q_tilde, draft.greedy, logits, controls.target, draft.logs)
         features = out.hidden if self.drafter.reads_features else None
         return pair, ~jnp.isfinite(logits.max(-1)) & ~drafted.unverified[:, None], features, cache
-
-    def _extended(self, params: Params, cache: Cache, tokens: Array) -> tuple[LMOutput, Cache]:
-        if self.tree is None:
-            return self.target.extend(params, cache, tokens)
-        target: Any = self.target  # a `BranchingModel`
-        found: tuple[LMOutput, Cache] = target.extend_branch(params, cache, tokens, self.tree.branch(0, self.block + 1))
-        return found
 
     def _unverified(self, state: DecodeState, draft: Draft) -> Array:
         """bool `[B]`: rows whose block ends them and is therefore not verified."""

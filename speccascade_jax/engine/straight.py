@@ -1,4 +1,4 @@
-"""A tree of drafts after its verdict: the path that was kept, as the block that it would have been."""
+"""A tree of drafts: scored in one call, and after its verdict the path that was kept, as a block of its tokens."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from speccascade_jax.core.trees import Tree, along
-from speccascade_jax.core.types import Array, Cache, Draft, LawPair
+from speccascade_jax.core.types import Array, Cache, Draft, LawPair, LMOutput, Params
 from speccascade_jax.rules.verification import Verdict
 
 
@@ -19,6 +19,15 @@ class Scored(NamedTuple):
     bad: Array
     features: Array | None
     cache: Cache
+
+
+def extended(target: Any, tree: Tree | None, params: Params, cache: Cache, tokens: Array) -> tuple[LMOutput, Cache]:
+    """The target's call on a block, or on all of a tree's entries."""
+    if tree is None:
+        out: tuple[LMOutput, Cache] = target.extend(params, cache, tokens)
+    else:
+        out = target.extend_branch(params, cache, tokens, tree.branch(0, tree.size + 1))
+    return out
 
 
 def straightened(target: Any, tree: Tree, start: Array, scored: Scored, verdict: Verdict) -> tuple[Scored, Verdict]:
