@@ -77,8 +77,8 @@ def decode(
         stop_ids: ids that end a row; default: the vocabulary's, or none without a vocabulary.
         trace: whether the output has one for every row; the tokens are the same, and the call takes longer.
         settings: how tokens are made, `methods.settings.Settings`, which says what each is: `method`, `rule`, `alpha`,
-            `block_size`, `temperature`, `top_p`, `top_k`, `draft_temperature`, `bonus`, `accept`, `stop`,
-            `stop_threshold`, `drafters`.
+            `block_size`, `temperature`, `top_p`, `top_k`, `draft_temperature`, `bonus`, `accept`,
+            `verify`, `tree`, `stop`, `stop_threshold`, `drafters`.
 
     Returns:
         A `DecodeOutput`.

@@ -100,10 +100,11 @@ def test_the_root_holds_the_front_door_alone_and_files_stay_short():
 
 
 def test_there_is_one_loop_over_rounds():
-    """The others are over a block's tokens, what a cache lacks, a width, and a root of an equation."""
+    """The others are over a block's tokens, or its ends, a tree's levels, what a cache lacks, a width, and roots."""
     loops = [path for path in PACKAGE.rglob("*.py") if "while_loop(" in path.read_text()]
     assert {path.relative_to(PACKAGE).as_posix() for path in loops} == {
         "engine/rounds.py", "drafters/model.py", "models/along.py", "engine/widths.py", "rules/laws.py",
+        "rules/block_wise.py", "rules/branching.py",
     }  # fmt: skip
 
 

@@ -57,6 +57,15 @@ def fed(request):
     return model, params, cache, pending, drafted
 
 
+@partial(jax.jit, static_argnums=0)
+def _extended(model, params, cache, tokens):
+    return model.extend(params, cache, tokens)[0].logits
+
+
+def extended(*fed):
+    return np.asarray(_extended(*fed))
+
+
 def extend_branch(model, params, cache, tokens, branch):
     run = jax.jit(lambda cache, tokens: model.extend_branch(params, cache, tokens, branch))
     out, cache = run(cache, tokens)
@@ -67,9 +76,8 @@ def test_every_node_sees_its_own_path_alone(fed):
     model, params, cache, pending, drafted = fed
     entries = jnp.concatenate([pending, drafted], axis=1)
     found, _ = extend_branch(model, params, cache, entries, TREE.branch(0, TREE.size + 1))
-    extend = jax.jit(lambda tokens: model.extend(params, cache, tokens)[0].logits)
     for entry, path in PATHS.items():
-        alone = extend(jnp.concatenate([pending, drafted[:, list(path)]], axis=1))
+        alone = extended(model, params, cache, jnp.concatenate([pending, drafted[:, list(path)]], axis=1))
         at = [0, *(node + 1 for node in path)]
         assert at[-1] == entry
         np.testing.assert_allclose(found[:, at], alone, rtol=1e-4, atol=1e-4)
@@ -99,10 +107,10 @@ def test_a_path_that_is_kept_is_as_if_it_alone_had_been_fed(fed):
     tree = jax.jit(model.keep)(tree, start, jnp.asarray(entries))
     tree = model.rollback(tree, start + 1 + jnp.array([len(path) for path in kept]))
     behind = jnp.array([[5, 7]] * 3)
-    found = np.asarray(model.extend(params, tree, behind)[0].logits)
+    found = extended(model, params, tree, behind)
     for row, path in enumerate(kept):
         fed_alone = jnp.concatenate([pending, drafted[:, list(path)], behind], axis=1)
-        alone = np.asarray(model.extend(params, cache, fed_alone)[0].logits)
+        alone = extended(model, params, cache, fed_alone)
         np.testing.assert_allclose(found[row], alone[row, -2:], rtol=1e-4, atol=1e-4)
 
 
