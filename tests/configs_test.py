@@ -147,6 +147,7 @@ def test_each_recipe_says_command_time_and_expected_numbers(config):
 
 # two examples, and more tokens than a block of 5 can give in one round
 SMALL = {"quality_examples": 2, "quality_batch": 2, "max_new_tokens": 9, "resamples": 2, "latency_examples": 0}
+SMALL |= {"keep_outputs": False, "keep_traces": 0}
 
 
 @pytest.fixture(scope="module")

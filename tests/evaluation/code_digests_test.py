@@ -21,7 +21,14 @@ from tests.support.acceptance_heads import head_for
 from tests.support.tiny_pair import write
 
 SMALL = Evaluation(
-    task="tiny_translation", max_new_tokens=4, quality_examples=2, quality_batch=2, latency_examples=0, resamples=20
+    task="tiny_translation",
+    keep_outputs=False,
+    keep_traces=0,
+    max_new_tokens=4,
+    quality_examples=2,
+    quality_batch=2,
+    latency_examples=0,
+    resamples=20,
 )
 SOURCE = ModelPair(name="tabular")
 OWN = '''

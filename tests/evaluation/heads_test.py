@@ -19,7 +19,15 @@ from speccascade_jax.results.store import FORMAT
 from tests.support import conformance, text_pair
 from tests.support.acceptance_heads import head_for
 
-SMALL = Evaluation(task="tiny_translation", max_new_tokens=4, quality_examples=3, quality_batch=3, latency_examples=0)
+SMALL = Evaluation(
+    task="tiny_translation",
+    keep_outputs=False,
+    keep_traces=0,
+    max_new_tokens=4,
+    quality_examples=3,
+    quality_batch=3,
+    latency_examples=0,
+)
 SOURCE = ModelPair(name="tabular")
 TRAINED_ON = Sampling(temperature=1.0)
 

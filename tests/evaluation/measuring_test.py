@@ -20,7 +20,14 @@ from tests.support import text_pair
 SOURCE = ModelPair(name="tabular")
 LOSSLESS = Speculative(RULES["spec_decode"])
 SMALL = Evaluation(
-    task="tiny_translation", max_new_tokens=6, quality_examples=3, quality_batch=2, latency_examples=3, latency_trials=2
+    task="tiny_translation",
+    keep_outputs=False,
+    keep_traces=0,
+    max_new_tokens=6,
+    quality_examples=3,
+    quality_batch=2,
+    latency_examples=3,
+    latency_trials=2,
 )
 
 

@@ -25,7 +25,15 @@ POINTS = 2 + 1 + 3  # the two ends, spec_decode, chow at three α's
 
 def given(folder, output):
     """Of a small sweep."""
-    small = Evaluation(task="tiny_translation", max_new_tokens=6, quality_examples=3, latency_examples=0, resamples=10)
+    small = Evaluation(
+        task="tiny_translation",
+        keep_outputs=False,
+        keep_traces=0,
+        max_new_tokens=6,
+        quality_examples=3,
+        latency_examples=0,
+        resamples=10,
+    )
     return {
         "pair": ModelPair(name=str(folder)), "evaluation": small, "methods": ["spec_decode", "chow"],
         "alphas": {"chow": (0.2, 0.5, 0.8)}, "block_sizes": (2,), "output": str(output), "cooler": (),
@@ -33,7 +41,7 @@ def given(folder, output):
 
 
 def points(**evaluation):
-    small = Evaluation(task="tiny_translation", **evaluation)
+    small = Evaluation(task="tiny_translation", keep_outputs=False, keep_traces=0, **evaluation)
     return [
         Point(
             pair=ModelPair(name="of_nobody"),

@@ -11,8 +11,8 @@ from tests.support import text_pair
 
 SOURCE = ModelPair(name="tabular")
 SMALL = Evaluation(
-    task="tiny_translation", max_new_tokens=6, quality_examples=12, quality_batch=12, latency_examples=4,
-    latency_trials=1, resamples=10,
+    task="tiny_translation", keep_outputs=False, keep_traces=0, max_new_tokens=6, quality_examples=12,
+    quality_batch=12, latency_examples=4, latency_trials=1, resamples=10,
 )  # fmt: skip
 
 

@@ -247,7 +247,15 @@ def test_a_tabular_pair_is_calibrated_from_end_to_end(tmp_path, monkeypatch):
     monkeypatch.setitem(
         TASKS, "words", dataclasses.replace(TASKS["tiny_translation"], name="words", metrics=("rougeL",))
     )
-    small = Evaluation(task="words", max_new_tokens=6, quality_batch=16, latency_examples=8, resamples=10)
+    small = Evaluation(
+        task="words",
+        keep_outputs=False,
+        keep_traces=0,
+        max_new_tokens=6,
+        quality_batch=16,
+        latency_examples=8,
+        resamples=10,
+    )
     given = {
         "pair": calibration_fakes.SOURCE, "evaluation": small, "sampling": Sampling(), "methods": ("spec_decode",),
         "block_sizes": (2,), "max_loss": 0.0, "search_examples": 64, "test_examples": 16,

@@ -15,7 +15,14 @@ from tests.support import text_pair
 
 SOURCE = ModelPair(name="tabular")
 SMALL = Evaluation(
-    task="tiny_translation", max_new_tokens=8, quality_examples=16, quality_batch=16, latency_examples=0, resamples=10
+    task="tiny_translation",
+    keep_outputs=False,
+    keep_traces=0,
+    max_new_tokens=8,
+    quality_examples=16,
+    quality_batch=16,
+    latency_examples=0,
+    resamples=10,
 )
 SHARED = {"pair": SOURCE, "evaluation": SMALL}
 

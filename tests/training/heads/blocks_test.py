@@ -23,7 +23,13 @@ from tests.support import reference, tiny_pair
 from tests.training.heads.train_test import examples
 
 SMALL = Evaluation(
-    task="tiny_translation", max_new_tokens=9, quality_examples=3, quality_batch=2, latency_examples=0
+    task="tiny_translation",
+    keep_outputs=False,
+    keep_traces=0,
+    max_new_tokens=9,
+    quality_examples=3,
+    quality_batch=2,
+    latency_examples=0,
 ).resolved()
 
 

@@ -25,7 +25,13 @@ from tests.support import conformance, reference, text_pair
 
 SOURCE = ModelPair(name="tabular")
 SMALL = Evaluation(
-    task="tiny_translation", max_new_tokens=6, quality_examples=7, quality_batch=2, latency_examples=0
+    task="tiny_translation",
+    keep_outputs=False,
+    keep_traces=0,
+    max_new_tokens=6,
+    quality_examples=7,
+    quality_batch=2,
+    latency_examples=0,
 ).resolved()
 
 
