@@ -24,16 +24,17 @@ class Scalars:
 
     def __init__(self, run_dir: Path, resume_step: int):
         self._writer: Any = None
-        if importlib.util.find_spec("tensorboardX"):
-            import tensorboardX
-
-            purge = resume_step + 1 if resume_step else None
-            self._writer = tensorboardX.SummaryWriter(str(run_dir / FOLDER), purge_step=purge, flush_secs=1)
+        self._folder, self._purged = str(run_dir / FOLDER), resume_step + 1 if resume_step else None
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Show a record's finite numbers; those of dictionaries inside are named `outer/inner`."""
         numbers = _numbers(record)
         step = numbers.pop("step")
+        # an event file is there from its writer's making on: a run that has ended and is started again writes none
+        if self._writer is None and importlib.util.find_spec("tensorboardX"):
+            import tensorboardX
+
+            self._writer = tensorboardX.SummaryWriter(self._folder, purge_step=self._purged, flush_secs=1)
         if self._writer is not None:
             for name, value in numbers.items():
                 self._writer.add_scalar(name, value, int(step))
