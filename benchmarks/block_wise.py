@@ -7,14 +7,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from benchmarks import measure
+from benchmarks.random_models import held_as, random
 from benchmarks.setting import Bench, Rows
 from benchmarks.verification import BLOCK, middle
 from speccascade_jax.core import rngs
-from speccascade_jax.core.controls import make_sampling
+from speccascade_jax.core.controls import make_controls, make_sampling
 from speccascade_jax.core.sampling import make_law_pair
-from speccascade_jax.core.types import Array, Draft, Sampling
+from speccascade_jax.core.types import Array, Draft, Prompt, Sampling
+from speccascade_jax.engine.generate import generate
+from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.models.t5 import T5Config
+from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules import deferral
 from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.block_wise import BlockWise
@@ -22,6 +28,8 @@ from speccascade_jax.rules.verification import Verifier
 
 RULES = ("spec_decode", "lossy_tuned", "diff", "opt", "token_v3")
 SMALLEST = 4096
+WHOLE = ("spec_decode", "lossy_tuned", "token_v3")
+"""Rules of whole rounds."""
 DRAFTS = 64
 
 
@@ -51,7 +59,37 @@ def run(bench: Bench) -> Rows:
                 **{f"{way}_kept": _kept(program, given) for way, program in compiled.items()},
             }
         )
-    return {"block_wise": rows}
+    return {"block_wise": rows, "block_wise_rounds": [_round(bench, size, name) for size in sizes for name in WHOLE]}
+
+
+def _round(bench: Bench, size: int, name: str) -> dict[str, Any]:
+    """Milliseconds of a whole round, its models included: a generation at T = 1 over its rounds, prefill in it."""
+    pair, rule = _models(size), deferral.RULES[name]
+    tokens = jnp.asarray(np.random.default_rng(0).integers(2, size, (1, 16)), jnp.int32)
+    prompt = jax.device_put(Prompt(jnp.zeros((1, 1), jnp.int32), jnp.ones((1,), jnp.int32), tokens))
+    controls = jax.device_put(make_controls(1, alpha=middle(rule, size), temperature=1.0))
+    calls, rounds = {}, {}
+    for verify in ("token", "block"):
+        engine, params = assemble(pair, rule=rule, block_size=BLOCK, verify=verify)
+        run = partial(
+            generate, engine, params, prompt, 0, controls=controls, max_new_tokens=bench.settings.max_new_tokens
+        )
+        rounds[verify], calls[verify] = int(run().stats.rounds.sum()), run
+    turns = measure.interleave(calls, 2 * bench.settings.repeats)
+    each = {verify: turns[verify] / rounds[verify] for verify in calls}
+    return {
+        "rule": name,
+        "vocab_size": size,
+        **{f"{verify}_milliseconds": measure.spread(spent * 1e3) for verify, spent in each.items()},
+        "ratio": measure.spread(each["block"] / each["token"]),
+    }
+
+
+def _models(size: int) -> Pair:
+    """Small for their vocabulary, so that what a round does over it weighs much: a pair of T5s, random weights."""
+    target = T5Config(size, size, 256, 4, 64, 1024, 2, 4)
+    draft = T5Config(size, size, 128, 2, 64, 384, 2, 1)
+    return Pair(*(held_as(random(each), "float32") for each in (target, draft)), None, name=f"{size}")
 
 
 def _loop(program: jax.stages.Compiled, given: tuple[Any, ...], seconds: float) -> measure.Loop:

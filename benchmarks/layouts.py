@@ -205,6 +205,17 @@ LAYOUTS = {
         ),
         ("The target's laws from its logits and the verdict: all of a round but its models and the draft's own laws.",),
     ),
+    "block_wise_rounds": Layout(
+        "Whole rounds of small T5s with a vocabulary, verified either way (γ = 5, T = 1, batch 1)",
+        (
+            Column("rule", "rule"),
+            Column("V", "vocab_size", number(0)),
+            Column("token-wise ms", "token_milliseconds", spread(2)),
+            Column("block-wise ms", "block_milliseconds", spread(2)),
+            Column("block-wise / token-wise", "ratio", spread(2)),
+        ),
+        ("A generation over its rounds, prefill included; d_model 256 and 128, 4 layers and 1, random weights.",),
+    ),
     "sampling": Layout(
         "The sampling transform of 6 positions, batch 1, against reading logits and writing laws once",
         (Column("sampling", "sampling"), *_AGAINST_FLOOR),

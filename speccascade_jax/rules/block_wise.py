@@ -25,47 +25,63 @@ class BlockWise(Speculative):
     With `P_0 = 1`, `P_i = min(1, P_{i−1} π_i(x_i)/q̃_i(x_i))` is the chance to keep at least `i` tokens, given `x_1 …
     x_i`. From the block's end, where `h_G = P_G`, it is asked at each `i` whether all up to `x_i` are kept, with chance
     `h_i = left_i / (left_i + 1 − P_i)`, `left_i = Σ_v max(0, P_i π_{i+1}(v) − q̃_{i+1}(v))`; behind them the next token
-    comes from that mass, normalised. Where `P_i` is 1 or 0, so is `h_i`: only between is there a sum over the
-    vocabulary, and only for as many positions as are asked at.
+    comes from that mass, normalised. `h_i` is at most `P_i`, and 1 where that is 1: only where `u_i < P_i < 1` is a sum
+    taken over the vocabulary, and only until one is kept.
 
     A one-hot `q̃` gains nothing: the chances to keep `i` tokens are token-wise's. At temperature 0 so are the tokens.
     """
 
     joint: ClassVar[bool] = True
 
-    def _kept(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array) -> tuple[Array, Array]:
+    def _kept(self, pair: LawPair, law: Array, draft: Draft, keys: rngs.RoundKeys, alpha: Array) -> tuple[Array, Array]:
         """The largest `i` with `u_i < h_i`, int32 `[B]`, and `P_i` there, float32 `[B]`."""
-        reached = self._reached(pair, draft, alpha)
+        reached = self._reached(pair, law, draft, alpha)
         batch, block = draft.tokens.shape
         slots = jnp.broadcast_to(jnp.arange(block, dtype=jnp.int32), (batch, block))
         uniforms = jnp.pad(keys.uniform(slots, rngs.ACCEPT), [(0, 0), (1, 0)])  # u_i, drawn in the slot of x_i
-        # those behind have chance 0; nor do logits that are not finite let anything behind them be kept
+        # nor do logits that are not finite let anything behind them be kept
         likely = jnp.cumprod(reached[:, 1:] > 0, -1).sum(-1).astype(jnp.int32)
-        at_end = (likely == draft.length) & (likely > 0)
-        kept_whole = at_end & (_entry(uniforms, likely) < _entry(reached, likely))
-        begin = jnp.where(at_end & ~kept_whole, likely - 1, likely)
+        # h_i <= P_i, for left_i <= P_i: the i's that need not be asked at are told without a sum
+        places = jnp.where(uniforms < reached, jnp.arange(block + 1, dtype=jnp.int32), 0)
+        nearest = jax.lax.cummax(places, axis=1)
 
         def settled(kept: Array) -> Array:
-            return _entry(reached, kept) >= 1  # P_0 is
+            return (_entry(reached, kept) >= 1) | (kept == draft.length)
 
         def body(carry: tuple[Array, Array]) -> tuple[Array, Array]:
             kept, done = carry
             with jax.named_scope("rule"):
-                chance = self._chance(at_position(pair, kept), alpha[:, None], _entry(reached, kept))
+                here = at_position(pair, kept)
+                own = self._law_at(here, law, kept, alpha)
+                chance = self._chance(here, own, _entry(reached, kept))
             # a chance that is no number ends the block before what it is from, where the engine finds it
             keeps = done | ~(_entry(uniforms, kept) >= chance)
-            kept = jnp.where(keeps, kept, kept - 1)
+            kept = jnp.where(keeps, kept, _entry(nearest, jnp.maximum(kept - 1, 0)))
             return kept, keeps | settled(kept)
 
-        kept, _ = jax.lax.while_loop(lambda carry: ~carry[1].all(), body, (begin, kept_whole | settled(begin)))
+        begin = _entry(nearest, likely)
+        kept, _ = jax.lax.while_loop(lambda carry: ~carry[1].all(), body, (begin, settled(begin)))
         return kept, _entry(reached, kept)
 
-    def _reached(self, pair: LawPair, draft: Draft, alpha: Array) -> Array:
+    @property
+    def _solved(self) -> bool:
+        """Whether the law at one token costs as much as all of it: it is then made once, of every position."""
+        return self.rule.deferral is None and not self.rule.lossless
+
+    def _law_at(self, here: LawPair, law: Array, at: Array, alpha: Array) -> Array:
+        if self._solved:
+            return jnp.take_along_axis(law, at[:, None, None], axis=1)[:, 0]
+        return super()._law_at(here, law, at, alpha)
+
+    def _reached(self, pair: LawPair, law: Array, draft: Draft, alpha: Array) -> Array:
         """`P_0 … P_G`, float32 `[B, G + 1]`; 0 behind a row's block."""
         block = draft.tokens.shape[1]
         tokens = jnp.pad(draft.tokens, [(0, 0), (0, 1)])
         with jax.named_scope("rule"):
-            law_at = self.rule.law_at(pair, alpha[:, None, None], tokens)
+            if self._solved:
+                law_at = laws.at_tokens(law, tokens)[..., 0]
+            else:
+                law_at = self.rule.law_at(pair, alpha[:, None, None], tokens)
         drawn_at = laws.at_tokens(pair.q_tilde, tokens)[..., 0]
         within = jnp.arange(block)[None] < draft.length[:, None]
         ratio = jnp.where(within, law_at[:, :block] / drawn_at[:, :block], 0.0)
@@ -74,18 +90,18 @@ class BlockWise(Speculative):
             reached.append(jnp.minimum(1.0, reached[-1] * ratio[:, i]))
         return jnp.stack(reached, axis=1)
 
-    def _chance(self, after: LawPair, alpha: Array, reached: Array) -> Array:
+    def _chance(self, after: LawPair, law: Array, reached: Array) -> Array:
         """`h_i`, float32 `[B]`, of the laws `[B, V]` behind `x_i`."""
-        left = self._mass(after, alpha, reached).sum(-1)
+        left = self._mass(after, law, reached).sum(-1)
         total = left + (1.0 - reached)
         return jnp.where(total == 0, 1.0, left / jnp.where(total == 0, 1.0, total))
 
-    def _mass(self, after: LawPair, alpha: Array, reached: Array) -> Array:
-        return jnp.maximum(reached[:, None] * self.law(after, alpha) - after.q_tilde, 0.0)
+    def _mass(self, after: LawPair, law: Array, reached: Array) -> Array:
+        return jnp.maximum(reached[:, None] * law - after.q_tilde, 0.0)
 
-    def _replacement(self, last: LawPair, alpha: Array, reached: Array) -> Array:
+    def _replacement(self, last: LawPair, law: Array, alpha: Array, reached: Array) -> Array:
         """`norm(max(0, P_i π − q̃))`; no mass at all means that nothing was rejected, but for rounding."""
-        return laws.normalise(self._mass(last, alpha, reached), self.law(last, alpha))
+        return laws.normalise(self._mass(last, law, reached), law)
 
 
 def _entry(values: Array, at: Array) -> Array:

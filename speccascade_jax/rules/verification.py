@@ -121,19 +121,19 @@ class TokenWise:
         Returns:
             A `Verdict`. The replacement is drawn at one position only, not at all of them.
         """
-        num_kept, reached = self._kept(pair, draft, keys, alpha)
+        with jax.named_scope("rule"):
+            law = self.law(pair, alpha[:, None, None])
+        num_kept, reached = self._kept(pair, law, draft, keys, alpha)
         rejected = num_kept < draft.length
         last = at_position(pair, num_kept)
         theirs = from_target(draft, bonus)
         with jax.named_scope("rule"):
-            replacement = self._replacement(last, alpha[:, None], reached)
-            bonus_law = self.law(last, alpha[:, None])
+            bonus_law = self._law_at(last, law, num_kept, alpha)
+            replacement = self._replacement(last, bonus_law, alpha[:, None], reached)
         if theirs is not None:
             bonus_law = jnp.where(theirs[:, None], last.p_tilde, bonus_law)
         final_law = jnp.where(rejected[:, None], replacement, bonus_law)
         uniform = keys.uniform(num_kept, jnp.where(rejected, rngs.REPLACE, rngs.BONUS))
-        with jax.named_scope("rule"):
-            law = self.law(pair, alpha[:, None, None])
         if theirs is not None:
             at_bonus = (jnp.arange(law.shape[1])[None] == draft.length[:, None]) & theirs[:, None]
             law = jnp.where(at_bonus[..., None], pair.p_tilde, law)
@@ -141,11 +141,15 @@ class TokenWise:
             final = sample(final_law, uniform)
         return Verdict(num_kept, rejected, final, law)
 
-    def _replacement(self, last: LawPair, alpha: Array, reached: Array) -> Array:
-        """The law of the token after a rejection, `[B, V]`, from the laws at its position; `reached` as of `_kept`."""
+    def _law_at(self, here: LawPair, law: Array, at: Array, alpha: Array) -> Array:
+        """`π` `[B, V]` of the laws `here`, at one position of each row: `law` `[B, G + 1, V]` at `at` `[B]`."""
+        return self.law(here, alpha[:, None])
+
+    def _replacement(self, last: LawPair, law: Array, alpha: Array, reached: Array) -> Array:
+        """The law of the token after a rejection, `[B, V]`, from those at its position; `reached` as of `_kept`."""
         return self(last, alpha).replacement
 
-    def _kept(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array) -> tuple[Array, Array]:
+    def _kept(self, pair: LawPair, law: Array, draft: Draft, keys: rngs.RoundKeys, alpha: Array) -> tuple[Array, Array]:
         """How many are kept, int32 `[B]`, and what else the replacement hangs on, `[B]`: nothing, here.
 
         Kept are the `x_j` with `u · q̃_j(x_j) < kept_j(x_j)`, up to the first that is not.

@@ -51,12 +51,13 @@ def _stays(p, q, reached):
 def _parts(verifier, pair, draft, alpha):
     """`P_i` and `h_i`, `[N, G + 1]` each, and the laws of the next token after `i` kept ones, `[N, G + 1, V]`."""
     block = draft.tokens.shape[1]
-    reached = verifier._reached(pair, draft, alpha)
-    at = [at_position(pair, jnp.full(alpha.shape, i)) for i in range(block + 1)]
-    column = alpha[:, None]
-    chances = [verifier._chance(each, column, reached[:, i]) for i, each in enumerate(at[:-1])] + [reached[:, block]]
-    after = [verifier._replacement(each, column, reached[:, i]) for i, each in enumerate(at[:-1])]
-    after.append(verifier.law(at[-1], column))
+    law = verifier.law(pair, alpha[:, None, None])
+    reached = verifier._reached(pair, law, draft, alpha)
+    at = [(i, at_position(pair, jnp.full(alpha.shape, i))) for i in range(block + 1)]
+    laws_at = [verifier._law_at(here, law, jnp.full(alpha.shape, i), alpha) for i, here in at]
+    chances = [verifier._chance(here, laws_at[i], reached[:, i]) for i, here in at[:-1]] + [reached[:, block]]
+    after = [verifier._replacement(here, laws_at[i], alpha[:, None], reached[:, i]) for i, here in at[:-1]]
+    after.append(laws_at[-1])
     return reached, jnp.stack(chances, 1), jnp.stack(after, 1)
 
 
@@ -135,7 +136,7 @@ def chain_law(chain, length):
 class ReplacesTokenWise(BlockWise):
     """A bug: after a block-wise stop the replacement of token-wise verification."""
 
-    def _replacement(self, last, alpha, reached):
+    def _replacement(self, last, law, alpha, reached):
         return self(last, alpha).replacement
 
 
@@ -143,15 +144,15 @@ class ReplacesTokenWise(BlockWise):
 class Unnormalised(BlockWise):
     """A bug: `h` without its normaliser."""
 
-    def _chance(self, after, alpha, reached):
-        return self._mass(after, alpha, reached).sum(-1)
+    def _chance(self, after, law, reached):
+        return self._mass(after, law, reached).sum(-1)
 
 
 @dataclass(frozen=True)
 class Uncapped(BlockWise):
     """A bug: `P_i` may exceed 1."""
 
-    def _reached(self, pair, draft, alpha):
+    def _reached(self, pair, law, draft, alpha):
         tokens = jnp.pad(draft.tokens, [(0, 0), (0, 1)])
         ratio = self.rule.law_at(pair, alpha[:, None, None], tokens) / laws.at_tokens(pair.q_tilde, tokens)[..., 0]
         return jnp.cumprod(jnp.concatenate([jnp.ones_like(ratio[:, :1]), ratio[:, :-1]], axis=1), axis=1)
