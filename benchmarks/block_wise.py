@@ -89,7 +89,7 @@ def _models(size: int) -> Pair:
     """Small for their vocabulary, so that what a round does over it weighs much: a pair of T5s, random weights."""
     target = T5Config(size, size, 256, 4, 64, 1024, 2, 4)
     draft = T5Config(size, size, 128, 2, 64, 384, 2, 1)
-    return Pair(*(held_as(random(each), "float32") for each in (target, draft)), None, name=f"{size}")
+    return Pair(held_as(random(target), "float32"), held_as(random(draft), "float32"), name=f"{size}")
 
 
 def _loop(program: jax.stages.Compiled, given: tuple[Any, ...], seconds: float) -> measure.Loop:

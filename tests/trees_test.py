@@ -71,6 +71,7 @@ def test_rows_that_end_in_a_stop_id():
 # --- planted bugs
 
 
+WITH_REPLACEMENT = "siblings are verified with replacement"
 BUGS = {
     "π is not reduced by a rejected sibling": lambda mass, fallback: fallback,
     "the residual is not normalised": lambda mass, fallback: mass,
@@ -79,7 +80,7 @@ BUGS = {
 
 @many_rows
 @pytest.mark.laws
-@pytest.mark.parametrize("bug", [None, *BUGS, "siblings are verified with replacement"])
+@pytest.mark.parametrize("bug", [None, *BUGS, WITH_REPLACEMENT])
 def test_planted_bugs_are_found(bug, monkeypatch):
     rng = np.random.default_rng(55)
     q_table, p_table = (rng.normal(size=(3, 3)).astype(np.float32) for _ in range(2))
@@ -89,7 +90,8 @@ def test_planted_bugs_are_found(bug, monkeypatch):
         monkeypatch.setattr(branching.laws, "normalise", BUGS[bug])
     elif bug:
         monkeypatch.setattr(branching, "without", lambda q_tilde, q, taken: q_tilde)
-    engine = replace(engine, stop_ids=() if bug is None else (1000 + len(bug),))  # a program of its own
+    number = [*BUGS, WITH_REPLACEMENT].index(bug) if bug else 0
+    engine = replace(engine, stop_ids=(1000 + number,) if bug else ())  # a program of its own
     tokens = conformance.run_rows(engine, params, 40_000, 0.0, [(1.0, 1.0)], length=5)
     found = conformance.sequence_p_value(tokens[0], law)
     assert found > 1e-3 if bug is None else found < 1e-6

@@ -113,7 +113,8 @@ class Tree:
 def without(q_tilde: Array, q: Array, taken: Array) -> Array:
     """What a node's next child is drawn from, float32 `[..., V]`: `q̃` without the tokens `taken` bool `[..., V]`.
 
-    Where nothing is left of `q̃` (a greedy draft's is one-hot), the most likely token by `q` that is not taken, alone.
+    Where nothing is left of `q̃` (a greedy draft's is one-hot), the most likely token by `q` that is not taken, alone
+    (token 0 where all are).
     """
     left = jnp.where(taken, 0.0, q_tilde)
     total = left.sum(-1, keepdims=True)

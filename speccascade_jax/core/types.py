@@ -171,7 +171,7 @@ class Draft:
         arm: int32 `[B]`, which of several drafters wrote the row's block, where they have rules of their own
             (`rules.by_arm`). `None`: one rule for all.
         stop: float32 `[B, G + 1]`, what the stop policy compared with its threshold at each slot that it was asked at,
-            NaN elsewhere; for traces alone. `None`: nothing was compared.
+            NaN elsewhere; for traces alone. `None`: nothing was compared, or inside an engine that drafts.
         spent: int32 `[B]`, how many tokens were drafted, where that is more than a path's `length`. Drafts that branch
             (`core.trees`) have their nodes in `tokens`; entry `n + 1` of the laws is the one behind node `n`.
     """

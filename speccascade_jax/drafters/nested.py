@@ -38,6 +38,8 @@ class NestedDrafter:
         whole("budget", self.budget, 1)
         if not self.engine.verify_final:
             raise ValueError("an engine that leaves final blocks unverified cannot draft: set its verify_final=True")
+        if self.engine.tree is not None:
+            raise ValueError("an engine whose drafts branch cannot draft: give its drafter a block size")
         if self.engine.planner is not None:
             raise ValueError("an engine that plans its blocks cannot draft: give its drafter a block size")
 

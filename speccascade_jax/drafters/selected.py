@@ -181,7 +181,8 @@ def _merged(rows: Array, new: Draft, old: Draft, protected: bool) -> Draft:
     def pick(name: str, padded: bool = False) -> Array:
         held, found = getattr(old, name), getattr(whole, name)
         if padded:
-            found = jnp.pad(found, [(0, 0), (0, held.shape[1] - found.shape[1])])
+            blank = jnp.nan if name == "stop" else 0
+            found = jnp.pad(found, [(0, 0), (0, held.shape[1] - found.shape[1])], constant_values=blank)
         return jnp.where(expand(rows, held.ndim), found, held)
 
     small: dict[str, Any] = {name: pick(name) for name in ("length", "greedy", "steps")}

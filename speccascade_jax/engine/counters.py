@@ -53,7 +53,8 @@ class Counters:
     def tried(self) -> Array:
         """int32 `[B]`, drafts up to the first that is not kept: `examined`, where blocks are not examined as a whole.
 
-        There it is what their positions tell: each is tried where the one before it was kept.
+        There it is what their positions tell: each is tried where the one before it was kept. Exact where blocks are of
+        one length, and a few too many where stop ids or little room make some shorter.
         """
         before = jnp.concatenate([self.examined_at[:, :1], self.kept_at[:, :-1]], axis=1)
         return jnp.minimum(before, self.examined_at).sum(-1)

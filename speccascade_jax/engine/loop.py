@@ -119,8 +119,10 @@ class Engine:
         check_bonus(self.bonus)
         if self.block == 0 and self.verifier.reads_q:
             raise ValueError(f"rule {self.verifier.name!r} reads the draft's law, but nothing drafts: use spec_decode")
-        if self.tree != getattr(self.verifier, "tree", None) or (self.tree is not None and not self.verify_final):
-            raise ValueError("drafts that branch go with a verifier of the same tree, and every block is verified")
+        if self.tree != getattr(self.verifier, "tree", None):
+            raise ValueError("drafts that branch go with a verifier of the same tree (rules.branching.BranchWise)")
+        if self.tree is not None and not self.verify_final:
+            raise ValueError("drafts that branch are always verified: set verify_final=True")
         object.__setattr__(self, "stop_ids", tuple(int(i) for i in self.stop_ids))
 
     @property

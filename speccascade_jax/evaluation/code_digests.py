@@ -21,6 +21,7 @@ from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.files import point_key
 from speccascade_jax.core.protocols import DraftStep
 from speccascade_jax.core.types import Array, BoundModel, Controls, LawPair, LogPair, Params
+from speccascade_jax.drafters.branching import BranchingDrafter
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
 from speccascade_jax.drafters.none import NoDrafter
@@ -84,7 +85,7 @@ def _is_ours(engine: Engine) -> bool:
     return known and isinstance(engine.verifier, TokenWise)
 
 
-_KNOWN = (ModelDrafter, NoDrafter, PlannedDrafter)
+_KNOWN = (ModelDrafter, NoDrafter, PlannedDrafter, BranchingDrafter)
 
 
 def _engine(engine: Engine, params: Params) -> Iterator[str]:
@@ -92,6 +93,8 @@ def _engine(engine: Engine, params: Params) -> Iterator[str]:
     yield f"{verifier.reads_q} {verifier.reads_logs} {verifier.lossless} {verifier.defers} {engine.verify_final}"
     if isinstance(verifier, TokenWise):
         yield _law(verifier, engine.target.vocab_size)
+        if verifier.joint or engine.tree is not None:  # what decides is more than what is kept of a token
+            yield _source(type(verifier))
     yield _source(type(drafter))
     if type(drafter) is NestedDrafter:
         yield from _engine(drafter.engine, own)
@@ -99,6 +102,8 @@ def _engine(engine: Engine, params: Params) -> Iterator[str]:
         yield _policy(drafter, own)
     elif type(drafter) is PlannedDrafter:
         yield _plan(drafter)
+    elif type(drafter) is BranchingDrafter:
+        yield str(drafter.tree)
     else:
         yield fingerprints.of_model(BoundModel(params=own, model=None))
 

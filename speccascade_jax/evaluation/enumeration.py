@@ -155,7 +155,7 @@ def _in_ways(templates: Iterable[Method], verify: Sequence[str]) -> Iterator[Met
         if each.verify != TOKEN or not isinstance(recipe, Speculation):
             yield each
             continue
-        fits = (each.accept or recipe.accept) == "speculative"
+        fits = (each.accept or recipe.accept) == "speculative" and each.tree is None
         # one that goes with none of them is refused when it is made
         yield from (replace(each, verify=way) for way in verify if fits or way == TOKEN or TOKEN not in verify)
 
@@ -169,7 +169,7 @@ def _in_blocks(templates: Sequence[Method], block_sizes: Sequence[int], bonus: s
             if template.swept_block:
                 yield replace(template, block_size=block, bonus=bonus if free else template.bonus)
             elif number == 0:
-                yield template
+                yield replace(template, bonus=bonus) if free and template.tree else template
 
 
 def _alphas(method: Method, given: Sequence[float] | None) -> tuple[float | None, ...]:

@@ -326,6 +326,7 @@ def check_length(max_new_tokens: Any, settings: Settings) -> int:
     """
     longest = whole("max_new_tokens", max_new_tokens, 1, LONGEST)
     own = [("block_size", settings.block_size), ("tail_size", settings.tail_size)]
+    own += [("the depth of tree", len(settings.tree or ()))]
     for name, size in [*own, *_sizes(settings.drafters)]:
         if isinstance(size, int) and size > max(longest, 20):
             raise ValueError(f"{name}={size} is more than an output can hold: max_new_tokens is {longest}; lower it")

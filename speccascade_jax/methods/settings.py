@@ -112,8 +112,8 @@ class Arm:
         return named + ("" if self.rule is None else f" by {_text(self.rule)}")
 
 
-MOST_NODES = 1024
-"""Tokens of a tree: more is a slip."""
+MOST_NODES, MOST_SIBLINGS = 1024, 32
+"""Tokens of a tree, and of those behind one token: more is a slip, and long to compile."""
 
 
 def checked_tree(tree: Sequence[int] | None) -> tuple[int, ...] | None:
@@ -130,6 +130,8 @@ def checked_tree(tree: Sequence[int] | None) -> tuple[int, ...] | None:
     size = sum(math.prod(children[: n + 1]) for n in range(len(children)))
     if size > MOST_NODES:
         raise ValueError(f"tree={children} has {size} tokens, more than {MOST_NODES}: branch less")
+    if max(children) > MOST_SIBLINGS:
+        raise ValueError(f"tree={children} has more than {MOST_SIBLINGS} tokens behind one: branch less")
     return children
 
 

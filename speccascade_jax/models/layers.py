@@ -171,8 +171,8 @@ class CachedModel(Generic[Held]):
             start: int32 `[B]`, where the tree's first entry lies; entries: int32 `[B, W]`, rising; what is behind the
                 path is junk. The length is left as it is.
         """
-        keys, values = (local(partial(move_slots, axis=axis), (HEADS, ROWS, ROWS), HEADS) for axis in (2, 1))
         with under(self.mesh):
+            keys, values = (local(partial(move_slots, axis=axis), (HEADS, ROWS, ROWS), HEADS) for axis in (2, 1))
             kept = tuple(keys(each, start, entries) for each in cache.keys)
             return replace(cache, keys=kept, values=tuple(values(each, start, entries) for each in cache.values))
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from speccascade_jax.results import origins, panels
+from speccascade_jax.results import distinctions, origins, panels
 from speccascade_jax.results.bootstrap import Bootstrap
 from speccascade_jax.results.families import Families
 from speccascade_jax.results.labels import label, place
@@ -33,15 +33,24 @@ class _Both(NamedTuple):
 
 
 def verification_grids(families: Families) -> list[Grid]:
-    """Block efficiency both ways, a column per block size or stop threshold.
+    """Block efficiency both ways: a column per block size, and per stop threshold in a table of its own.
 
     Raises:
         ValueError: no method was verified both ways; records without counts of single examples.
     """
-    panel, bootstrap = families.panel, Bootstrap()
-    rows = sorted(_rows(panel.spots), key=lambda row: place(row[0].token_wise.records[0], _name(row[0])))
+    rows = sorted(_rows(families.panel.spots), key=lambda row: place(row[0].token_wise.records[0], _name(row[0])))
     if not rows:
         raise ValueError("no method was verified both ways: sweep it with verify = ('token', 'block')")
+    symbols = {_symbol(row[0].token_wise.records[0]): None for row in rows}
+    return [
+        _grid(families, symbol, [row for row in rows if _symbol(row[0].token_wise.records[0]) == symbol])
+        for symbol in symbols
+    ]
+
+
+def _grid(families: Families, symbol: str, rows: list[list[_Both]]) -> Grid:
+    """The rows that run along γ, or along one stop threshold."""
+    panel, bootstrap = families.panel, Bootstrap()
     columns, lower, cells = sorted({each.at for row in rows for each in row}), 0, list[list[str]]()
     for row in rows:
         found = dict.fromkeys(columns, NONE)
@@ -56,16 +65,17 @@ def verification_grids(families: Families) -> list[Grid]:
         f"{panel.sizes()}.",
         *origins.notes([panel]),
     ]
-    header = ["Method", *(f"{_symbol(rows[0][0].token_wise.records[0])} = {at:g}" for at in columns)]
-    return [Grid(title=f"Verification: {panel.title()}", header=header, rows=cells, notes=notes)]
+    header = ["Method", *(f"{symbol} = {at:g}" for at in columns)]
+    return Grid(title=f"Verification: {panel.title()}", header=header, rows=cells, notes=notes)
 
 
 def _rows(spots: list[Spot]) -> list[list[_Both]]:
     """Points that were verified both ways, those together that differ in γ or h alone."""
     alike = defaultdict[str, dict[str, Spot]](dict)
     for spot in spots:
-        point = spot.records[0]["point"]
-        alike[_same(point)][point.get("verify", _TOKEN_WISE)] = spot
+        record = spot.records[0]
+        weights = [distinctions.setting(record, name) for name in (distinctions.HEAD, distinctions.POLICY)]
+        alike[f"{_same(record['point'])} {weights}"][record["point"].get("verify", _TOKEN_WISE)] = spot
     rows = defaultdict[str, list[_Both]](list)
     for ways in alike.values():
         if _TOKEN_WISE in ways and len(ways) > 1:
@@ -73,7 +83,8 @@ def _rows(spots: list[Spot]) -> list[list[_Both]]:
             record = token_wise.records[0]
             number = "block_size" if _symbol(record) == "γ" else "stop_threshold"
             point = {name: value for name, value in record["point"].items() if name != number}
-            rows[_same(point)].append(_Both(record["point"][number] or 0, token_wise, jointly))
+            if record["point"][number] is not None:  # neither γ nor h: no column
+                rows[_same(point)].append(_Both(record["point"][number], token_wise, jointly))
     return list(rows.values())
 
 
