@@ -26,10 +26,7 @@ from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.block_wise import BlockWise
 from speccascade_jax.rules.verification import Verifier
 
-RULES = ("spec_decode", "lossy_tuned", "diff", "opt", "token_v3")
 SMALLEST = 4096
-WHOLE = ("spec_decode", "lossy_tuned", "token_v3")
-"""Rules of whole rounds."""
 DRAFTS = 64
 
 
@@ -42,7 +39,7 @@ def run(bench: Bench) -> Rows:
     """
     rows, sizes = [], bench.settings.vocab_sizes
     sizes = (min(SMALLEST, sizes[0]), *sizes[1:])
-    for size, name in bench.track([(size, name) for size in sizes for name in RULES]):
+    for size, name in bench.track([(size, name) for size in sizes for name in bench.settings.either_way]):
         rule = deferral.RULES[name]
         given = (*_laws(size), make_sampling(1, 1.0, 1.0), jnp.full((1,), middle(rule, size)))
         ways = {"token_wise": Speculative(rule), "block_wise": BlockWise(rule)}
@@ -59,7 +56,8 @@ def run(bench: Bench) -> Rows:
                 **{f"{way}_kept": _kept(program, given) for way, program in compiled.items()},
             }
         )
-    return {"block_wise": rows, "block_wise_rounds": [_round(bench, size, name) for size in sizes for name in WHOLE]}
+    whole = [_round(bench, size, name) for size in sizes for name in bench.settings.whole_rounds]
+    return {"block_wise": rows, "block_wise_rounds": whole}
 
 
 def _round(bench: Bench, size: int, name: str) -> dict[str, Any]:

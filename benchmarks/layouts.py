@@ -1,62 +1,8 @@
 """How the benchmarks' tables are laid out: what the numbers are called, how printed, and what is said below them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
+from benchmarks.columns import Column, Layout, number, optional, percent, spread
 from benchmarks.compilation import STEPS
 from benchmarks.memory import PARTS
-from speccascade_jax.results.tables.grid import NONE
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column: its header, the row's entry it shows, and how."""
-
-    header: str
-    key: str
-    form: Callable[[Any], str] = str
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How the rows of one table are laid out.
-
-    Attributes:
-        title: above it; notes: below it.
-        columns: from left to right.
-        across: an entry whose values become groups of columns, one per value; the first `fixed` columns name a line.
-        fixed: see `across`.
-    """
-
-    title: str
-    columns: tuple[Column, ...]
-    notes: tuple[str, ...] = ()
-    across: str | None = None
-    fixed: int = 1
-
-
-def number(digits: int) -> Callable[[Any], str]:
-    """A number, or the median of a spread."""
-    return lambda x: NONE if x is None else f"{x['value'] if isinstance(x, dict) else x:,.{digits}f}"
-
-
-def spread(digits: int) -> Callable[[Any], str]:
-    """Median, lowest and highest."""
-    return lambda x: f"{x['value']:,.{digits}f} ({x['low']:,.{digits}f} to {x['high']:,.{digits}f})"
-
-
-def percent(x: float | None) -> str:
-    """A share."""
-    return NONE if x is None else f"{x:.1%}"
-
-
-def optional(x: Any) -> str:
-    """A number as short as it goes, or a dash."""
-    return NONE if x is None else f"{x:g}" if isinstance(x, float) else str(x)
-
 
 _POINT = (
     Column("rule", "rule"),

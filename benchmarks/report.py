@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.layouts import LAYOUTS, Column, Layout
+from benchmarks.columns import Column, Layout
+from benchmarks.layouts import LAYOUTS
 from speccascade_jax.results.store import Record
 from speccascade_jax.results.tables.grid import NONE, Grid
 

@@ -59,6 +59,10 @@ GROWTH: Mapping[str, tuple[int, ...]] = {
 VERIFIED = (*(name for name in RULES if not name.startswith("fuzzy_")), "fuzzy_js", "fuzzy_tv")
 
 
+SHAPES = ((1,), (1, 1), (1, 1, 1), (1,) * 5, (2,), (3,), (2, 1), (2, 2), (3, 1), (2, 1, 1), (3, 2, 1), (4, 2, 1, 1))
+"""Trees by branching; those of ones are chains."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """What is measured, and how thoroughly.
@@ -74,8 +78,9 @@ class Settings:
             held in there.
         engine_sizes: models of `random_models.SIZES` in `rounds`.
         sizes, size_widths: models of `random_models.SIZES` and tokens per call, the first 1, in `sizes`.
-        widths: tokens per call in `scoring`; vocab_sizes, rules: in `verification`; batches: rows in `batches` and
-            `auto`; beside_auto: the fixed γ's in the latter.
+        widths: tokens per call in `scoring`; vocab_sizes, rules: in `verification`; either_way, whole_rounds: rules in
+            `block_wise`; shapes: branching by depth, in `trees`; batches: rows in `batches` and `auto`; beside_auto:
+            the fixed γ's in the latter.
         large_vocab, large_rules, large_batches, large_blocks: in `vocabulary`; rules that read the same laws alike need
             the same memory.
         working_set: bytes, far beyond any cache.
@@ -108,6 +113,9 @@ class Settings:
     widths: tuple[int, ...] = tuple(range(1, 13))
     vocab_sizes: tuple[int, ...] = (8192, 32768, 262144)
     rules: tuple[str, ...] = VERIFIED
+    either_way: tuple[str, ...] = ("spec_decode", "lossy_tuned", "diff", "opt", "token_v3")
+    whole_rounds: tuple[str, ...] = ("spec_decode", "lossy_tuned", "token_v3")
+    shapes: tuple[tuple[int, ...], ...] = SHAPES
     batches: tuple[int, ...] = (1, 8, 32)
     beside_auto: tuple[int, ...] = (1, 2, 3, 5)
     large_vocab: int = 256_000
@@ -157,6 +165,9 @@ def quick(settings: Settings) -> Settings:
         growth={"capacity": (16, 32), "models": (1, 3)},
         candidates=(4,),
         rules=("spec_decode", "token_v3"),
+        either_way=("spec_decode",),
+        whole_rounds=("spec_decode",),
+        shapes=((1,), (2,)),
         acceptance_examples=4,
         acceptance_tokens=8,
     )

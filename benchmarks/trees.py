@@ -16,9 +16,6 @@ from speccascade_jax.core.types import count
 from speccascade_jax.evaluation import latency
 from speccascade_jax.evaluation.points import Method
 
-SHAPES = ((1,), (1, 1), (1, 1, 1), (1,) * 5, (2,), (3,), (2, 1), (2, 2), (3, 1), (2, 1, 1), (3, 2, 1), (4, 2, 1, 1))
-"""Branching by depth; those of ones are chains."""
-
 
 def run(bench: Bench) -> Rows:
     """A row per shape and temperature, lossless.
@@ -27,7 +24,7 @@ def run(bench: Bench) -> Rows:
     without prefill. `on_paper`: of a device on which a call takes as long whatever its width, as on an accelerator that
     is bound by reading weights: the draft's share of a call is its share of the bytes.
     """
-    tables, shapes = [], SHAPES[:2] + SHAPES[4:5] if bench.settings.examples < 3 else SHAPES
+    tables, shapes = [], bench.settings.shapes
     widths = sorted({1} | {width for shape in shapes for width in (*_levels(shape), _tree(shape).size + 1)})
     costs = _costs(bench, widths)
     for temperature, shape in bench.track([(t, shape) for t in bench.settings.temperatures for shape in shapes]):
@@ -68,7 +65,6 @@ def _row(bench: Bench, shape: tuple[int, ...], one: Timed, costs: dict[str, dict
     share = count(bench.pair.draft.params) / count(bench.pair.target.params)
     return {
         "shape": "·".join(map(str, shape)),
-        "branches": set(shape) != {1},
         "drafted": tree.size,
         "temperature": one.temperature,
         "tokens_per_round": efficiency,

@@ -58,13 +58,19 @@ def test_a_page_with_commands_says_when_and_where_they_ran(page):
     assert DATED.search((ROOT / page).read_text(encoding="utf-8")), f"{page} names no machine and day of its commands"
 
 
+MAKES = {"make_acceptance_data": "heads.making.make", "make_selection_data": "selection.making.make"}
+"""Programs -> their own `make`: each command imports one, and this process, by other tests, perhaps both."""
+
+
 def _settings(command: str) -> tuple[list[str], list[str]] | None:
     """Gin files and bindings of a command that can be read as it stands."""
     if any(each in command for each in ("…", "$", " -- ")) or "--gin_file" not in command:
         return None
     words = shlex.split(command)
     files = [word.partition("=")[2] for word in words if word.startswith("--gin_file=")]
-    bindings = [word.removeprefix("--gin.").replace("=", " = ", 1) for word in words if word.startswith("--gin.")]
+    own = next((making for name, making in MAKES.items() if f"experiments.{name} " in command), "make")
+    told = [re.sub(r"^--gin\.make\.", f"--gin.{own}.", word) for word in words]
+    bindings = [word.removeprefix("--gin.").replace("=", " = ", 1) for word in told if word.startswith("--gin.")]
     return None if set(files) & set(OWN) else (files, bindings)
 
 

@@ -114,7 +114,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("name", ["fakes", *(pytest.param(name, marks=pytest.mark.laws) for name in list(PAIRS)[1:])])
-@pytest.mark.parametrize("rule", ["spec_decode", "token_v3"])
+@pytest.mark.parametrize("rule", [pytest.param("spec_decode", marks=pytest.mark.laws), "token_v3"])
 def test_greedy_tokens_are_those_of_chains(name, rule):
     """A slot in the wrong place, in either cache, and everything behind it is another text; rows keep other paths."""
     pair = PAIRS[name]()
@@ -158,6 +158,7 @@ def test_one_token_behind_each_is_todays_program():
     np.testing.assert_array_equal(chain.tokens, tree.tokens)
 
 
+@pytest.mark.laws
 def test_more_branches_keep_more_and_counts_add_up():
     given = {"rule": "token_v3", "alpha": 0.3, "temperature": 1.0, "max_new_tokens": 24}
     found = {}
@@ -189,6 +190,49 @@ def test_a_sweep_of_numbers_compiles_once():
     assert compilations() == compiled
 
 
+@many_rows
+@pytest.mark.laws
+def test_a_bonus_of_the_targets_own():
+    """Behind a leaf, and there alone, stands `p̃`: a tree of depth 1 writes one or two tokens a round, so by turns."""
+    q_table, p_table = conformance.tables(3, seed=7)
+    alpha = conformance.telling_alpha(ALL["token_v3"], q_table, p_table)
+    pair, given = conformance.tabular_pair(q_table, p_table), {"rule": "token_v3", "alpha": alpha, "temperature": 1.0}
+    out = sc.decode(pair, [[0]] * 40_000, tree=(2,), bonus="target", max_new_tokens=2, **given)
+    law = reference.transitions("token_v3", q_table, p_table, alpha, 1.0)
+    target = np.stack([reference.softmax(row) for row in p_table])
+    tokens, first_kept = np.asarray(out.tokens), np.asarray(out.stats["rows"]["rounds"]) == 1
+    # the first token obeys π; a second one of the same round is the target's, where the first one was kept
+    assert conformance.pooled_p_value(np.bincount(tokens[:, 0], minlength=3), 40_000 * law[0]) > 1e-3
+    found = []
+    for kept, own in ((True, target), (False, law)):
+        for before in range(3):
+            second = tokens[(first_kept == kept) & (tokens[:, 0] == before), 1]
+            if len(second) > 100:
+                found.append(conformance.pooled_p_value(np.bincount(second, minlength=3), len(second) * own[before]))
+    assert len(found) > 3 and conformance.holm(found) > 1e-3
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize("longest", [1, 2, 4])
+def test_a_limit_below_the_trees_depth(longest):
+    """Rows end at the limit and not beyond; what was drafted behind it changes nothing before it."""
+    given = {"rule": "spec_decode", "max_new_tokens": longest}
+    tree = sc.decode(pair_of_tables(), [[n] for n in range(6)], tree=(2, 1, 1), **given)
+    alone = sc.decode(pair_of_tables(), [[n] for n in range(6)], method="autoregressive", max_new_tokens=longest)
+    np.testing.assert_array_equal(tree.tokens, alone.tokens)
+    assert (tree.lengths == longest).all()
+
+
+def test_logits_of_the_draft_that_are_no_numbers_are_found():
+    q, p = conformance.tables(5, seed=4)
+    q[3] = np.nan
+    with pytest.warns(UserWarning, match="rows failed"):
+        given = {"temperature": 1.0, "max_new_tokens": 12, "tree": (2, 2)}
+        out = sc.decode(conformance.tabular_pair(q, p), [[n % 3] for n in range(100)], **given)
+    assert out.failed and {failure.model for failure in out.failed} == {"draft"}
+    assert all(row.min() >= 0 and row.max() < 5 for row in np.asarray(out.tokens))
+
+
 def test_logits_that_are_no_numbers_are_found():
     q, p = conformance.tables(5, seed=4)
     p[3] = np.nan
@@ -210,6 +254,8 @@ def test_logits_that_are_no_numbers_are_found():
         ({"tree": ()}, r"tree=\(\) drafts nothing"),
         ({"tree": (2, 0)}, "tree=0"),
         ({"tree": (9, 9, 9, 9)}, "has 7380 tokens, more than 1024: branch less"),
+        ({"tree": (33,)}, "has more than 32 tokens behind one"),
+        ({"tree": (2, *[1] * 29), "max_new_tokens": 5}, "the depth of tree=30 is more than an output can hold"),
         ({"tree": (2, 2), "block_size": 3}, "does not go with block_size=3"),
         ({"tree": (2, 2), "verify": "block"}, "does not go with verify='block'"),
         ({"tree": (2, 2), "stop": "confidence", "stop_threshold": 0.3}, "does not go with stop='confidence'"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.layouts import number, optional, percent
+from benchmarks.columns import number, optional, percent
 from benchmarks.peers.contenders import KEPT_QUALITY, LIBRARIES, LOOKUP, LOSSLESS, LOSSY, PLAIN
 from speccascade_jax.results.tables.grid import NONE, Grid
 

@@ -38,19 +38,8 @@ class Alone(Recipe):
 
     def resolved(self, settings: Settings) -> Settings:
         """Without rule, block size and bonus, which a sweep may name for all; what else is drafted by is refused."""
-        parts = (
-            "accept",
-            "verify",
-            "stop",
-            "stop_threshold",
-            "tree",
-            "drafters",
-            "choose",
-            "policy",
-            "lossy_arms",
-            "tail",
-        )
-        for name, given in meant(settings, *parts):
+        parts = ("accept", "verify", "stop", "stop_threshold", "tree", "drafters")
+        for name, given in meant(settings, *parts, "choose", "policy", "lossy_arms", "tail"):
             raise ValueError(f"method {self.name!r} has no {name}, got {given!r}: one model writes; leave it out")
         return replace(settings, rule=None, block_size=None, bonus=None, alpha=None)
 

@@ -130,3 +130,19 @@ def test_an_empty_block_discards_nothing(bonus):
     )  # fmt: skip
     assert out.stats["drafted"] == 0 and out.stats["committed"] == out.stats["target_calls"] == out.lengths.sum()
     assert (out.stats["rows"]["discarded"] == 0).all()
+
+
+@pytest.mark.parametrize("verify", ["token", "block"])
+def test_tried_are_drafts_up_to_the_first_that_is_not_kept(verify):
+    """What planned lengths are chosen by, whichever way blocks are examined; first rounds are not cut."""
+    pair = conformance.tabular_pair(Q, P)
+    engine, params = assemble(pair, rule="token_v3", block_size=3, verify=verify)
+    out = generate(
+        engine, params, make_prompt(pair, PROMPTS), 2, controls=make_controls(ROWS, alpha=0.4, temperature=1.0),
+        max_new_tokens=60, most_rounds=8, record=trace,
+    )  # fmt: skip
+    seen = {name: np.asarray(out.record[name]) for name in ("kept", "rejected", "active")}
+    tried = ((seen["kept"] + seen["rejected"]) * seen["active"]).sum(0)
+    np.testing.assert_array_equal(out.stats.tried, tried)
+    assert (np.asarray(out.stats.examined) == tried).all() == (verify == "token")
+    assert (np.asarray(out.stats.examined) <= np.asarray(out.stats.drafted)).all()

@@ -10,7 +10,7 @@ import jax
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.evaluation import experiment, session
+from speccascade_jax.evaluation import code_digests, experiment, session
 from speccascade_jax.evaluation.points import Evaluation, Level, Method, ModelPair, Point, Sampling
 from speccascade_jax.methods import table
 from speccascade_jax.results.store import read_records
@@ -190,6 +190,21 @@ def test_our_own_policies_and_scores_are_code(pair, monkeypatch, what, name):
             importlib.import_module("speccascade_jax.methods.sequence").SCORES, "sum", lambda x, y: x[:, 0]
         )
     assert code() != first
+
+
+def test_how_a_block_or_a_tree_is_decided_is_code(pair, monkeypatch):
+    ways = ({}, {"verify": "block"}, {"tree": (2, 1)}, {"tree": (2, 2)})
+    made = [Method(name="opt", alpha=0.3, **way) for way in ways]
+
+    def codes():
+        opened = session.Session(SOURCE, SMALL, pair)
+        return [opened.code(each) for each in made]
+
+    before, source = codes(), code_digests._source
+    changed = ("BlockWise", "BranchWise")
+    monkeypatch.setattr(code_digests, "_source", lambda kind: "" if kind.__name__ in changed else source(kind))
+    assert len(set(before)) == 4
+    assert [a == b for a, b in zip(before, codes(), strict=True)] == [True, False, False, False]
 
 
 def test_a_heads_policy_is_code_and_its_numbers_are_the_heads_fingerprint(tmp_path):

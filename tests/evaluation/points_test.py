@@ -301,6 +301,10 @@ def test_ways_to_verify_are_swept_by_methods_that_keep_all_the_law_allows():
         ("spec_decode", "token"), ("spec_decode[block]", "block"), ("fuzzy", "token"), ("opt[block]", "block"),
     ]  # fmt: skip
     assert "block-wise" in own.facts()["details"] and own.facts()["law"] == Method(name="opt", alpha=0.3).facts()["law"]
+    tree = Method(name="opt", alpha=0.3, tree=(2, 1))
+    ((one,),) = _points(methods=(tree,), verify=("token", "block"), bonus="none")[2:]
+    assert one.method.tree == (2, 1) and one.method.verify == "token" and one.method.bonus == "none"
+    assert one.method.curve() == "opt[tree 2·1]" and not one.method.swept_block
     with pytest.raises(ValueError, match="accept='deferral' keeps less"):
         _points(methods=("fuzzy",), alphas={"fuzzy": (0.2,)}, verify=("block",))
     with pytest.raises(ValueError, match="unknown verify='blocks'"):

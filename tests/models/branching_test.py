@@ -39,7 +39,10 @@ MODELS = {
 }
 
 
-@pytest.fixture(scope="module", params=MODELS)
+QUICK = ("t5", "fake")
+
+
+@pytest.fixture(scope="module", params=[n if n in QUICK else pytest.param(n, marks=pytest.mark.laws) for n in MODELS])
 def fed(request):
     """A model, a cache with prompts of different lengths in it, its pending tokens and a tree's."""
     model, params = MODELS[request.param]()

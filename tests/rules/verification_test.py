@@ -8,6 +8,7 @@ import pytest
 from speccascade_jax.core import rngs
 from speccascade_jax.core.types import Draft
 from speccascade_jax.rules.acceptance import Deferral, Speculative
+from speccascade_jax.rules.block_wise import BlockWise
 from speccascade_jax.rules.deferral import RULES
 from tests.support import conformance
 
@@ -36,7 +37,7 @@ def verdict(verifier, bonus, lawful=None):
 
 
 @pytest.mark.parametrize("bonus", ["rule", "target", "none"])
-@pytest.mark.parametrize("accept", [Speculative, Deferral])
+@pytest.mark.parametrize("accept", [Speculative, Deferral, BlockWise])
 def test_the_law_behind_a_whole_block_is_that_of_who_writes_there(accept, bonus):
     """`π` at every position of the block; behind it `p̃` where the bonus is the target's, as records are told."""
     pair, draft, found = verdict(accept(RULES["token_v3"]), bonus)
