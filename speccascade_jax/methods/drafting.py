@@ -85,7 +85,7 @@ def checked_threshold(policy: StopPolicy, whose: str, given: Any) -> Any:
         ValueError: a threshold that is needed and missing, given and of no use, or that means nothing.
     """
     if policy.threshold and given is None:
-        raise ValueError(f"{whose} needs stop_threshold: {policy.threshold}")
+        raise ValueError(f"{whose} needs stop_threshold, or in a sweep stop_thresholds: {policy.threshold}")
     if given is None:
         return 0.0
     if not policy.threshold:

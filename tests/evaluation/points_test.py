@@ -156,7 +156,10 @@ def test_fractions_of_what_is_counted_are_refused(made, message):
         ({"samplings": [Sampling(top_k=-2)]}, "top_k=-2"),
         ({"samplings": [Sampling(draft_temperature=-0.5)]}, "temperature=-0.5"),
         ({"block_sizes": (0,)}, "block_size=0 is not a whole number >= 1"),
-        ({"methods": ("specdecpp",)}, "'specdecpp' needs stop_threshold: it drafts until the predicted chance"),
+        (
+            {"methods": ("specdecpp",)},
+            "'specdecpp' needs stop_threshold, or in a sweep stop_thresholds: it drafts until the predicted chance",
+        ),
         (
             {"stop_thresholds": {"specdecpp": (0.5,)}},
             "names specdecpp, which is not among the methods that lack one: none",

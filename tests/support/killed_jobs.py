@@ -22,6 +22,7 @@ from speccascade_jax.evaluation import experiment
 from speccascade_jax.evaluation.calibration import calibrating
 from speccascade_jax.evaluation.points import Evaluation, ModelPair, Sampling
 from speccascade_jax.runtime import compilation_cache
+from speccascade_jax.training import scalars
 from speccascade_jax.training.heads import making
 from speccascade_jax.training.heads.train import HeadTrainer
 from tests.support import calibration_fakes
@@ -149,7 +150,8 @@ UNEQUAL = {
 }
 """What hangs on the clock or the moment."""
 LEFT = {".damaged", ".html", ".tmp", ".png"}
-"""What a kill leaves besides, torn lines and files never finished; and pictures and pages, which show times."""
+"""What a kill leaves besides, torn lines and files never finished; and pictures and pages, which show times. So do the
+names of TensorBoard's event files (`scalars.FOLDER`), of which a job that goes on begins a new one."""
 
 
 def outcome(folder: Path) -> dict[str, Any]:
@@ -157,7 +159,7 @@ def outcome(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for file in sorted(folder.rglob("*")):
         name = str(file.relative_to(folder))
-        if file.is_dir() or name.startswith("out/") or file.suffix in LEFT:
+        if file.is_dir() or name.startswith("out/") or file.suffix in LEFT or scalars.FOLDER in file.parts:
             continue
         if file.name == "state.msgpack":
             found[name] = True  # the heads and the metrics say what is in it

@@ -193,6 +193,7 @@ class Remembers:
 
     block: int = 3
     adaptive: ClassVar[bool] = True
+    threshold: ClassVar[str] = ""
 
     def init(self, batch_size):
         return {"seen": jnp.zeros((batch_size,), bool), "stop": jnp.zeros((batch_size,), bool)}
