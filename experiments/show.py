@@ -5,7 +5,9 @@ r"""One output in the terminal while it is written: what the draft wrote, what t
         --prompt="We have no time to lose. The train leaves in ten minutes."
     python -m experiments.show --pair=stories --prompt="Once upon a time" --temperature=1 --picture=story.svg
     python -m experiments.show --method=diff --alpha=0.1 --trace      every position, with q, p, π, ranks
-    python -m experiments.show --method=autoregressive_draft       the draft alone; autoregressive: the target
+    python -m experiments.show --temperature=1 --verify=block        blocks accepted jointly
+    python -m experiments.show --temperature=1 --tree=3,2,1          drafts that branch
+    python -m experiments.show --method=autoregressive_draft         the draft alone; autoregressive: the target
 
 A token was drafted and kept; or put in place of one that was rejected; or is the bonus after a block kept whole; or
 comes from the target where nothing was drafted. Each has its colour; without colours (NO_COLOR is set, or the output is
@@ -50,6 +52,10 @@ METHOD = flags.DEFINE_string(
 )
 ALPHA = flags.DEFINE_float("alpha", None, "The rule's trade-off; needed by rules that have one.")
 BLOCK_SIZE = flags.DEFINE_integer("block_size", None, "Draft tokens per round; default: the method's own, mostly 5.")
+VERIFY = flags.DEFINE_string("verify", "token", "How drafts are verified: token after token, or a whole block jointly.")
+TREE = flags.DEFINE_list(
+    "tree", None, "Drafts that branch: how many tokens follow each, depth by depth (3,2,1), instead of a block size."
+)
 STOP_THRESHOLD = flags.DEFINE_float(
     "stop_threshold", None, "bild: draft while the draft's maximum is at least 1 minus this."
 )
@@ -154,8 +160,17 @@ def _pair() -> sc.Pair:
 
 
 def _settings() -> dict[str, Any]:
-    flagged = (METHOD, ALPHA, BLOCK_SIZE, STOP_THRESHOLD, TEMPERATURE, TOP_P, TOP_K, SEED, MAX_NEW_TOKENS)
-    return {flag.name: flag.value for flag in flagged}
+    flagged = (METHOD, ALPHA, BLOCK_SIZE, VERIFY, STOP_THRESHOLD, TEMPERATURE, TOP_P, TOP_K, SEED, MAX_NEW_TOKENS)
+    return {flag.name: flag.value for flag in flagged} | {"tree": _tree()}
+
+
+def _tree() -> tuple[int, ...] | None:
+    if TREE.value is None:
+        return None
+    try:
+        return tuple(map(int, TREE.value))
+    except ValueError:
+        raise ValueError(f"--tree={','.join(TREE.value)} is no list of whole numbers: write --tree=3,2,1") from None
 
 
 _TEXTS = ("proposed", "written", "fate")

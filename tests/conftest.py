@@ -10,7 +10,11 @@ from pathlib import Path
 # Later releases know no other, and end a process that names a flag they don't know.
 if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):
     # Nor does an order of operations that lets several run at once help programs as small as these: 8% of compiling.
-    chosen = "--xla_cpu_use_fusion_emitters=false --xla_cpu_enable_concurrency_optimized_scheduler=false"
+    # Nor parts that are compiled side by side, while another process of the suite has the other core: a fifth.
+    chosen = (
+        "--xla_cpu_use_fusion_emitters=false --xla_cpu_enable_concurrency_optimized_scheduler=false "
+        "--xla_cpu_parallel_codegen_split_count=1 --xla_llvm_force_inline_before_split=false"
+    )
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {chosen}".strip()
 
 import jax

@@ -1,5 +1,6 @@
 """`check_rule`: a rule of one's own held to its law, in seconds; `tests/support/conformance.py` asks more of ours."""
 
+import itertools
 from functools import partial
 from typing import Any
 
@@ -14,10 +15,12 @@ from speccascade_jax.core.sampling import log_laws, make_law_pair, softmax, tran
 from speccascade_jax.core.types import Controls, LawPair, Prompt
 from speccascade_jax.engine.generate import generate
 from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.settings import TOKEN
 from speccascade_jax.models.table import TableLM
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules import checking
 from speccascade_jax.rules.acceptance import Deferral, Speculative
+from speccascade_jax.rules.block_wise import JOINT
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.rules.rule import Rule
 from speccascade_jax.rules.verification import TokenWise
@@ -34,8 +37,8 @@ def check_rule(rule: Rule | str, alphas: tuple[float, ...] = (), seed: int = 0) 
     Held are: the shapes and values that its functions return (`rules.checking.check`); the identity
     `kept + (1 − Σ kept) · replacement = π` at every acceptance that fits the rule, on random laws, equal and disjoint
     ones, at three α's, and what is asked of single tokens (`kept_at`) against it; and the law: tokens generated with
-    blocks of 3, on tables of 6 entries at temperatures 1 and 0.5 and with top-p 0.8, against `π`, by a chi-square test
-    given the token before (all p-values together, Holm; below 1e-5 it fails).
+    blocks of 3, verified token by token and jointly, on tables of 6 entries at temperatures 1 and 0.5 and with top-p
+    0.8, against `π`, by a chi-square test given the token before (all p-values together, Holm; below 1e-5 it fails).
 
     Args:
         rule: a `Rule`, or a name; alphas: where to try it, otherwise three of its usual range; seed: of the sampling.
@@ -51,7 +54,8 @@ def check_rule(rule: Rule | str, alphas: tuple[float, ...] = (), seed: int = 0) 
     tried = alphas or _usual(found)
     samplings = _GREEDY if found.greedy_only else _SAMPLINGS
     worst = max(_identity(found, accept, alpha) for accept in _acceptances(found) for alpha in tried)
-    p_values = np.sort([p for alpha in tried for p in _p_values(found, alpha, samplings, seed)])
+    each = itertools.product((TOKEN, *JOINT), tried)
+    p_values = np.sort([p for way, alpha in each for p in _p_values(found, way, alpha, samplings, seed)])
     least = float(np.minimum(1.0, p_values * np.arange(len(p_values), 0, -1)).min())
     if least < _LEAST:
         raise ValueError(
@@ -59,7 +63,7 @@ def check_rule(rule: Rule | str, alphas: tuple[float, ...] = (), seed: int = 0) 
             f"tests, after Holm): what its functions return hangs on more than the laws at the position and alpha"
         )
     at = "" if found.alpha is None else f" at alpha {', '.join(f'{alpha:.3g}' for alpha in tried)}"
-    tokens = _ROWS * _LENGTH * len(samplings) * len(tried)
+    tokens = _ROWS * _LENGTH * len(samplings) * len(tried) * (1 + len(JOINT))
     return f"{found.name}{at}: shapes hold, identity to {worst:.0e}, law by {tokens:,} tokens (p = {least:.2f})"
 
 
@@ -110,12 +114,12 @@ def _identity(rule: Rule, accept: TokenWise, alpha: float) -> float:
     return worst
 
 
-def _p_values(rule: Rule, alpha: float, samplings: Any, seed: int) -> list[float]:
+def _p_values(rule: Rule, verify: str, alpha: float, samplings: Any, seed: int) -> list[float]:
     """Chi-square of what follows each token, at every sampling: one p-value for each."""
     rng = np.random.default_rng(3)
     p = (rng.normal(size=(_ENTRIES, _ENTRIES)) * 1.2).astype(np.float32)
     q = p + (rng.normal(size=p.shape) * 0.9).astype(np.float32)
-    engine, params = assemble(Pair(target=TableLM(p), draft=TableLM(q)), rule=rule, block_size=3)
+    engine, params = assemble(Pair(target=TableLM(p), draft=TableLM(q)), rule=rule, block_size=3, verify=verify)
     rows = _ROWS * len(samplings)
     temperature, top_p = (np.repeat(np.asarray(each, np.float32), _ROWS) for each in zip(*samplings, strict=True))
     controls = make_controls(rows, alpha=alpha, temperature=temperature, top_p=top_p)

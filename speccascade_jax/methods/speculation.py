@@ -154,7 +154,7 @@ class Speculation(Recipe):
     def resolved(self, settings: Settings) -> Settings:
         """With the method's own block size and bonus; where a level drafts, blocks have no size of their own."""
         drafting.check(settings.drafters, self.called)
-        settings = self._as_chain(settings)
+        self._check_tree(settings)
         self._check_choice(settings)
         drafting.check_tail(settings, self.called)
         size: Any = None if settings.tree else self.policy(settings).block
@@ -175,14 +175,14 @@ class Speculation(Recipe):
         check_bonus(bonus)
         return replace(settings, block_size=size, bonus=bonus)
 
-    def _as_chain(self, settings: Settings) -> Settings:
-        """A tree that does not branch as blocks of its depth.
+    def _check_tree(self, settings: Settings) -> None:
+        """Refuse a tree, and something else that says how long blocks are, how they are decided or who drafts.
 
         Raises:
-            ValueError: a tree, and something else that says how long blocks are, how they are decided or who drafts.
+            ValueError: names what.
         """
         if settings.tree is None:
-            return settings
+            return
         beside = dict(meant(settings, "block_size", "verify", "tail", "choose"))
         accept, stop = settings.accept or self.accept, self.stop if settings.stop is None else settings.stop
         beside |= {"accept": accept} if accept != "speculative" else {}
@@ -194,9 +194,6 @@ class Speculation(Recipe):
                 f"tree={settings.tree} of {self.called} does not go with {others}: a tree is drafted by one model and "
                 f"decided sibling by sibling; leave one of them out"
             )
-        if set(settings.tree) == {1}:
-            return replace(settings, tree=None, block_size=len(settings.tree))
-        return settings
 
     def _check_choice(self, settings: Settings) -> None:
         verifier = partial(self._verifier, settings)
@@ -250,7 +247,7 @@ class Speculation(Recipe):
         self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None
     ) -> tuple[Engine, Params]:
         """The engine and its parameters; arguments and errors as of `build`."""
-        settings = self.resolved(settings)
+        settings = _as_chain(self.resolved(settings))
         verifier = self._verifier(settings, None)
         drafter: Drafter | Planner
         if selecting.selects(settings):
@@ -287,3 +284,10 @@ class Speculation(Recipe):
     def build(self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None) -> Built:
         engine, params = self.engine(pair, settings, stop_ids, head)
         return Built(Generator(engine), params)
+
+
+def _as_chain(settings: Settings) -> Settings:
+    """A tree that does not branch as blocks of its depth: the same program."""
+    if settings.tree is None or set(settings.tree) != {1}:
+        return settings
+    return replace(settings, tree=None, block_size=len(settings.tree))

@@ -35,10 +35,10 @@ class BlockWise(Speculative):
 
     def _kept(self, pair: LawPair, law: Array, draft: Draft, keys: rngs.RoundKeys, alpha: Array) -> tuple[Array, Array]:
         """The largest `i` with `u_i < h_i`, int32 `[B]`, and `P_i` there, float32 `[B]`."""
-        reached = self._reached(pair, law, draft, alpha)
         batch, block = draft.tokens.shape
         slots = jnp.broadcast_to(jnp.arange(block, dtype=jnp.int32), (batch, block))
         uniforms = jnp.pad(keys.uniform(slots, rngs.ACCEPT), [(0, 0), (1, 0)])  # u_i, drawn in the slot of x_i
+        reached = self._reached(pair, law, draft, alpha, uniforms)
         # nor do logits that are not finite let anything behind them be kept
         likely = jnp.cumprod(reached[:, 1:] > 0, -1).sum(-1).astype(jnp.int32)
         # h_i <= P_i, for left_i <= P_i: the i's that need not be asked at are told without a sum
@@ -64,31 +64,68 @@ class BlockWise(Speculative):
         return kept, _entry(reached, kept)
 
     @property
+    def _bounded(self) -> bool:
+        """Whether two entries often tell `π` at a token: it is then made only at positions where they do not."""
+        return self.rule.kept is not None and self.rule.at_most is not None
+
+    @property
     def _solved(self) -> bool:
         """Whether the law at one token costs as much as all of it: it is then made once, of every position."""
-        return self.rule.deferral is None and not self.rule.lossless
+        return self.rule.deferral is None and not self.rule.lossless and not self._bounded
 
     def _law_at(self, here: LawPair, law: Array, at: Array, alpha: Array) -> Array:
         if self._solved:
             return jnp.take_along_axis(law, at[:, None, None], axis=1)[:, 0]
         return super()._law_at(here, law, at, alpha)
 
-    def _reached(self, pair: LawPair, law: Array, draft: Draft, alpha: Array) -> Array:
-        """`P_0 … P_G`, float32 `[B, G + 1]`; 0 behind a row's block."""
+    def _reached(self, pair: LawPair, law: Array, draft: Draft, alpha: Array, uniforms: Array) -> Array:
+        """`P_0 … P_G`, float32 `[B, G + 1]`; 0 behind a row's block.
+
+        Where no more than `i − 1` tokens can be kept by `uniforms`, `u_0 … u_G`, it may be less than `P_i`.
+        """
         block = draft.tokens.shape[1]
         tokens = jnp.pad(draft.tokens, [(0, 0), (0, 1)])
+        within = jnp.arange(block)[None] < draft.length[:, None]
         with jax.named_scope("rule"):
+            if self._bounded:
+                return self._reached_by_bounds(pair, tokens, within, alpha, uniforms)
             if self._solved:
                 law_at = laws.at_tokens(law, tokens)[..., 0]
             else:
                 law_at = self.rule.law_at(pair, alpha[:, None, None], tokens)
         drawn_at = laws.at_tokens(pair.q_tilde, tokens)[..., 0]
-        within = jnp.arange(block)[None] < draft.length[:, None]
-        ratio = jnp.where(within, law_at[:, :block] / drawn_at[:, :block], 0.0)
-        reached = [jnp.ones_like(alpha)]
-        for i in range(block):
-            reached.append(jnp.minimum(1.0, reached[-1] * ratio[:, i]))
-        return jnp.stack(reached, axis=1)
+        return _chances_of(jnp.where(within, law_at[:, :block] / drawn_at[:, :block], 0.0))
+
+    def _reached_by_bounds(self, pair: LawPair, tokens: Array, within: Array, alpha: Array, uniforms: Array) -> Array:
+        """As `_reached`, where `min(q̃, π)` and a bound of `π` are known of a token alone.
+
+        Below `q̃` the former is `π`; where the bound is no more than `q̃` neither is `π`, nor less. Else `π >= q̃` is
+        all that is known of the ratio: enough where `P_{i−1} = 1`, and where nothing from `x_i` on may be kept.
+        """
+        assert self.rule.kept is not None and self.rule.at_most is not None
+        chosen, each = laws.at_tokens(pair, tokens), alpha[:, None, None]
+        drawn = chosen.q_tilde[..., 0]
+        low, high = (bound(chosen, each)[..., 0] / drawn for bound in (self.rule.kept, self.rule.at_most))
+        low, high = (jnp.where(within, ratio[:, :-1], 0.0) for ratio in (low, high))
+        told = ~(low >= 1) | (high <= 1)  # what is no number is, too
+
+        def asked(ratio: Array, told: Array) -> Array:
+            """Where `π` must be made, bool `[B, G]`; only each row's first such place is used."""
+            may_be_kept = uniforms < _chances_of(jnp.where(told, ratio, high))
+            wanted = jax.lax.cummax(may_be_kept[:, 1:].astype(jnp.int32), axis=1, reverse=True) > 0
+            return ~told & wanted & (_chances_of(ratio)[:, :-1] < 1)
+
+        def body(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            ratio, told = carry
+            open_ = asked(ratio, told)
+            at = jnp.argmax(open_, axis=1)
+            own = self.law(at_position(pair, at), alpha[:, None])
+            found = laws.at_tokens(own, _entry(tokens, at))[:, 0] / _entry(drawn, at)
+            here = open_ & (jnp.arange(told.shape[1])[None] == at[:, None])
+            return jnp.where(here, found[:, None], ratio), told | here
+
+        ratio, _ = jax.lax.while_loop(lambda carry: asked(*carry).any(), body, (low, told))
+        return _chances_of(ratio)
 
     def _chance(self, after: LawPair, law: Array, reached: Array) -> Array:
         """`h_i`, float32 `[B]`, of the laws `[B, V]` behind `x_i`."""
@@ -102,6 +139,14 @@ class BlockWise(Speculative):
     def _replacement(self, last: LawPair, law: Array, alpha: Array, reached: Array) -> Array:
         """`norm(max(0, P_i π − q̃))`; no mass at all means that nothing was rejected, but for rounding."""
         return laws.normalise(self._mass(last, law, reached), law)
+
+
+def _chances_of(ratio: Array) -> Array:
+    """`P_0 … P_G`, `[B, G + 1]`, of `π_i(x_i)/q̃_i(x_i)` `[B, G]`."""
+    reached = [jnp.ones(ratio.shape[:1], ratio.dtype)]
+    for i in range(ratio.shape[1]):
+        reached.append(jnp.minimum(1.0, reached[-1] * ratio[:, i]))
+    return jnp.stack(reached, axis=1)
 
 
 def _entry(values: Array, at: Array) -> Array:

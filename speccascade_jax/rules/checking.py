@@ -15,6 +15,7 @@ _MEANT = {
     "deferral": "a number between 0 (keep the draft) and 1 (defer it), or False and True, shape [..., V] or [..., 1]",
     "law": "probabilities [..., V] that add up to 1",
     "kept": "min(q̃, π) of the same token, shape [..., V]",
+    "at_most": "no less than π of the same token, shape [..., V]",
 }
 
 
@@ -69,9 +70,10 @@ def _tried(rule: Rule, pair: LawPair, alpha: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"law": rule.target_law(pair, alpha)}
     if rule.deferral is not None:
         found["deferral"] = rule.deferral(pair, alpha)
-    if rule.kept is not None:  # as it is called: of one token, without the rest of its law
-        alone = jax.tree.map(lambda x: jnp.broadcast_to(x, pair.q.shape)[..., None], pair)
-        found["kept"] = rule.kept(alone, alpha[..., None])[..., 0]
+    alone = jax.tree.map(lambda x: jnp.broadcast_to(x, pair.q.shape)[..., None], pair)
+    for name, part in (("kept", rule.kept), ("at_most", rule.at_most)):
+        if part is not None:  # as it is called: of one token, without the rest of its law
+            found[name] = part(alone, alpha[..., None])[..., 0]
     return found
 
 
@@ -92,6 +94,8 @@ def _check_values(rule: Rule, pair: LawPair, alpha: float, found: dict[str, np.n
     if "kept" in found:
         kept = np.minimum(np.asarray(pair.q_tilde), law)
         refuse("kept", ~(np.abs(found["kept"] - kept) <= _NEAR), found["kept"], _MEANT["kept"])
+    if "at_most" in found:
+        refuse("at_most", ~(found["at_most"] >= law - _NEAR), found["at_most"], _MEANT["at_most"])
     if rule.lossless:
         refuse("law", ~(np.abs(law - pair.p_tilde) <= _NEAR), law, "p̃, since the rule is called lossless")
 

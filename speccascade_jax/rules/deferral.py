@@ -93,10 +93,18 @@ def lossy(beta: float = 1.0) -> Rule:
         raise ValueError(f"beta={beta} must be positive; 1 is the usual choice")
     name = "lossy" if beta == 1.0 else f"lossy_beta_{beta:g}"
     # with β > 1 nothing may be left to refill although something was rejected: then π exceeds the ceiling
-    kept = laws.kept_below_ceiling if beta <= 1.0 else None
+    kept, at_most = (laws.kept_below_ceiling, laws.lossy_at_most(beta)) if beta <= 1.0 else (None, None)
     alpha = Alpha(grid=(0.0, 0.9), domain=(max(0.0, 1.0 - beta), 1.0), useful=(0.0, 1.0), typical=0.4)
     variant = "Lossy" if beta == 1.0 else f"Lossy, β {beta:g}"
-    return Rule(name=name, law=laws.lossy_with(beta), kept=kept, alpha=alpha, title="SpecDecode", variant=variant)
+    return Rule(
+        name=name,
+        law=laws.lossy_with(beta),
+        kept=kept,
+        at_most=at_most,
+        alpha=alpha,
+        title="SpecDecode",
+        variant=variant,
+    )
 
 
 def random_accept(pair: LawPair, alpha: Array) -> Array:
@@ -160,8 +168,8 @@ _ROWS = (
     ),
     lossy(),
     Rule(
-        name="lossy_tuned", law=laws.lossy_tuned, kept=laws.kept_below_ceiling, alpha=_TOLERANCE, title="SpecDecode",
-        variant="Lossy*",
+        name="lossy_tuned", law=laws.lossy_tuned, kept=laws.kept_below_ceiling, at_most=laws.lossy_at_most(),
+        alpha=_TOLERANCE, title="SpecDecode", variant="Lossy*",
     ),
     Rule(
         name="lossy_greedy", deferral=lossy_greedy, alpha=Alpha(typical=0.4), greedy_only=True, title="SpecDecode",

@@ -114,10 +114,21 @@ def kept_below_ceiling(pair: LawPair, alpha: Array) -> Array:
     return jnp.minimum(pair.q_tilde, pair.p_tilde / (1.0 - alpha))
 
 
+@functools.cache
+def lossy_at_most(beta: float = 1.0) -> TargetLaw:
+    """`max(min(q̃, p̃/(1−α)), p̃/β)`, which neither lossy law exceeds for `1 − α <= β <= 1`; `b` counts as `1/β = 1`.
+
+    What is refilled is no more than `p̃/β − q̃` where that is positive: the mass for it, `Σ max(0, q̃ − p̃/(1−α))`, is at
+    most `Σ max(0, q̃ − p̃/β) <= Σ max(0, p̃/β − q̃)`.
+    """
+    return lambda pair, alpha: jnp.maximum(kept_below_ceiling(pair, alpha), pair.p_tilde / beta)
+
+
 def lossy_tuned(pair: LawPair, alpha: Array) -> Array:
     """`Lossy*`: `max(min(q̃, p̃/(1−α)), b p̃)` with `b = 1/β` solved for at every position (METHODS section 3).
 
-    `b` is the root of `Σ max(0, q̃ − p̃/(1−α)) = Σ max(0, b p̃ − q̃)` in `[0, 1/(1−α)]`; 0 where the left side is 0.
+    `b` is the root of `Σ max(0, q̃ − p̃/(1−α)) = Σ max(0, b p̃ − q̃)` in `[0, 1/(1−α)]`; 0 where the left side is 0. It is
+    no more than 1: there the right side is `TV(p̃, q̃)`, and the left side is no more than that.
     """
     q, p = pair.q_tilde, pair.p_tilde
     ceiling = p / (1.0 - alpha)
@@ -138,7 +149,7 @@ def lossy_tuned(pair: LawPair, alpha: Array) -> Array:
     def newton(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         return carry[1], jnp.minimum(root_of_piece(carry[1]), carry[1]), carry[2] + 1
 
-    above = 1.0 / (1.0 - alpha) + jnp.zeros_like(excess)
+    above = jnp.ones_like(excess)
     first = jnp.minimum(root_of_piece(above), above)
     _, b, _ = jax.lax.while_loop(moves, newton, (above, first, jnp.zeros((), jnp.int32)))
     b = jnp.where(excess > 0, b, 0.0)

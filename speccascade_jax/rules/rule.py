@@ -114,6 +114,8 @@ class Rule:
         law: `π(pair, alpha)`; by default made from `deferral`.
         kept: `min(q̃, π)`, where it is a function of `q̃(v)` and `p̃(v)` of the same token alone: then a block is
             accepted or not by looking up its tokens, without a pass over the vocabulary.
+        at_most: what `π` is at most, if such a function of the same token tells that: with `kept` it tells `π` of many
+            tokens, and whole blocks are decided with fewer passes (`block_wise`).
         alpha: what α may be; `None`: the rule has none.
         reads_q: whether `π` depends on the draft's law; if not, no draft pass is spent on the bonus position.
         lossless: whether `π = p̃` for every α.
@@ -126,6 +128,7 @@ class Rule:
     deferral: DeferralRule | None = None
     law: TargetLaw | None = None
     kept: TargetLaw | None = None
+    at_most: TargetLaw | None = None
     alpha: Alpha | None = Alpha()
     reads_q: bool = True
     lossless: bool = False

@@ -14,8 +14,10 @@ GREEDY = (
     "decoder 2x4",
     "stack 2x4",
     "selection 8x1",
+    "tree 2x4",
+    "decoder tree 2x4",
 )
-SAMPLED = ("t5 2x4 sampled", "decoder 2x4 sampled", "stack 2x4 sampled")
+SAMPLED = ("t5 2x4 sampled", "decoder 2x4 sampled", "stack 2x4 sampled", "blocks 2x4", "tree 2x4 sampled")
 
 
 def same(told):

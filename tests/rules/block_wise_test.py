@@ -14,7 +14,7 @@ import speccascade_jax as sc
 from speccascade_jax.core import rngs
 from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.block_wise import BlockWise
-from speccascade_jax.rules.deferral import RULES
+from speccascade_jax.rules.deferral import RULES, lossy
 from tests.support import blocks, conformance
 
 ALL = {name: rule for name, rule in conformance.REPRESENTATIVE.items() if not rule.greedy_only}
@@ -86,13 +86,17 @@ def test_a_greedy_draft_gains_nothing():
     np.testing.assert_allclose(found.ends[only][::-1].cumsum()[::-1][1:], reached, atol=1e-6)
 
 
-def test_kept_is_the_largest_i_whose_chance_its_own_bits_lie_below():
-    """What the loop that asks from the block's end on finds, for blocks of every length beside each other."""
+@pytest.mark.parametrize("name", ["token_v3", "lossy", "lossy_tuned"])
+def test_kept_is_the_largest_i_whose_chance_its_own_bits_lie_below(name):
+    """What the loop that asks from the block's end on finds, for blocks of every length beside each other.
+
+    Of rules whose law is bounded `π` is then made only where `P_i` hangs on it: by their own bits, row by row.
+    """
     rows, block, vocab = 400, 4, 11
     q, p = (np.stack([each] * (block + 1), axis=1) for each in conformance.logit_pairs(7, rows, vocab))
     q = np.stack([np.roll(q[:, i], i, axis=0) for i in range(block + 1)], axis=1)
     p = np.stack([np.roll(p[:, i], i, axis=0) for i in range(block + 1)], axis=1)
-    pair, verifier = conformance.law_pair(q, p, 1.0), BlockWise(RULES["token_v3"])
+    pair, verifier = conformance.law_pair(q, p, 1.0), BlockWise(RULES[name])
     rng = np.random.default_rng(1)
     drawn = np.array([[rng.choice(vocab, p=law / law.sum()) for law in row] for row in np.asarray(pair.q_tilde, float)])
     _, blank, _ = blocks.drafted(*conformance.tables(2, seed=0), 1, 1.0, 1.0)
@@ -120,8 +124,25 @@ def test_kept_is_the_largest_i_whose_chance_its_own_bits_lie_below():
     assert len(set(expected)) == block + 1 and set(np.asarray(draft.length - verdict.num_kept)) >= {0, 1, 2, 3}
 
 
+def test_bounds_that_decide_tell_the_law():
+    """`min(q̃, π)` where it is below `q̃`, `q̃` where the bound is no more: `π` itself; and at most the bound anywhere."""
+    q, p = (jnp.asarray(each) for each in conformance.logit_pairs(3, 400, 11))
+    told_by = {"kept": 0, "at_most": 0}
+    for rule in (RULES["lossy"], RULES["lossy_tuned"], lossy(0.8)):
+        for alpha in (0.2, 0.4, 0.9):
+            given = conformance.law_pair(q, p, 1.0, 1.0), jnp.full((len(q), 1), alpha)
+            law, kept, most, drawn = rule.target_law(*given), rule.kept(*given), rule.at_most(*given), given[0].q_tilde
+            assert (most >= law - 1e-6).all() and (most >= kept).all()
+            np.testing.assert_allclose(law[kept < drawn], kept[kept < drawn], atol=1e-7)
+            same = (kept >= drawn) & (most <= drawn)
+            np.testing.assert_allclose(law[same], drawn[same], atol=1e-7)
+            told_by = {"kept": told_by["kept"] + (kept < drawn).sum(), "at_most": told_by["at_most"] + same.sum()}
+    assert min(told_by.values()) > 1000
+
+
+@pytest.mark.parametrize("rule", ["spec_decode", pytest.param("lossy_tuned", marks=pytest.mark.laws)])
 @pytest.mark.parametrize("failing", ["target", "draft"])
-def test_logits_that_are_no_numbers_are_found_where_they_stand(failing):
+def test_logits_that_are_no_numbers_are_found_where_they_stand(failing, rule):
     """Of token 3's successor. Where the target fails nothing stands behind a 3; the draft need not be asked there."""
     q, p = conformance.tables(5, seed=4)
     broken = {"target": p.copy(), "draft": q.copy()}
@@ -129,7 +150,7 @@ def test_logits_that_are_no_numbers_are_found_where_they_stand(failing):
     pair = conformance.tabular_pair(broken["draft"], broken["target"])
     prompts = [[n % 3] for n in range(300)]
     with pytest.warns(UserWarning, match="rows failed"):
-        out = sc.decode(pair, prompts, rule="spec_decode", verify="block", temperature=1.0, max_new_tokens=12)
+        out = sc.decode(pair, prompts, rule=rule, alpha=0.4, verify="block", temperature=1.0, max_new_tokens=12)
     assert len(out.failed) > 20 and {failure.model for failure in out.failed} == {failing}
     if failing == "target":
         assert not any((row[: length - 1] == 3).any() for row, length in zip(out.tokens, out.lengths, strict=True))

@@ -33,6 +33,9 @@ WRONG = {
         {"law": lambda pair, a: pair.p_tilde,
          "kept": lambda pair, a: jnp.minimum(pair.q_tilde, pair.p_tilde / pair.p_tilde.sum(-1, keepdims=True))},
         "its kept returned .* of the same token"),
+    "less than its law at most": (
+        {"law": lambda pair, a: pair.p_tilde, "at_most": lambda pair, a: jnp.minimum(pair.q_tilde, pair.p_tilde)},
+        "its at_most returned .* no less than π"),
     "lossless in name": ({"deferral": lambda pair, a: pair.q.max(-1, keepdims=True) < a, "lossless": True}, "lossless"),
 }  # fmt: skip
 

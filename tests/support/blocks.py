@@ -52,7 +52,7 @@ def _parts(verifier, pair, draft, alpha):
     """`P_i` and `h_i`, `[N, G + 1]` each, and the laws of the next token after `i` kept ones, `[N, G + 1, V]`."""
     block = draft.tokens.shape[1]
     law = verifier.law(pair, alpha[:, None, None])
-    reached = verifier._reached(pair, law, draft, alpha)
+    reached = verifier._reached(pair, law, draft, alpha, jnp.zeros((len(alpha), block + 1)))
     at = [(i, at_position(pair, jnp.full(alpha.shape, i))) for i in range(block + 1)]
     laws_at = [verifier._law_at(here, law, jnp.full(alpha.shape, i), alpha) for i, here in at]
     chances = [verifier._chance(here, laws_at[i], reached[:, i]) for i, here in at[:-1]] + [reached[:, block]]
@@ -152,7 +152,7 @@ class Unnormalised(BlockWise):
 class Uncapped(BlockWise):
     """A bug: `P_i` may exceed 1."""
 
-    def _reached(self, pair, law, draft, alpha):
+    def _reached(self, pair, law, draft, alpha, uniforms):
         tokens = jnp.pad(draft.tokens, [(0, 0), (0, 1)])
         ratio = self.rule.law_at(pair, alpha[:, None, None], tokens) / laws.at_tokens(pair.q_tilde, tokens)[..., 0]
         return jnp.cumprod(jnp.concatenate([jnp.ones_like(ratio[:, :1]), ratio[:, :-1]], axis=1), axis=1)

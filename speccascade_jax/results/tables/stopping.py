@@ -80,7 +80,7 @@ def throughput_grids(families: Families) -> list[Grid]:
     """
     found = Throughputs(families, Bootstrap())
     grids = [_best_grid(found), _prediction_grid(found)]
-    heads = any(family.on_rejection or family.w_rej is not None for family in families.adaptive)
+    heads = any(family.on_rejection or family.w_rej is not None for family in _token_wise(families))
     return [*grids, _threshold_grid(found)] if heads else grids
 
 
@@ -141,7 +141,7 @@ def _prediction_grid(found: Throughputs) -> Grid:
 
 def _threshold_grid(found: Throughputs) -> Grid:
     rows, notes = list[list[str]](), list[str]()
-    for family in (each for each in found.families.adaptive if each.on_rejection):
+    for family in (each for each in _token_wise(found.families) if each.on_rejection):
         try:
             given = found.suggestion(family)
         except ValueError as error:
@@ -155,19 +155,30 @@ def _threshold_grid(found: Throughputs) -> Grid:
         best, lost = f"{given.best.at:g}", found.bootstrap.interval(given.lost)
         row = [family.name, f"{given.at:.3f}", _rate(found, given.tokens), how, best]
         rows.append([*row, _rate(found, given.best.tokens), _percent(lost)])
-    weighted = [f"{each.name} ({each.w_rej:g})" for each in found.families.adaptive if each.w_rej not in (None, 1.0)]
+    own = _token_wise(found.families)
+    weighted = [f"{each.name} ({each.w_rej:g})" for each in own if each.w_rej not in (None, 1.0)]
+    jointly = [each.name for each in found.families.adaptive if each not in own]
     why = "Left out, for the loss of their heads weighed rejections other than once (w_rej), which moves all that h is"
     header = ["Method", "suggested h", "tokens/s there", "read off", "best h", "tokens/s there", "left on the table"]
     notes += [
         "Theorem 3.1 with Δ = 0: h = 1 − t_draft / t_target, of P(some token is rejected): methods that compare h with "
         "anything else (max q, entropy) are left out.",
         *([f"{why} compared with away from that probability: {', '.join(weighted)}."] if weighted else []),
+        *(
+            [f"Left out, for blocks do not end at the first token that is rejected: {', '.join(jointly)}."]
+            * bool(jointly)
+        ),
         "Tokens/s are predicted; between two measured thresholds they are taken as linear in h.",
         _resting(found),
         _RESAMPLES,
     ]
     title = f"Theorem 3.1's threshold: {found.families.panel.title()}"
     return Grid(title=title, header=header, rows=rows, notes=notes)
+
+
+def _token_wise(families: Families) -> list[Family]:
+    """Those of which the theorem speaks: a rejected token ends the block there."""
+    return [each for each in families.adaptive if each.verify == "token"]
 
 
 def dominance_grids(families: Families) -> list[Grid]:
