@@ -1,7 +1,5 @@
 """Small pairs that the benchmarks can run: tabular models in memory, random T5s in a folder."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -9,7 +7,8 @@ import speccascade_jax as sc
 from speccascade_jax import checkpoints
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.data.vocabularies import load
-from speccascade_jax.models.t5 import T5, T5Config, T5Module
+from speccascade_jax.models.t5 import T5, T5Config
+from tests.support import random_t5
 
 SIZE = 320
 
@@ -41,9 +40,7 @@ def folder(vocabulary_file, tmp_path_factory):
     """A folder with a pair of random, very small T5s."""
     folder = tmp_path_factory.mktemp("pair")
     (folder / "vocabulary.model").write_bytes(vocabulary_file.read_bytes())
-    token = jnp.ones((1, 2), jnp.int32)
     for seed, part in enumerate(("target", "draft")):
         config = T5Config(SIZE, SIZE, 16, 2, 8, 16, 1, 1)
-        params = T5Module(config).init(jax.random.key(seed), token, token)["params"]
-        checkpoints.save(folder / part, T5(config), params)
+        checkpoints.save(folder / part, T5(config), random_t5.parameters(config, seed))
     return folder

@@ -22,8 +22,7 @@ from speccascade_jax.models.t5 import T5, T5Config
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import make_prompt
 from speccascade_jax.stopping.policies import Fixed
-from speccascade_jax.training.t5 import steps
-from tests.support import tiny_decoders
+from tests.support import random_t5, tiny_decoders
 
 T5_CONFIG = T5Config(290, 292, 16, 2, 8, 24, 1, 3)
 WINDOWED = dataclasses.replace(tiny("gemma2_2b", vocab_size=290), num_layers=4)
@@ -31,7 +30,7 @@ run = jax.jit(continued, static_argnums=0)
 
 
 def _t5():
-    params = steps.init_state(T5_CONFIG, steps.Optimizer(), jax.random.key(0)).params
+    params = random_t5.parameters(T5_CONFIG)
     model = T5(T5_CONFIG)
     return BoundModel(jax.device_put(model.prepare(params)), model)
 

@@ -10,18 +10,17 @@ from speccascade_jax.core.types import BoundModel
 from speccascade_jax.methods import selecting
 from speccascade_jax.methods.assemble import assemble
 from speccascade_jax.methods.settings import Arm, Level, Settings
-from speccascade_jax.models.t5 import T5, T5Config, T5Module
+from speccascade_jax.models.t5 import T5, T5Config
 from speccascade_jax.pairs import policy_files
 from speccascade_jax.pairs.policy_files import Card, Policy
+from tests.support import random_t5
 
 V = 12
 ARMS = ("draft", "other", "autoregressive")
 
 
 def t5(seed, layers=1):
-    config = T5Config(V, V, 16, 2, 8, 16, 1, layers)
-    token = np.ones((1, 2), np.int32)
-    return BoundModel(T5Module(config).init(jax.random.key(seed), token, token)["params"], T5(config))
+    return random_t5.bound(T5Config(V, V, 16, 2, 8, 16, 1, layers), seed)
 
 
 @pytest.fixture(scope="module")

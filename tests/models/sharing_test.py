@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speccascade_jax.core.types import BoundModel, Prompt
+from speccascade_jax.core.types import Prompt
 from speccascade_jax.models.along import continued
 from speccascade_jax.models.early_exit import early_exit
 from speccascade_jax.models.sharing import distinct, restored
-from speccascade_jax.models.t5 import T5, T5Config
-from speccascade_jax.training.t5 import steps
+from speccascade_jax.models.t5 import T5Config
+from tests.support import random_t5
 
 CONFIG = T5Config(40, 40, 32, 4, 8, 64, 2, 3)
 
@@ -26,7 +26,7 @@ def test_trees_come_back_and_arrays_are_there_once():
 @pytest.mark.parametrize("once", [True, False])
 def test_layers_below_exits_are_computed_once(once):
     """By the compiler's own count; two arguments with one array in both are two to it."""
-    target = BoundModel(steps.init_state(CONFIG, steps.Optimizer(), jax.random.key(0)).params, T5(CONFIG))
+    target = random_t5.bound(CONFIG)
     bound = [target, *(early_exit(target, layer) for layer in (1, 2))]
     prompt = Prompt(np.zeros((1, 1), np.int32), np.ones(1, np.int32), np.arange(2, 34, dtype=np.int32)[None])
     tokens = np.arange(2, 18, dtype=np.int32)[None]

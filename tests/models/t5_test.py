@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ from speccascade_jax.core.types import Prompt
 from speccascade_jax.models import t5_layers
 from speccascade_jax.models.t5 import T5, T5Config, T5Module, teacher_forced_logits
 from speccascade_jax.models.t5_layers import relative_buckets
+from tests.support.random_t5 import parameters
 
 forced = jax.jit(teacher_forced_logits, static_argnums=0)
 prefill = jax.jit(T5.prefill, static_argnums=(0, 3))
@@ -28,12 +28,6 @@ CONFIGS = {
     "gated_tied": dataclasses.replace(TINY, tied=True, num_decoder_layers=1),
     "relu_untied": dataclasses.replace(TINY, gated=False, num_heads=1, relative_buckets=8, relative_max_distance=16),
 }
-
-
-@functools.cache
-def parameters(config: T5Config) -> dict:
-    token = jnp.ones((1, 1), jnp.int32)
-    return jax.jit(T5Module(config).init)(jax.random.key(0), token, token)["params"]
 
 
 def encoder_rows(config: T5Config, rows: int, width: int, seed: int = 0) -> np.ndarray:
@@ -220,7 +214,7 @@ def test_a_long_prompt_is_encoded_in_chunks_which_change_nothing_but_the_memory(
     config = T5Config(32, 32, 16, 2, 8, 16, 2, 1)
     model = T5(config)
     tokens = jax.random.randint(jax.random.key(0), (3, 2 * t5_layers.CHUNK + 7), 1, 32).at[1, -300:].set(0)
-    params = model.module.init(jax.random.key(1), tokens[:, :1], tokens[:, :1])["params"]
+    params = parameters(config)
 
     def compiled():
         def encode(params, tokens):

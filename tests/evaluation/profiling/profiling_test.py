@@ -13,7 +13,8 @@ from speccascade_jax.data.vocabularies import load
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Sampling
 from speccascade_jax.evaluation.profiling import profiling
 from speccascade_jax.evaluation.profiling.traces import Spent
-from speccascade_jax.models.t5 import T5, T5Config, T5Module
+from speccascade_jax.models.t5 import T5, T5Config
+from tests.support import random_t5
 
 EVALUATION = Evaluation(task="tiny_translation", max_new_tokens=8)
 METHOD = Method(name="opt", alpha=0.2, block_size=3)
@@ -24,10 +25,9 @@ def pair(tmp_path_factory) -> ModelPair:
     folder = tmp_path_factory.mktemp("pair")
     texts = [text for example in get_task("tiny_translation").load(limit=40) for text in (example.source,)]
     (folder / "vocabulary.model").write_bytes(load.train(texts, 320))
-    token = jnp.ones((1, 2), jnp.int32)
     for seed, part in enumerate(("target", "draft")):
         config = T5Config(320, 320, 16, 2, 8, 16, 1, 1)
-        checkpoints.save(folder / part, T5(config), T5Module(config).init(jax.random.key(seed), token, token)["params"])
+        checkpoints.save(folder / part, T5(config), random_t5.parameters(config, seed))
     return ModelPair(name=str(folder))
 
 

@@ -1,7 +1,6 @@
 """Growing a model: the same function at first, and every part of what was added learns."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,18 +10,13 @@ import pytest
 from speccascade_jax.models.t5 import T5, T5Config, teacher_forced_logits
 from speccascade_jax.training.t5 import growth, loop, steps
 from speccascade_jax.training.t5.schedule import Schedule
+from tests.support.random_t5 import parameters as _params
 
 SMALL = T5Config(290, 292, 16, 2, 8, 16, 1, 2)
 LARGE = dataclasses.replace(SMALL, d_ff=40, num_encoder_layers=3, num_decoder_layers=5)
 WIDER = dataclasses.replace(LARGE, d_model=24, num_heads=3)
 SOURCE = np.array([[7, 30, 200, 5, 1, 0], [12, 9, 1, 0, 0, 0]], np.int32)
 TARGET = np.array([[44, 8, 91, 3, 270, 1], [5, 77, 102, 1, 0, 0]], np.int32)
-
-
-@functools.cache
-def _params(config, seed):
-    """In numpy: training gives the buffers of its state away."""
-    return jax.tree.map(np.asarray, steps.init_state(config, steps.Optimizer(), jax.random.key(seed)).params)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from speccascade_jax.core.types import BoundModel
 from speccascade_jax.models.early_exit import early_exit
 from speccascade_jax.models.t5 import EXITS, T5, T5Config, T5Module
 from speccascade_jax.training.t5 import steps
+from tests.support import random_t5
 
 CONFIG = T5Config(10, 12, 8, 2, 4, 8, 1, 1)
 SOURCE = np.array([[3, 4, 1, 0], [5, 1, 0, 0]], np.int32)
@@ -111,7 +112,7 @@ def _loss(objective, step):
 
 @pytest.mark.laws
 def test_one_exit_in_turn_adds_its_cross_entropy_weighed_by_its_depth():
-    params = steps.init_state(DEEP, steps.Optimizer(), jax.random.key(1)).params
+    params = random_t5.parameters(DEEP, 1)
     bound = BoundModel(params, T5(DEEP))
     plain = steps.Objective(smoothing=0.0)
 
@@ -132,7 +133,7 @@ def test_layers_are_left_out_the_more_often_the_higher_they_are():
     config = replace(DEEP, layer_dropout=0.9)
     rows = 4000
     source, inputs = np.tile(SOURCE[:1], (rows, 1)), np.tile([[0]], (rows, 1))
-    params = steps.init_state(config, steps.Optimizer(), jax.random.key(1)).params
+    params = random_t5.parameters(config, 1)
     run = jax.jit(partial(T5Module(config).apply, deterministic=False, mutable=[EXITS]))
     _, sown = run({"params": params}, source, inputs, rngs={"dropout": jax.random.key(3)})
     hidden = [np.asarray(each)[:, 0] for each in sown[EXITS]["decoder"]["hidden"]]
