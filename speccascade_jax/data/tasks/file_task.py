@@ -19,14 +19,25 @@ from speccascade_jax.data.tasks.task import Example, Task, json_lines, shuffled
 
 ENDINGS = (".tsv", ".csv", ".jsonl")
 _WHOLE = "all"
+_SPLITS = "dataset_dict.json"
 _LONGEST_FIELD = 1 << 30
 
 Row = Mapping[str, Any]
 
 
 def is_file(name: object) -> bool:
-    """Whether a task's name is the path of a file that `FileTask` reads: `.csv`, `.tsv`, `.jsonl`, `.gz` of them."""
-    return isinstance(name, str) and name.removesuffix(".gz").endswith(ENDINGS)
+    """Whether a task's name is the path of what `FileTask` reads.
+
+    `.csv`, `.tsv`, `.jsonl`, `.gz` of them; or, with a slash in it, a folder that `datasets` saved.
+    """
+    if not isinstance(name, str):
+        return False
+    return name.removesuffix(".gz").endswith(ENDINGS) or ("/" in name and _is_saved(_found(name)))
+
+
+def _is_saved(folder: Path) -> bool:
+    """Whether `datasets` saved it: one set, or several splits."""
+    return any((folder / told).is_file() for told in (_SPLITS, "state.json"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -165,7 +176,7 @@ def _found(path: str) -> Path:
 
 def _splits(folder: Path) -> tuple[str, ...]:
     """The splits of a folder of `datasets`, which tells them in a file of its own."""
-    told = folder / "dataset_dict.json"
+    told = folder / _SPLITS
     if not told.is_file():
         return (_WHOLE,)
     return tuple(readers.json_object(told, "save the data again").get("splits", ())) or (_WHOLE,)

@@ -89,7 +89,8 @@ def get_task(name: str | Task) -> Task:
         return FileTask(path=name)
     plain, colon, shots = name.partition(":") if isinstance(name, str) else (name, "", "")
     also = (
-        f"; a file of yours is a path that ends in {', '.join(ENDINGS)} (gin/tasks/file.gin); one of seqio's registry "
+        f"; a file of yours is a path that ends in {', '.join(ENDINGS)} (gin/tasks/file.gin), or "
+        f"the folder, './folder', of a data set that datasets saved; one of seqio's registry "
         f"is a SeqioTask (gin/tasks/seqio.gin)"
     )
     found: Task = names.look_up("task", plain, TASKS, Task, "speccascade_jax.data.tasks.table.TASKS", also)

@@ -137,6 +137,10 @@ def test_folders_that_datasets_saved(tmp_path, monkeypatch):
     task = FileTask(path=tmp_path)
     assert task.splits == ("train", "test")
     assert [each.source for each in task.load("test")] == ["c"]
+    assert get_task(str(tmp_path)) == FileTask(path=str(tmp_path))
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ValueError, match="unknown task .*the folder, './folder', of a data set that datasets saved"):
+        get_task(str(tmp_path / "other"))
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ImportError, match="pip install datasets"):
         task.load("test")
