@@ -33,7 +33,7 @@ def test_whole_sequences(name):
 @pytest.mark.laws
 def test_whole_sequences_of_deferral_rules_each_row_under_its_own():
     rules = [rule for rule in SAMPLED if rule.deferral is not None]
-    mixed_rules.check_sequence_laws(rules, None, rows=5_000, tree=(2, 2))
+    mixed_rules.check_sequence_laws(rules, None, rows=3_000, tree=(2, 2))
 
 
 @many_rows
@@ -114,7 +114,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("name", ["fakes", *(pytest.param(name, marks=pytest.mark.laws) for name in list(PAIRS)[1:])])
-@pytest.mark.parametrize("rule", [pytest.param("spec_decode", marks=pytest.mark.laws), "token_v3"])
+@pytest.mark.parametrize("rule", ["token_v3"])
 def test_greedy_tokens_are_those_of_chains(name, rule):
     """A slot in the wrong place, in either cache, and everything behind it is another text; rows keep other paths."""
     pair = PAIRS[name]()

