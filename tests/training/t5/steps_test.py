@@ -112,7 +112,7 @@ def _loss(objective, step):
 
 @pytest.mark.laws
 def test_one_exit_in_turn_adds_its_cross_entropy_weighed_by_its_depth():
-    params = random_t5.parameters(DEEP, 1)
+    params = steps.init_state(DEEP, steps.Optimizer(), jax.random.key(1)).params
     bound = BoundModel(params, T5(DEEP))
     plain = steps.Objective(smoothing=0.0)
 
