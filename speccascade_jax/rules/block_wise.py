@@ -103,11 +103,15 @@ class BlockWise(Speculative):
         all that is known of the ratio: enough where `P_{i−1} = 1`, and where nothing from `x_i` on may be kept.
         """
         assert self.rule.kept is not None and self.rule.at_most is not None
+        if not within.shape[1]:
+            return jnp.ones_like(alpha)[:, None]
         chosen, each = laws.at_tokens(pair, tokens), alpha[:, None, None]
         drawn = chosen.q_tilde[..., 0]
-        low, high = (bound(chosen, each)[..., 0] / drawn for bound in (self.rule.kept, self.rule.at_most))
+        kept, most = (bound(chosen, each)[..., 0] for bound in (self.rule.kept, self.rule.at_most))
+        full = kept >= drawn  # masses, not quotients: on some devices a / a falls short of 1
+        told = (~full | (most <= drawn))[:, :-1] | ~within  # what is no number is, too
+        low, high = jnp.where(full, 1.0, kept / drawn), most / drawn
         low, high = (jnp.where(within, ratio[:, :-1], 0.0) for ratio in (low, high))
-        told = ~(low >= 1) | (high <= 1)  # what is no number is, too
 
         def asked(ratio: Array, told: Array) -> Array:
             """Where `π` must be made, bool `[B, G]`; only each row's first such place is used."""

@@ -198,3 +198,11 @@ def test_what_does_not_keep_all_the_law_allows_is_refused():
 def test_it_is_no_other_law():
     assert BlockWise(RULES["diff"]).name == Speculative(RULES["diff"]).name == "diff"
     assert BlockWise(RULES["diff"]).reads_q and BlockWise(RULES["spec_decode"]).lossless
+
+
+def test_an_arm_that_drafts_nothing_has_empty_blocks_of_bounded_laws_too():
+    q, p = conformance.tables(5, seed=4)
+    given = {"rule": "lossy", "alpha": 0.3, "temperature": 1.0, "max_new_tokens": 6, "lossy_arms": True}
+    given |= {"drafters": ("autoregressive", "draft"), "choose": "autoregressive"}
+    ways = [sc.decode(conformance.tabular_pair(q, p), [[0], [1]], verify=way, **given) for way in ("token", "block")]
+    np.testing.assert_array_equal(ways[0].tokens, ways[1].tokens)
