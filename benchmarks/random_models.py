@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax.core.types import BoundModel, Params
 from speccascade_jax.data.vocabularies.vocabulary import TextVocabulary
 from speccascade_jax.models.decoder import DecoderConfig, DecoderLM
 from speccascade_jax.models.layers import fuse
+from speccascade_jax.models.needs import abstract
 from speccascade_jax.models.products import pack
 from speccascade_jax.models.t5 import T5, T5Config
 from speccascade_jax.pairs.pair import Pair
@@ -35,10 +35,13 @@ PLAIN = "XLA's products"
 
 
 def random(config: T5Config | DecoderConfig, seed: int = 0) -> BoundModel:
-    """A model with weights drawn so that activations neither vanish nor explode, fused, not packed."""
+    """A model with `parameters`, fused, not packed."""
     model: T5 | DecoderLM = T5(config) if isinstance(config, T5Config) else DecoderLM(config)
-    inputs = [jax.ShapeDtypeStruct((1, 1), jnp.int32)] * (2 if model.is_encoder_decoder else 1)
-    shapes = jax.eval_shape(model.module.init, jax.random.key(0), *inputs)["params"]
+    return BoundModel(params=fuse(parameters(model, seed)), model=model)
+
+
+def parameters(model: T5 | DecoderLM, seed: int = 0) -> Params:
+    """In numpy, drawn so that activations neither vanish nor explode."""
     draws = np.random.default_rng(seed)
 
     def drawn(leaf: Any) -> np.ndarray:
@@ -46,7 +49,8 @@ def random(config: T5Config | DecoderConfig, seed: int = 0) -> BoundModel:
             return np.ones(leaf.shape, np.float32)
         return draws.standard_normal(leaf.shape, np.float32) / np.float32(np.sqrt(leaf.shape[0]))
 
-    return BoundModel(params=fuse(jax.tree.map(drawn, shapes)), model=model)
+    drawn_all: Params = jax.tree.map(drawn, abstract(model))
+    return drawn_all
 
 
 def random_pair(name: str, vocabulary: TextVocabulary | None) -> Pair:

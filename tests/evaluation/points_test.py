@@ -308,6 +308,9 @@ def test_ways_to_verify_are_swept_by_methods_that_keep_all_the_law_allows():
     ((one,),) = _points(methods=(tree,), verify=("token", "block"), bonus="none")[2:]
     assert one.method.tree == (2, 1) and one.method.verify == "token" and one.method.bonus == "none"
     assert one.method.curve() == "opt[tree 2·1]" and not one.method.swept_block
+    ones = [Method(name="opt", alpha=0.3, tree=(1,) * depth) for depth in (2, 3)]  # no γ, although they do not branch
+    found = [p.method for group in _points(methods=ones, block_sizes=(3, 5))[2:] for p in group]
+    assert [(each.tree, each.block_size) for each in found] == [((1, 1), None), ((1, 1, 1), None)]
     with pytest.raises(ValueError, match="accept='deferral' keeps less"):
         _points(methods=("fuzzy",), alphas={"fuzzy": (0.2,)}, verify=("block",))
     with pytest.raises(ValueError, match="unknown verify='blocks'"):

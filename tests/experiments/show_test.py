@@ -63,6 +63,19 @@ def test_the_summary_counts_tokens_rounds_and_time(show):
     assert show.summary(written()[:3], [2.0] * 3, 0.0)[2] == "first token after 2.00 s"
 
 
+def test_ways_to_draft_and_to_verify_are_those_of_decode(show):
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()
+    assert (show._settings()["verify"], show._settings()["tree"]) == ("token", None)
+    with flagsaver.flagsaver(verify="block", tree=["3", "2"]):
+        assert (show._settings()["verify"], show._settings()["tree"]) == ("block", (3, 2))
+    with (
+        flagsaver.flagsaver(tree=["3", "x"]),
+        pytest.raises(ValueError, match="--tree=3,x is no list of whole numbers"),
+    ):
+        show._settings()
+
+
 def test_an_interrupt_ends_the_output_and_keeps_what_was_seen(show):
     def interrupted():
         yield from written()[:4]

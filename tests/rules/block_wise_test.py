@@ -86,17 +86,13 @@ def test_a_greedy_draft_gains_nothing():
     np.testing.assert_allclose(found.ends[only][::-1].cumsum()[::-1][1:], reached, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["token_v3", "lossy", "lossy_tuned"])
-def test_kept_is_the_largest_i_whose_chance_its_own_bits_lie_below(name):
-    """What the loop that asks from the block's end on finds, for blocks of every length beside each other.
-
-    Of rules whose law is bounded `π` is then made only where `P_i` hangs on it: by their own bits, row by row.
-    """
-    rows, block, vocab = 400, 4, 11
+def ragged(rows):
+    """Blocks of 0 to 4 tokens beside each other, drawn from their laws, which differ from place to place."""
+    block, vocab = 4, 11
     q, p = (np.stack([each] * (block + 1), axis=1) for each in conformance.logit_pairs(7, rows, vocab))
     q = np.stack([np.roll(q[:, i], i, axis=0) for i in range(block + 1)], axis=1)
     p = np.stack([np.roll(p[:, i], i, axis=0) for i in range(block + 1)], axis=1)
-    pair, verifier = conformance.law_pair(q, p, 1.0), BlockWise(RULES[name])
+    pair = conformance.law_pair(q, p, 1.0)
     rng = np.random.default_rng(1)
     drawn = np.array([[rng.choice(vocab, p=law / law.sum()) for law in row] for row in np.asarray(pair.q_tilde, float)])
     _, blank, _ = blocks.drafted(*conformance.tables(2, seed=0), 1, 1.0, 1.0)
@@ -110,6 +106,18 @@ def test_kept_is_the_largest_i_whose_chance_its_own_bits_lie_below(name):
         steps=zero,
         bad=jnp.zeros((rows, block + 1), bool),
     )
+    return pair, draft
+
+
+@pytest.mark.parametrize("name", ["token_v3", "lossy", "lossy_tuned"])
+def test_kept_is_the_largest_i_whose_chance_its_own_bits_lie_below(name):
+    """What the loop that asks from the block's end on finds, for blocks of every length beside each other.
+
+    Of rules whose law is bounded `π` is then made only where `P_i` hangs on it: by their own bits, row by row.
+    """
+    (pair, draft), verifier = ragged(400), BlockWise(RULES[name])
+    rows, block = draft.tokens.shape
+    zero = jnp.zeros((rows,), jnp.int32)
     keys = rngs.RoundKeys(rngs.row_keys(rngs.root(0), jnp.arange(rows), 0), zero, zero)
     alpha = jnp.full((rows,), 0.3)
     verdict = jax.jit(verifier.verify, static_argnames="bonus")(pair, draft, keys, alpha, bonus="rule")
@@ -122,6 +130,31 @@ def test_kept_is_the_largest_i_whose_chance_its_own_bits_lie_below(name):
     np.testing.assert_array_equal(verdict.num_kept, expected)
     np.testing.assert_array_equal(verdict.rejected, np.array(expected) < np.asarray(draft.length))
     assert len(set(expected)) == block + 1 and set(np.asarray(draft.length - verdict.num_kept)) >= {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("name", ["lossy", "lossy_tuned"])
+def test_chances_are_exact_wherever_something_from_there_on_may_be_kept(name):
+    """What bounds spare is `π` where it decides nothing; without bits that say so, none is spared."""
+    (pair, draft), verifier = ragged(3000), BlockWise(RULES[name])
+    rows, block = draft.tokens.shape
+    uniforms, alpha = np.random.default_rng(2).random((rows, block + 1), np.float32), jnp.full((rows,), 0.3)
+    law, reached = verifier.law(pair, alpha[:, None, None]), jax.jit(verifier._reached)
+    exact, found = (np.asarray(reached(pair, law, draft, alpha, u)) for u in (np.zeros_like(uniforms), uniforms))
+    matters = np.flip(np.maximum.accumulate(np.flip(uniforms < exact, 1), 1), 1)
+    np.testing.assert_allclose(found[matters], exact[matters], atol=1e-6)
+    assert (found <= exact + 1e-6).all() and (found < exact - 1e-3).sum() > 10, "nothing was spared"
+    np.testing.assert_allclose(exact, _written_down(pair, law, draft), atol=1e-5)
+
+
+def _written_down(pair, law, draft):
+    """`P_0 … P_G` of the whole law."""
+    tokens, lengths = np.asarray(draft.tokens), np.asarray(draft.length)
+    law, drawn = np.asarray(law), np.asarray(pair.q_tilde)
+    chances = np.ones((len(tokens), tokens.shape[1] + 1))
+    for row, i in np.ndindex(tokens.shape):
+        ratio = law[row, i, tokens[row, i]] / drawn[row, i, tokens[row, i]]
+        chances[row, i + 1] = min(1.0, chances[row, i] * ratio) if i < lengths[row] else 0.0
+    return chances
 
 
 def test_bounds_that_decide_tell_the_law():

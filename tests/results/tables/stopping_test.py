@@ -119,6 +119,17 @@ def test_heads_that_weigh_rejections_get_no_suggestion_but_a_note():
     assert not any("w_rej" in note for note in grid.notes)
 
 
+def test_blocks_that_are_verified_jointly_get_no_suggestion_but_a_note():
+    jointly = [made.record("specdecpp", 0.4, 0.3, stop=h, family="specdecpp[block]") for h in (0.3, 0.5)]
+    for record in jointly:
+        record["point"] |= {"verify": "block", "details": ["block-wise"]}
+    *_, grid = grids("throughput", [*made.sweep(), *jointly])
+    assert [row[0] for row in grid.rows] == ["SpecDec++"]
+    (note,) = [note for note in grid.notes if "block-wise" in note]
+    assert note.startswith("Left out, for blocks do not end at the first token that is rejected: SpecDec++")
+    assert len(grids("throughput", [*made.sweep({}), *jointly])) == 2
+
+
 def test_dominance_has_a_verdict_per_block_size():
     (grid,) = grids("dominance", made.sweep({0.3: (0.36, 0.5), 0.5: (0.31, 0.75), 0.7: (0.287, 1.2)}))
     assert [row[1] for row in grid.rows] == [f"SpecDecode, γ = {block}" for block in made.FIXED]
