@@ -34,9 +34,9 @@ gc.set_threshold(100_000, 50, 50)  # tracing makes many objects that live: looki
 
 LONGEST_FIRST = (
     "laws_test", "configs_selection_test", "configs_test", "benchmarks/command_test", "tests/trees_test",
-    "methods/stacks_test", "drafters/planned_test", "hierarchy/optimizing_test", "tests/afternoon_test", "engine/t5_test",
-    "stopping/policies_test", "methods/table_test", "engine/edges_test", "stories_test", "docs_test", "t5/loop_test",
-    "killed_sweep_test", "drafters/nested_test",
+    "methods/stacks_test", "drafters/planned_test", "hierarchy/optimizing_test", "tests/afternoon_test",
+    "engine/t5_test", "stopping/policies_test", "methods/table_test", "engine/edges_test", "stories_test",
+    "docs_test", "t5/loop_test", "killed_sweep_test", "drafters/nested_test",
 )  # fmt: skip
 """Files that should not be what one of two processes is still busy with when the other is done.
 
