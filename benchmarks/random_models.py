@@ -41,15 +41,16 @@ def random(config: T5Config | DecoderConfig, seed: int = 0) -> BoundModel:
 
 
 def parameters(model: T5 | DecoderLM, seed: int = 0) -> Params:
-    """In numpy, drawn so that activations neither vanish nor explode."""
+    """In numpy: scales of 1, embeddings and biases of positions of unit size, kernels of unit gain."""
     draws = np.random.default_rng(seed)
 
-    def drawn(leaf: Any) -> np.ndarray:
+    def drawn(path: Any, leaf: Any) -> np.ndarray:
         if len(leaf.shape) == 1:
             return np.ones(leaf.shape, np.float32)
-        return draws.standard_normal(leaf.shape, np.float32) / np.float32(np.sqrt(leaf.shape[0]))
+        gain = 1.0 if "embedding" in path[-1].key else leaf.shape[0] ** -0.5
+        return draws.standard_normal(leaf.shape, np.float32) * np.float32(gain)
 
-    drawn_all: Params = jax.tree.map(drawn, abstract(model))
+    drawn_all: Params = jax.tree_util.tree_map_with_path(drawn, abstract(model))
     return drawn_all
 
 

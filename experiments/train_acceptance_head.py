@@ -32,10 +32,8 @@ MODE = flags.DEFINE_enum("mode", "train", ["train", "report"], "train: train or 
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown argument {argv[1]!r}; flags look like --gin.NAME=VALUE")
-    if not flags.FLAGS.gin_file:
-        raise app.UsageError("name a --gin_file, for example --gin_file=gin/train_acceptance_head.gin")
     with gin_flags.one_line_errors():
-        gin_flags.parse_gin(flags.FLAGS.gin_file, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths)
+        gin_flags.read("python -m experiments.train_acceptance_head --gin_file=gin/train_acceptance_head.gin")
         if MODE.value == "train":
             print(json.dumps(gin.get_configurable(train.HeadTrainer)().run(), indent=1))
         else:

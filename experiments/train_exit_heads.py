@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 
 import gin
-from absl import app, flags, logging
+from absl import app, logging
 
 from speccascade_jax.runtime import gin_flags, interrupts, malloc
 from speccascade_jax.training import exits
@@ -32,10 +32,8 @@ gin_flags.define_flags()
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown argument {argv[1]!r}; flags look like --gin.NAME=VALUE")
-    if not flags.FLAGS.gin_file:
-        raise app.UsageError("name a --gin_file, for example --gin_file=gin/train_exit_heads.gin")
     with gin_flags.one_line_errors():
-        gin_flags.parse_gin(flags.FLAGS.gin_file, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths)
+        gin_flags.read("python -m experiments.train_exit_heads --gin_file=gin/train_exit_heads.gin")
         print(json.dumps(gin.get_configurable(exits.ExitTrainer)().run(), indent=1))
 
 

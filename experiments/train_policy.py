@@ -38,10 +38,8 @@ MODE = flags.DEFINE_enum(
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown argument {argv[1]!r}; flags look like --gin.NAME=VALUE")
-    if not flags.FLAGS.gin_file:
-        raise app.UsageError("name a --gin_file, for example --gin_file=gin/train_policy.gin")
     with gin_flags.one_line_errors():
-        gin_flags.parse_gin(flags.FLAGS.gin_file, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths)
+        gin_flags.read("python -m experiments.train_policy --gin_file=gin/train_policy.gin")
         trainer = gin.get_configurable(train.PolicyTrainer)()
         if MODE.value == "train":
             print(json.dumps(trainer.run(), indent=1))

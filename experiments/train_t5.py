@@ -65,10 +65,8 @@ def main(argv: list[str]) -> None:
     compilation_cache.switch_on()
     if MODE.value in ("export", "translate") and not OUTPUT.value:
         raise app.UsageError(f"--mode={MODE.value} needs --output=PATH")
-    if not flags.FLAGS.gin_file:
-        raise app.UsageError("name a --gin_file, for example --gin_file=gin/train_target.gin")
     with gin_flags.one_line_errors():
-        gin_flags.parse_gin(flags.FLAGS.gin_file, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths)
+        gin_flags.read("python -m experiments.train_t5 --gin_file=gin/train_target.gin")
         trainer = gin.get_configurable(loop.Trainer)()
         if MODE.value == "train":
             logging.info("%s", gin.config_str())

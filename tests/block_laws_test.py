@@ -13,7 +13,7 @@ from speccascade_jax.methods.settings import Arm, Level
 from speccascade_jax.pairs.pair import Pair
 from tests.support import blocks, conformance, mixed_rules, reference
 
-pytestmark = pytest.mark.usefixtures("optimised")
+many_rows = pytest.mark.usefixtures("optimised")  # running costs more there than compiling
 
 ALL = conformance.REPRESENTATIVE
 SAMPLED = [rule for rule in ALL.values() if not rule.greedy_only]
@@ -25,17 +25,20 @@ OTHERS = [
 ]
 
 
+@many_rows
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.laws) for name in OTHERS)])
 def test_whole_sequences(name):
     conformance.check_sequence_law(ALL[name], 3, verify="block")
 
 
+@many_rows
 @pytest.mark.laws
 def test_whole_sequences_of_deferral_rules_each_row_under_its_own():
     rules = [rule for rule in SAMPLED if rule.deferral is not None]
-    mixed_rules.check_sequence_laws(rules, 3, rows=5_000, verify="block")
+    mixed_rules.check_sequence_laws(rules, 3, rows=2_500, verify="block")
 
 
+@many_rows
 @pytest.mark.laws
 @pytest.mark.parametrize("bonus", ["none", "rule"])
 def test_transitions_at_every_position_in_long_blocks(bonus):

@@ -169,8 +169,10 @@ def one_deferral_rule(monkeypatch):
     def stand_in(rule):
         return rule if rule.deferral is None or "_top" in rule.name else RULES["token_v3"]
 
-    made = {name: lambda rule, made=made: made(stand_in(rule)) for name, made in drafting.VERIFIERS.items()}
-    monkeypatch.setattr(drafting, "VERIFIERS", made)
+    for ways in ("VERIFIERS", "JOINT"):
+        known = getattr(drafting, ways).items()
+        made = {name: lambda rule, made=made: made(stand_in(rule)) for name, made in known}
+        monkeypatch.setattr(drafting, ways, made)
     monkeypatch.setattr(widths, "WIDTHS", ())  # a program per width; tests/engine/widths_test.py has them
 
 

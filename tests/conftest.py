@@ -97,9 +97,13 @@ def programs_are_given_back():
     program_memory.release_when_crowded(CROWDED)
 
 
-@pytest.fixture(scope="module")
-def optimised():
-    """Compiles a file's programs as users do: where running costs more than compiling."""
+def _as_users_compile():
     jax.config.update(QUICKLY, False)
     yield
     jax.config.update(QUICKLY, True)
+
+
+optimised = pytest.fixture(_as_users_compile, name="optimised")
+"""Compiles a test's programs as users do: where running costs more than compiling."""
+all_optimised = pytest.fixture(_as_users_compile, name="all_optimised", scope="module")
+"""Those of a whole file."""

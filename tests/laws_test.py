@@ -6,8 +6,7 @@ from speccascade_jax.methods.assemble import assemble
 from speccascade_jax.rules.deferral import RULES
 from tests.support import conformance, mixed_rules, mutants, reference
 
-# thousands of rows: running costs more here than compiling
-pytestmark = pytest.mark.usefixtures("optimised")
+many_rows = pytest.mark.usefixtures("optimised")  # running costs more there than compiling
 
 ALL = conformance.REPRESENTATIVE
 SAMPLED = [rule for rule in ALL.values() if not rule.greedy_only]
@@ -18,14 +17,16 @@ QUICK = ("spec_decode",)
 OTHERS = ["opt", *(rule.name for rule in SAMPLED if rule.deferral is None and rule.name not in QUICK)]
 
 
+@many_rows
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.laws) for name in OTHERS)])
 def test_whole_sequences(name):
     conformance.check_sequence_law(ALL[name], 3)
 
 
+@many_rows
 @pytest.mark.laws
 def test_whole_sequences_of_deferral_rules():
-    mixed_rules.check_sequence_laws([rule for rule in SAMPLED if rule.deferral is not None], 3)
+    mixed_rules.check_sequence_laws([rule for rule in SAMPLED if rule.deferral is not None], 3, rows=4_000)
 
 
 @pytest.mark.laws
@@ -34,6 +35,7 @@ def test_whole_sequences_in_blocks_of_one(name):
     conformance.check_sequence_law(ALL[name], 1)
 
 
+@many_rows
 @pytest.mark.laws
 @pytest.mark.parametrize("name", ["spec_decode", "token_v3"])
 def test_transitions_at_every_position(name):

@@ -1,7 +1,8 @@
 """Which points a sweep has: methods × α × γ × temperature × top-p × seeds, in groups that share a compilation."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Poi
 from speccascade_jax.evaluation.validation import validate, validate_evaluation
 from speccascade_jax.methods.settings import TOKEN
 from speccascade_jax.methods.speculation import Speculation
+from speccascade_jax.methods.table import METHODS
 
 
 def enumerate_points(
@@ -38,7 +40,8 @@ def enumerate_points(
     Args:
         pair, evaluation, samplings, seeds: what the points share.
         methods: names of methods and rules, or methods with a rule, a stop threshold, drafters of their own.
-        alphas: `Method.curve()` or, for all that share it, the name -> its α's.
+        alphas: `Method.curve()` or, for all that share it, the name -> its α's; a method's that is not swept are passed
+            over with a warning, so that a file's `methods` can be replaced alone.
         stop_thresholds: name of a method that stops by one -> its thresholds; heads: files of acceptance heads that
             methods which ask one are each measured with, instead of the pair's own.
         block_sizes: of methods whose blocks end at γ; those that stop where the draft is unsure keep their own cap.
@@ -49,7 +52,7 @@ def enumerate_points(
 
     Raises:
         ValueError: an unknown method, an α outside a rule's domain, any other value without a meaning, a point named
-            twice, two heads whose files are called alike; `alphas` for a method that is not swept.
+            twice, two heads whose files are called alike; `alphas` for what is neither swept nor a method.
     """
     typed.check(enumerate_points, locals())
     alphas = dict(alphas or {})
@@ -58,9 +61,7 @@ def enumerate_points(
     templates = [Method(name=each) if isinstance(each, str) else each for each in methods]
     templates = list(_in_ways(_in_heads(_in_thresholds(templates, dict(stop_thresholds or {})), heads), verify))
     _check_heads(templates)
-    known = dict.fromkeys(name for template in templates for name in _names(template))
-    if stray := [name for name in alphas if name not in known]:
-        raise ValueError(f"alphas names {', '.join(stray)}, which is not among the methods: {unknown(stray[0], known)}")
+    _check_alphas(alphas, dict.fromkeys(name for template in templates for name in _names(template)))
     validate_evaluation(evaluation)
     evaluation = evaluation.resolved()
     curves = [[Method(name=TARGET)], [Method(name=DRAFT)]]
@@ -105,6 +106,17 @@ def _cooler(groups: Sequence[Sequence[Point]], shares: Sequence[float]) -> list[
 def _law(sampling: Sampling) -> tuple[float, float, int]:
     """What of a sampling the target alone heeds."""
     return sampling.temperature, sampling.top_p, sampling.top_k
+
+
+def _check_alphas(alphas: Iterable[str], swept: Collection[str]) -> None:
+    """Refuse what `alphas` names and nothing is called; a method that another file swept may keep its α's there."""
+    stray = [name for name in alphas if name not in swept]
+    if unheard := [name for name in stray if name not in METHODS]:
+        raise ValueError(
+            f"alphas names {', '.join(unheard)}, which is not among the methods: {unknown(unheard[0], swept)}"
+        )
+    if stray:
+        warnings.warn(f"alphas names {', '.join(stray)}, which this sweep has not: passed over", stacklevel=3)
 
 
 def _check_heads(templates: Iterable[Method]) -> None:

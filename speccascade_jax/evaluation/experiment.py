@@ -20,7 +20,7 @@ from speccascade_jax.evaluation.validation import validate
 from speccascade_jax.methods import table
 from speccascade_jax.methods.settings import TOKEN
 from speccascade_jax.methods.speculation import Speculation
-from speccascade_jax.results import panels, printing, shards
+from speccascade_jax.results import outputs, panels, printing, shards
 from speccascade_jax.results.labels import SHARES
 from speccascade_jax.results.report import page
 from speccascade_jax.results.store import Record, ResultStore, check_format, fill
@@ -54,6 +54,7 @@ def run(
         following.agree(store)
         fill(store, [[point]], session.key, partial(evaluate, session))
         record: Record = next((record for record in store.records if record["key"] == session.key(point)), {})
+        tell_without_outputs(store, point.evaluation)
     if hosts.first():
         printing.print_record(record)
     print(f"stored in {output}")
@@ -174,6 +175,7 @@ def sweep(
             session = open_session(points)
             store.take_over(map(session.key, points), elsewhere)
             measure(shards.share(groups, *shard), store, session)
+        tell_without_outputs(store, evaluation)
         if num_shards == 1 and hosts.first():
             present(store, together, share)
         elif hosts.first():
@@ -237,6 +239,17 @@ def present(store: ResultStore, together: Sequence[str] = (), share: str = "reje
         report = page.write(found, store.path)
         print(f"report: {report}")
         printing.print_next(found, store.path, report)
+
+
+def tell_without_outputs(store: ResultStore, evaluation: Evaluation) -> None:
+    """Say of how many points no outputs are kept although they are asked: a point in a store is not measured again."""
+    if not (evaluation.keep_outputs and hosts.first()):
+        return
+    if missing := outputs.lacking(store.path, store.records):
+        print(
+            f"{len(missing)} of {len(store.records)} points in {store.path} were measured without keeping outputs: "
+            f"measure into another store to have theirs"
+        )
 
 
 def keep_settings(store: Path) -> None:

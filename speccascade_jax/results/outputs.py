@@ -100,6 +100,13 @@ def read(store: str | Path, record: Record) -> list[Output] | None:
     return None
 
 
+def lacking(store: str | Path, records: Iterable[Record]) -> list[Record]:
+    """The records of points of which neither the store nor one of its parts keeps outputs."""
+    folders = [folder(path) for path in (store, *shards.parts_of(store))]
+    points = (record for record in records if "fingerprints" in record)
+    return [record for record in points if not any((each / _own(record)).is_file() for each in folders)]
+
+
 def _output(entry: Record, example: Record) -> Output:
     reference = example["reference"]
     trace = entry.get("trace")

@@ -174,6 +174,22 @@ def _find(name: str, folders: Sequence[str]) -> str:
     raise FileNotFoundError(f"no gin file {name!r} in {', '.join(folders)}; --gin_search_paths adds folders")
 
 
+def read(example: str, recorded: Callable[[], str] | None = None) -> None:
+    """Import the files of one's own and read the gin files that the command line names: `main` does, and training.
+
+    Args:
+        example, recorded: as for `main`.
+
+    Raises:
+        ValueError: nothing to read is named; as `parse_gin`. OSError: as `parse_gin` and `own_files.load`.
+    """
+    own_files.load_again(flags.FLAGS["import"].value or ())
+    text = recorded() if recorded else ""
+    if not (text or flags.FLAGS.gin_file):
+        raise ValueError(f"name at least one --gin_file; for example: {example}; --help explains")
+    parse_gin(flags.FLAGS.gin_file, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths, text)
+
+
 def main(
     function: Callable[..., Any],
     example: str,
@@ -208,11 +224,7 @@ def main(
             sys.exit(f"error: {wrong}; for example: {example}; --help explains")
         with _with_other_hosts(), one_line_errors():
             _join(together, example)
-            own_files.load_again(flags.FLAGS["import"].value or ())
-            text = recorded() if recorded else ""
-            if not (text or flags.FLAGS.gin_file):
-                raise ValueError(f"name at least one --gin_file; for example: {example}; --help explains")
-            parse_gin(flags.FLAGS.gin_file, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths, text)
+            read(example, recorded)
             given = {name: flags.FLAGS[name].value for name in numbers or {}}
             given = {name: value for name, value in given.items() if value is not None}
             result = gin.get_configurable(function)(**given)

@@ -184,7 +184,6 @@ def law_of(rule, q_table, p_table):
     return reference.transitions(rule, q_table, p_table, 0.4, 1.0)
 
 
-@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize(
     ("rule", "more"),
     [

@@ -111,6 +111,20 @@ def test_a_store_that_takes_records_over_takes_their_outputs(session, tmp_path):
         assert outputs.read(tmp_path / "b.jsonl", store.records[0]) == outputs.read(tmp_path / "a.jsonl", record)
 
 
+def test_points_that_were_measured_without_outputs_are_counted(session, tmp_path, capsys):
+    kept, bare = measured(session, point(session), point(session, keep_outputs=False))
+    with ResultStore(tmp_path / "a.jsonl") as store:
+        store.append(kept)
+        experiment.tell_without_outputs(store, EVALUATION)
+        assert capsys.readouterr().out == ""
+        store.append(bare)
+        experiment.tell_without_outputs(store, dataclasses.replace(EVALUATION, keep_outputs=False))
+        assert capsys.readouterr().out == ""
+        experiment.tell_without_outputs(store, EVALUATION)
+        assert "1 of 2 points in" in capsys.readouterr().out
+        assert [record["key"] for record in outputs.lacking(store.path, store.records)] == [bare["key"]]
+
+
 def test_damaged_outputs_are_named(session, tmp_path):
     (record,) = measured(session, point(session))
     with ResultStore(tmp_path / "a.jsonl") as store:

@@ -93,10 +93,18 @@ def test_a_sweep_without_a_gin_file_shows_what_to_type(tmp_path):
 
 
 def test_gin_files_are_found_from_any_folder_and_settings_apply(tmp_path):
-    arguments = ["--gin_file=configs/quickstart.gin", "--gin.sweep.dry_run=True", "--gin.sweep.methods=('opt',)"]
-    done = _call("-m", "experiments.sweep", *arguments, "--gin.sweep.alphas={'opt': (0.25,)}", folder=tmp_path)
+    """Methods are replaced alone: α's that the file keeps for others are passed over, and that is said."""
+    arguments = ["--gin_file=configs/quickstart.gin", "--gin.sweep.dry_run=True", "--gin.sweep.methods=('token_v3',)"]
+    done = _call("-m", "experiments.sweep", *arguments, "--gin.sweep.block_sizes=(3,)", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "opt alpha=0.25 block=5 T=0" in done.stdout and len(done.stdout.splitlines()) == 3
+    assert "token_v3 alpha=0.95 block=3 T=0" in done.stdout and len(done.stdout.splitlines()) == 2 + 4
+    assert "alphas names chow, diff, which this sweep has not: passed over" in done.stderr
+
+
+def test_training_imports_files_of_ones_own_too():
+    files = ["--gin_file=gin/train_exit_heads.gin", "--import=no/such/my_arms.py"]
+    done = _call("-m", "experiments.train_exit_heads", *files)
+    assert done.returncode != 0 and "--import=no/such/my_arms.py: there is no such file" in done.stderr
 
 
 def test_a_bad_setting_is_one_line_without_a_trace():

@@ -4,5 +4,5 @@ import pytest
 
 
 @pytest.fixture(autouse=True, scope="module")
-def as_users_compile(optimised):
-    """See `optimised`."""
+def as_users_compile(all_optimised):
+    """See `tests/conftest.py`."""
