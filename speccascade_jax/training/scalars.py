@@ -1,12 +1,13 @@
 """A run's scalars for TensorBoard and Weights & Biases, where these are installed; `metrics.jsonl` is what counts.
 
 Event files lie in the run's folder under `tensorboard` (`pip install '.[logging]'`). To W&B goes what is logged while a
-run of its own is active in the process (`wandb.init`): nothing is sent anywhere unasked.
+run of its own is active in the process: nothing is sent anywhere unasked. A command begins one by `--import=my_run.py`,
+a file that calls `wandb.init`.
 """
 
-import importlib
 import importlib.util
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,10 @@ class Scalars:
         if self._writer is not None:
             for name, value in numbers.items():
                 self._writer.add_scalar(name, value, int(step))
-        if importlib.util.find_spec("wandb"):
-            active = importlib.import_module("wandb")
-            if getattr(active, "run", None) is not None:
-                active.log(numbers, step=int(step))
+        # whoever began a run in this process has imported it
+        active: Any = sys.modules.get("wandb")
+        if active is not None and active.run is not None:
+            active.log(numbers, step=int(step))
 
 
 def _numbers(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
