@@ -16,7 +16,7 @@ from speccascade_jax.results.panels import Panel, Value, value_of
 from speccascade_jax.results.store import Record
 from speccascade_jax.results.tables import table2
 from speccascade_jax.results.tables.grid import NONE
-from speccascade_jax.runtime.paths import command
+from speccascade_jax.runtime.paths import command, interpreter
 
 
 class Progress:
@@ -115,11 +115,11 @@ def print_next(panels: Sequence[Panel], store: Path, report: Path) -> None:
     keys = [spot.records[0]["key"][:8] for spot in spots]
     ends = [panel.target.records[0]["key"][:8] for panel in panels if panel.target]
     print("\nnext:")
-    store_words = shlex.quote(str(store))
+    store_words, python = shlex.quote(str(store)), interpreter()
     print(f"  open {report} in a browser: every point's outputs, and where draft tokens were rejected")
     if len(keys) > 1:
-        print(f"  {command('compare')} {store_words} {ends[0]} {keys[0]}     two points side by side")
-    print(f"  {command('run')} --from_record={keys[0]} --store={store_words}     one point again")
+        print(f"  {command('compare', python)} {store_words} {ends[0]} {keys[0]}     two points side by side")
+    print(f"  {command('run', python)} --from_record={keys[0]} --store={store_words}     one point again")
     print("  your own data and rule (docs/extending.md): --gin.Evaluation.task=\"'mine.csv'\" --import=my_rules.py")
 
 

@@ -1,5 +1,8 @@
 """Where the repository and what is shipped lie."""
 
+import shlex
+import shutil
+import sys
 from pathlib import Path
 
 
@@ -14,9 +17,18 @@ def share_root() -> Path:
     return clone if (clone / "gin" / "run.gin").is_file() else Path(__file__).resolve().parents[1] / "share"
 
 
-def command(name: str) -> str:
-    """How an experiment is called here: in a clone by Python, where a wheel is installed by the package's command."""
-    return f"python -m experiments.{name}" if share_root() == repository_root() else f"speccascade {name}"
+def command(name: str, python: str = "python") -> str:
+    """How an experiment is called: in a clone by Python, where a wheel is installed by the package's command."""
+    return f"{python} -m experiments.{name}" if share_root() == repository_root() else f"speccascade {name}"
+
+
+def interpreter() -> str:
+    """What to type for the Python that runs: `python` in its environment, else its path, from here if it lies below."""
+    running = Path(sys.executable)
+    if (found := shutil.which("python")) and Path(found) == running:
+        return "python"
+    below = running.is_relative_to(Path.cwd())
+    return shlex.quote(str(running.relative_to(Path.cwd()) if below else running))
 
 
 def repository_root() -> Path:

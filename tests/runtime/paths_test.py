@@ -1,0 +1,21 @@
+"""How one types what a program suggests."""
+
+import os
+import sys
+
+from speccascade_jax.runtime import paths
+
+
+def test_a_command_is_typed_with_the_python_that_runs(tmp_path, monkeypatch):
+    own = tmp_path / "my env" / "bin" / "python"
+    own.parent.mkdir(parents=True)
+    own.write_text("")
+    own.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(own))
+    monkeypatch.setenv("PATH", str(own.parent), prepend=os.pathsep)
+    assert paths.interpreter() == "python"
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.chdir(tmp_path)
+    assert paths.interpreter() == "'my env/bin/python'"
+    assert paths.command("run", paths.interpreter()) == "'my env/bin/python' -m experiments.run"
+    assert paths.command("run") == "python -m experiments.run"
