@@ -141,6 +141,7 @@ def test_what_the_stop_policy_compared_is_told_at_each_slot_that_it_was_asked_at
     assert asked > 100 and ended
 
 
+@pytest.mark.laws
 def test_an_acceptance_heads_prediction_is_told():
     """`1 − Π P_i` over the tokens so far, of the pair's own head; the block went on while it was small enough."""
     pair = sc.load_pair("tatoeba_en_de")

@@ -35,7 +35,7 @@ def _t5():
     return BoundModel(jax.device_put(model.prepare(params)), model)
 
 
-@pytest.fixture(scope="module", params=["t5", "windowed decoder"])
+@pytest.fixture(scope="module", params=["t5", pytest.param("windowed decoder", marks=pytest.mark.laws)])
 def target(request):
     return _t5() if request.param == "t5" else tiny_decoders.bound(WINDOWED)
 

@@ -94,6 +94,7 @@ def test_every_row_of_a_mixed_batch_is_what_its_drafter_alone_would_have_made(ve
     assert int(mixed.stats.kept.sum()) > 20 and int(mixed.stats.rejected.sum()) > 0
 
 
+@pytest.mark.laws
 def test_greedy_tokens_are_the_targets_and_a_row_alone_is_the_row_in_a_batch():
     engine = engine_of(among())
     mixed = run(engine, selection(), temperature=0.0)
