@@ -1,7 +1,7 @@
 r"""Two points of a store side by side: where the second wrote worse than the first, and where better.
 
     python -m experiments.compare results/quickstart.jsonl autoregressive diff@0.25
-    python -m experiments.compare results/quickstart.jsonl 4a8c21f0 91c2d3e4 --most=10
+    python -m experiments.compare results/quickstart.jsonl KEY KEY2 --most=10
 
 A point is named by its method, with @ and its α, or by the first digits of its record's key. Words that the other lacks
 are coloured. Outputs are those that the sweep kept beside its store (Evaluation.keep_outputs).

@@ -8,7 +8,7 @@ A run is run.gin (the skeleton) with one model pair, one task and one method; no
 
 or the point of a record again, with the files of your own that it was imported from, and whether it wrote the same:
 
-    python -m experiments.run --from_record=4a8c21f0 --store=results/quickstart.jsonl
+    python -m experiments.run --from_record=KEY --store=results/quickstart.jsonl
 
 The record is printed and added to results/runs.jsonl (--gin.run.output="'other.jsonl'"); a point that is there already
 is only printed. The `configuration` of any record is a gin file that runs it again. What can be set: the attributes of

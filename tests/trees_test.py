@@ -33,7 +33,7 @@ def test_whole_sequences(name):
 @pytest.mark.laws
 def test_whole_sequences_of_deferral_rules_each_row_under_its_own():
     rules = [rule for rule in SAMPLED if rule.deferral is not None]
-    mixed_rules.check_sequence_laws(rules, None, rows=1_500, tree=(2, 2))
+    mixed_rules.check_sequence_laws(rules, None, rows=3_000, tree=(2, 2))
 
 
 @many_rows

@@ -61,7 +61,8 @@ def enumerate_points(
     templates = [Method(name=each) if isinstance(each, str) else each for each in methods]
     templates = list(_in_ways(_in_heads(_in_thresholds(templates, dict(stop_thresholds or {})), heads), verify))
     _check_heads(templates)
-    _check_alphas(alphas, dict.fromkeys(name for template in templates for name in _names(template)))
+    swept = dict.fromkeys(name for template in templates for name in _names(template))
+    _check_alphas(alphas, swept, {str(template.rule) for template in templates})
     validate_evaluation(evaluation)
     evaluation = evaluation.resolved()
     curves = [[Method(name=TARGET)], [Method(name=DRAFT)]]
@@ -108,10 +109,10 @@ def _law(sampling: Sampling) -> tuple[float, float, int]:
     return sampling.temperature, sampling.top_p, sampling.top_k
 
 
-def _check_alphas(alphas: Iterable[str], swept: Collection[str]) -> None:
-    """Refuse what `alphas` names and nothing is called; a method that another file swept may keep its α's there."""
+def _check_alphas(alphas: Iterable[str], swept: Collection[str], rules: Collection[str]) -> None:
+    """Refuse names that nothing has, or the rule of a swept method alone; methods that are not swept may stay."""
     stray = [name for name in alphas if name not in swept]
-    if unheard := [name for name in stray if name not in METHODS]:
+    if unheard := [name for name in stray if name not in METHODS or name in rules]:
         raise ValueError(
             f"alphas names {', '.join(unheard)}, which is not among the methods: {unknown(unheard[0], swept)}"
         )

@@ -41,7 +41,7 @@ class Scalars:
                 self._writer.add_scalar(name, value, int(step))
         # whoever began a run in this process has imported it
         active: Any = sys.modules.get("wandb")
-        if active is not None and active.run is not None:
+        if getattr(active, "run", None) is not None:  # a folder called wandb may pass for the module
             active.log(numbers, step=int(step))
 
 
