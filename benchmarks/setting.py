@@ -155,7 +155,7 @@ def quick(settings: Settings) -> Settings:
         sizes=tuple(SIZES)[:1],
         widths=(1, 3),
         vocab_sizes=(512,),
-        batches=(1,),
+        batches=(2,),
         beside_auto=(2,),
         large_vocab=512,
         large_rules=("spec_decode",),

@@ -98,9 +98,10 @@ def programs_are_given_back():
 
 
 def _as_users_compile():
+    before = jax.config.read(QUICKLY)
     jax.config.update(QUICKLY, False)
     yield
-    jax.config.update(QUICKLY, True)
+    jax.config.update(QUICKLY, before)
 
 
 optimised = pytest.fixture(_as_users_compile, name="optimised")

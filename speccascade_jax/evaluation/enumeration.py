@@ -62,7 +62,7 @@ def enumerate_points(
     templates = list(_in_ways(_in_heads(_in_thresholds(templates, dict(stop_thresholds or {})), heads), verify))
     _check_heads(templates)
     swept = dict.fromkeys(name for template in templates for name in _names(template))
-    _check_alphas(alphas, swept, {str(template.rule) for template in templates})
+    _check_alphas(alphas, swept, {template.rule for template in templates})
     validate_evaluation(evaluation)
     evaluation = evaluation.resolved()
     curves = [[Method(name=TARGET)], [Method(name=DRAFT)]]
@@ -109,7 +109,7 @@ def _law(sampling: Sampling) -> tuple[float, float, int]:
     return sampling.temperature, sampling.top_p, sampling.top_k
 
 
-def _check_alphas(alphas: Iterable[str], swept: Collection[str], rules: Collection[str]) -> None:
+def _check_alphas(alphas: Iterable[str], swept: Collection[str], rules: Collection[str | None]) -> None:
     """Refuse names that nothing has, or the rule of a swept method alone; methods that are not swept may stay."""
     stray = [name for name in alphas if name not in swept]
     if unheard := [name for name in stray if name not in METHODS or name in rules]:

@@ -54,7 +54,7 @@ def run(
         following.agree(store)
         fill(store, [[point]], session.key, partial(evaluate, session))
         record: Record = next((record for record in store.records if record["key"] == session.key(point)), {})
-        tell_without_outputs(store, point.evaluation)
+        tell_without_outputs(store, point.evaluation, [session.key(point)])
     if hosts.first():
         printing.print_record(record)
     print(f"stored in {output}")
@@ -175,7 +175,6 @@ def sweep(
             session = open_session(points)
             store.take_over(map(session.key, points), elsewhere)
             measure(shards.share(groups, *shard), store, session)
-        tell_without_outputs(store, evaluation)
         if num_shards == 1 and hosts.first():
             present(store, together, share)
         elif hosts.first():
@@ -204,6 +203,7 @@ def measure(
     following.agree(store)
     with _progress(store, keys) as progress:
         fill(store, groups, session.key, partial(way or evaluate, session), progress.advance)
+    tell_without_outputs(store, session.evaluation, keys)
 
 
 def measure_in(
@@ -215,6 +215,7 @@ def measure_in(
         store.take_over(keys.values(), elsewhere)
         with _progress(store, keys.values()) as progress:
             workers.fill(store, groups, keys, progress.advance)
+        tell_without_outputs(store, groups[0][0].evaluation, keys.values())
     finally:
         workers.close()
 
@@ -241,14 +242,15 @@ def present(store: ResultStore, together: Sequence[str] = (), share: str = "reje
         printing.print_next(found, store.path, report)
 
 
-def tell_without_outputs(store: ResultStore, evaluation: Evaluation) -> None:
+def tell_without_outputs(store: ResultStore, evaluation: Evaluation, keys: Collection[str]) -> None:
     """Say of how many points no outputs are kept although they are asked: a point in a store is not measured again."""
     if not (evaluation.keep_outputs and hosts.first()):
         return
-    if missing := outputs.lacking(store.path, store.records):
+    own = [record for record in store.records if record["key"] in set(keys)]
+    if missing := sum(not outputs.kept(store.path, record) for record in own):
         print(
-            f"{len(missing)} of {len(store.records)} points in {store.path} were measured without keeping outputs: "
-            f"measure into another store to have theirs"
+            f"no outputs of {missing} of these {len(own)} points lie beside {store.path}: "
+            f"measure into another store to have them"
         )
 
 

@@ -90,21 +90,26 @@ def read(store: str | Path, record: Record) -> list[Output] | None:
     Raises:
         ValueError: a damaged file; names it, and the line.
     """
+    if (found := _files(store, record)) is None:
+        return None
+    own, known = found[0], _read_examples(found[1])
+    return [_output(entry, known[entry["id"]]) for entry in _entries(own) if entry["id"] in known]
+
+
+def kept(store: str | Path, record: Record) -> bool:
+    """Whether a store, or one of its parts, keeps a record's outputs."""
+    return _files(store, record) is not None
+
+
+def _files(store: str | Path, record: Record) -> tuple[Path, Path] | None:
+    """A record's own file and that of its examples, where both are there."""
     if "fingerprints" not in record:
         return None
     for path in (store, *shards.parts_of(store)):
         own, shared = folder(path) / _own(record), folder(path) / _examples(record)
         if own.is_file() and shared.is_file():
-            known = _read_examples(shared)
-            return [_output(entry, known[entry["id"]]) for entry in _entries(own) if entry["id"] in known]
+            return own, shared
     return None
-
-
-def lacking(store: str | Path, records: Iterable[Record]) -> list[Record]:
-    """The records of points of which neither the store nor one of its parts keeps outputs."""
-    folders = [folder(path) for path in (store, *shards.parts_of(store))]
-    points = (record for record in records if "fingerprints" in record)
-    return [record for record in points if not any((each / _own(record)).is_file() for each in folders)]
 
 
 def _output(entry: Record, example: Record) -> Output:

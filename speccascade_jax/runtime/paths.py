@@ -24,11 +24,10 @@ def command(name: str, python: str = "python") -> str:
 
 def interpreter() -> str:
     """What to type for the Python that runs: `python` in its environment, else its path, from here if it lies below."""
-    running = Path(sys.executable)
-    if (found := shutil.which("python")) and Path(found) == running:
+    if not sys.executable or shutil.which("python") == sys.executable:
         return "python"
-    below = running.is_relative_to(Path.cwd())
-    return shlex.quote(str(running.relative_to(Path.cwd()) if below else running))
+    running, here = Path(sys.executable), Path.cwd()
+    return shlex.quote(f"./{running.relative_to(here)}" if running.is_relative_to(here) else str(running))
 
 
 def repository_root() -> Path:

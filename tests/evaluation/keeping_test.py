@@ -117,14 +117,16 @@ def test_points_that_were_measured_without_outputs_are_counted(session, tmp_path
     bare["key"] = "f" * 32
     with ResultStore(tmp_path / "a.jsonl") as store:
         store.append(kept)
-        experiment.tell_without_outputs(store, EVALUATION)
+        experiment.tell_without_outputs(store, EVALUATION, [kept["key"], bare["key"]])
         assert capsys.readouterr().out == ""
         store.append(bare)
-        experiment.tell_without_outputs(store, dataclasses.replace(EVALUATION, keep_outputs=False))
+        experiment.tell_without_outputs(store, dataclasses.replace(EVALUATION, keep_outputs=False), [bare["key"]])
+        experiment.tell_without_outputs(store, EVALUATION, [kept["key"]])  # another's points are not this run's matter
         assert capsys.readouterr().out == ""
-        experiment.tell_without_outputs(store, EVALUATION)
-        assert "1 of 2 points in" in capsys.readouterr().out
-        assert [record["key"] for record in outputs.lacking(store.path, store.records)] == [bare["key"]]
+        experiment.tell_without_outputs(store, EVALUATION, [kept["key"], bare["key"]])
+        assert "no outputs of 1 of these 2 points lie beside" in capsys.readouterr().out
+        next(outputs.folder(store.path).glob("examples-*")).unlink()
+        assert not outputs.kept(store.path, kept) and outputs.read(store.path, kept) is None
 
 
 def test_damaged_outputs_are_named(session, tmp_path):

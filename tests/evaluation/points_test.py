@@ -147,6 +147,10 @@ def test_fractions_of_what_is_counted_are_refused(made, message):
         ({"methods": ("lossy",), "alphas": {"lossy": (0.5, 1.0)}}, r"alpha=1 is outside the domain \[0, 1\)"),
         ({"alphas": {"opt": (float("nan"),)}}, r"alphas\['opt'\]\[0\]=nan is not a finite number"),
         ({"alphas": {"chw": (0.5,)}}, "alphas names chw, which is not among the methods: there are opt"),
+        (
+            {"methods": (Method(name="speculative", rule="chow"),), "alphas": {"chow": (0.5,)}},
+            r"alphas names chow, which is not among the methods: .*speculative\[chow\]",
+        ),
         ({"alphas": {"opt": ()}}, "gives method 'opt' no value"),
         ({"alphas": {"opt": (0.5, 0.5)}}, "names a point twice: opt alpha=0.5"),
         ({"methods": ("spec_decode",), "alphas": {"spec_decode": (0.5,)}}, "'spec_decode' has no alpha"),

@@ -16,6 +16,10 @@ def test_a_command_is_typed_with_the_python_that_runs(tmp_path, monkeypatch):
     assert paths.interpreter() == "python"
     monkeypatch.setenv("PATH", "")
     monkeypatch.chdir(tmp_path)
-    assert paths.interpreter() == "'my env/bin/python'"
-    assert paths.command("run", paths.interpreter()) == "'my env/bin/python' -m experiments.run"
+    assert paths.interpreter() == "'./my env/bin/python'"
+    assert paths.command("run", paths.interpreter()) == "'./my env/bin/python' -m experiments.run"
+    monkeypatch.chdir(own.parent)
+    assert paths.interpreter() == "./python"
+    monkeypatch.setattr(sys, "executable", "")
+    assert paths.interpreter() == "python"
     assert paths.command("run") == "python -m experiments.run"

@@ -54,6 +54,9 @@ def test_wandb_gets_them_only_while_a_run_of_its_own_is_active(tmp_path, monkeyp
     with_modules(monkeypatch, wandb=wandb)
     shown = scalars.Scalars(tmp_path, 0)
     shown.add(RECORD)
+    with monkeypatch.context() as folder:
+        folder.setitem(sys.modules, "wandb", types.SimpleNamespace())  # what importing a mere folder gives
+        shown.add(RECORD)
     wandb.run = object()
     shown.add(RECORD)
     assert told == [({"loss": 0.5, "heads/a": 1.0}, 3)]
