@@ -170,11 +170,12 @@ def sweep(
         check_format(store.records, path)
         if workers:
             own = pool.Pool(points, workers, ray_address, worker_device)
-            measure_in(own, shards.share(groups, *shard), store, elsewhere)
+            keys = measure_in(own, shards.share(groups, *shard), store, elsewhere)
         else:
             session = open_session(points)
             store.take_over(map(session.key, points), elsewhere)
-            measure(shards.share(groups, *shard), store, session)
+            keys = measure(shards.share(groups, *shard), store, session)
+        tell_without_outputs(store, points[0].evaluation, keys)
         if num_shards == 1 and hosts.first():
             present(store, together, share)
         elif hosts.first():
@@ -196,26 +197,30 @@ def measure(
     store: ResultStore,
     session: Session,
     way: Callable[[Session, Sequence[Point]], Iterator[Record]] | None = None,
-) -> None:
-    """Fill the store with the groups' points, showing progress; `way`, by default `evaluate`, measures a group's."""
+) -> list[str]:
+    """Fill the store with the groups' points, showing progress, and return their keys, as they are given.
+
+    Args:
+        way: what measures a group's points; by default `evaluate`.
+    """
     keys = [session.key(point) for group in groups for point in group]
     following.check_same(keys)
     following.agree(store)
     with _progress(store, keys) as progress:
         fill(store, groups, session.key, partial(way or evaluate, session), progress.advance)
-    tell_without_outputs(store, session.evaluation, keys)
+    return keys
 
 
 def measure_in(
     workers: pool.Pool, groups: Sequence[Sequence[Point]], store: ResultStore, elsewhere: Sequence[str]
-) -> None:
+) -> list[str]:
     """As `measure`, by the workers of a pool, which ends with it."""
     try:
         keys = workers.keys()
         store.take_over(keys.values(), elsewhere)
         with _progress(store, keys.values()) as progress:
             workers.fill(store, groups, keys, progress.advance)
-        tell_without_outputs(store, groups[0][0].evaluation, keys.values())
+        return list(keys.values())
     finally:
         workers.close()
 
