@@ -62,7 +62,7 @@ def test_greedy_draft_under_a_sampled_target():
         rule = RULES[name]
         alpha = conformance.telling_alpha(rule, q_table, p_table)
         engine, params = assemble(conformance.tabular_pair(q_table, p_table), rule=rule, block_size=3)
-        tokens = conformance.run_rows(engine, params, 20_000, alpha, [(1.0, 1.0)], length=6, draft_temperature=0.0)
+        tokens = conformance.run_rows(engine, params, 10_000, alpha, [(1.0, 1.0)], length=6, draft_temperature=0.0)
         law = reference.transitions(name, q_table, p_table, alpha, 1.0, draft_temperature=0.0)
         assert conformance.sequence_p_value(tokens[0], law) > 1e-3, name
 

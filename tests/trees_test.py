@@ -49,7 +49,7 @@ def test_siblings_of_a_greedy_draft():
     """Its law is a one-hot: further siblings are the next most likely tokens, each as sure as the first."""
     q_table, p_table = conformance.tables(3, seed=7)
     engine, params = assemble(conformance.tabular_pair(q_table, p_table), rule="spec_decode", tree=(2, 2))
-    tokens = conformance.run_rows(engine, params, 20_000, 0.0, [(1.0, 1.0)], length=6, draft_temperature=0.0)
+    tokens = conformance.run_rows(engine, params, 10_000, 0.0, [(1.0, 1.0)], length=6, draft_temperature=0.0)
     law = reference.transitions("spec_decode", q_table, p_table, 0.0, 1.0, draft_temperature=0.0)
     assert conformance.sequence_p_value(tokens[0], law) > 1e-3
 
@@ -59,7 +59,7 @@ def test_rows_that_end_in_a_stop_id():
     q_table, p_table = conformance.tables(3, seed=31)
     pair = conformance.tabular_pair(q_table, p_table)
     given = {"rule": "token_v3", "alpha": 0.4, "temperature": 1.0, "max_new_tokens": 6, "stop_ids": [2], "seed": 8}
-    out = sc.decode(pair, [[0]] * 40_000, tree=(2, 1, 1), **given)
+    out = sc.decode(pair, [[0]] * 20_000, tree=(2, 1, 1), **given)
     beyond = np.arange(6)[None] >= out.lengths[:, None]
     law = reference.transitions("token_v3", q_table, p_table, 0.4, 1.0)
     law[2] = [0, 0, 1]  # behind a stop id stands more of it, here
@@ -89,7 +89,7 @@ def test_planted_bugs_are_found(bug, monkeypatch):
         monkeypatch.setattr(branching, "without", lambda q_tilde, q, taken: q_tilde)
     number = [*BUGS, WITH_REPLACEMENT].index(bug) if bug else 0
     engine = replace(engine, stop_ids=(1000 + number,) if bug else ())  # a program of its own
-    tokens = conformance.run_rows(engine, params, 40_000, 0.0, [(1.0, 1.0)], length=5)
+    tokens = conformance.run_rows(engine, params, 20_000, 0.0, [(1.0, 1.0)], length=5)
     found = conformance.sequence_p_value(tokens[0], law)
     assert found > 1e-3 if bug is None else found < 1e-6
 

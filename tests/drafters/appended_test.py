@@ -22,7 +22,7 @@ from speccascade_jax.stopping.policies import Confidence, Fixed
 from tests.drafters.nested_test import three_tables
 from tests.support import conformance, reference
 
-ROWS = 30_000
+ROWS = 15_000
 LOSSLESS = Speculative(RULES["spec_decode"])
 
 

@@ -20,7 +20,7 @@ from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.stopping.policies import CumulativeConfidence, Fixed
 from tests.support import conformance, planning, reference
 
-ROWS = 30_000
+ROWS = 15_000
 
 
 def three_tables():

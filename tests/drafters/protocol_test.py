@@ -62,7 +62,7 @@ def test_law_of_two_drafts_by_turns():
         target=sc.TableLM(p_table).model, drafter=Turns(tuple(drafting(a.model, 2) for a in arms)), verifier=LOSSLESS
     )
     params = {"target": jnp.asarray(p_table), "drafter": tuple({"model": arm.params} for arm in arms)}
-    (tokens,) = conformance.run_rows(engine, params, 30_000, 0.0, [(0.8, 1.0)], length=6, conclusive=True)
+    (tokens,) = conformance.run_rows(engine, params, 15_000, 0.0, [(0.8, 1.0)], length=6, conclusive=True)
     law = conformance.law_by_rule(RULES["spec_decode"], q_table, p_table, 0.0, 0.8, 1.0)
     assert conformance.sequence_p_value(tokens, law) > 1e-3
 
@@ -102,7 +102,7 @@ def test_law_of_two_engines_by_turns():
     arms = Turns((NestedDrafter(inner, 1), NestedDrafter(inner, 1, arm=1)))
     engine = Engine(target=large.model, drafter=arms, verifier=LOSSLESS, bonus="none")
     one = {"target": middle.params, "drafter": {"model": small.params}}
-    rows = 40_000
+    rows = 20_000
     params = {"target": large.params, "drafter": (one, one)}
     inside = tuple(make_controls(rows, temperature=1.0) for _ in range(2))
     (tokens,) = conformance.run_rows(engine, params, rows, 0.0, [(1.0, 1.0)], length=6, inner=inside, conclusive=True)

@@ -77,6 +77,6 @@ def test_an_arm_chosen_by_the_bits_that_draft_is_found():
     found = {}
     for kind in (SelectedDrafter, SharedBits):
         engine, params, law = whole._tabular(11, kind=kind)
-        tokens, choice = whole.sampled(engine, params, 40_000)
+        tokens, choice = whole.sampled(engine, params, 20_000)
         found[kind] = conformance.holm([conformance.sequence_p_value(tokens[choice == arm], law) for arm in range(3)])
     assert found[SelectedDrafter] > 1e-3 and found[SharedBits] < 1e-6, found

@@ -28,7 +28,7 @@ def test_blocks_of_length_zero_under_any_bonus(bonus):
     alpha = conformance.telling_alpha(RULES["token_v3"], q_table, p_table)
     pair = conformance.tabular_pair(q_table, p_table)
     engine, params = assemble(pair, rule="token_v3", bonus=bonus, stop=lambda _: Confidence(2))
-    tokens = conformance.run_rows(engine, params, 20_000, alpha, [(1.0, 1.0)], length=4, stop_threshold=-1.0)
+    tokens = conformance.run_rows(engine, params, 10_000, alpha, [(1.0, 1.0)], length=4, stop_threshold=-1.0)
     rule = "spec_decode" if bonus == "target" else "token_v3"
     law = reference.transitions(rule, q_table, p_table, alpha, 1.0)
     assert conformance.sequence_p_value(tokens[0], law) > 1e-3
@@ -56,7 +56,7 @@ def test_bild_star_decides_the_same_at_every_position_of_a_block():
     q = np.log(np.tile([[0.5, 0.3, 0.2]], (3, 1)))
     p = np.log(np.tile([[0.05, 0.15, 0.8]], (3, 1)))  # D(q, p) = 2.1, while the sum of all surprises is 5.1
     engine, params = assemble(conformance.tabular_pair(q, p), rule="bild_star", block_size=3)
-    tokens = conformance.run_rows(engine, params, 20_000, 3.0, [(1.0, 1.0)], length=6)
+    tokens = conformance.run_rows(engine, params, 10_000, 3.0, [(1.0, 1.0)], length=6)
     law = reference.transitions("bild_star", q, p, 3.0, 1.0)
     np.testing.assert_allclose(law, np.exp(q), atol=1e-9)
     assert conformance.sequence_p_value(tokens[0], law) > 1e-3
@@ -113,7 +113,7 @@ def test_nested_stop_ids_under_a_rule_that_reads_q():
         stop_ids=(2,),
     )
     inner_params = {"target": jnp.asarray(p_table), "drafter": {"model": jnp.asarray(q_table)}}
-    rows = 20_000
+    rows = 10_000
     prompt = Prompt(jnp.zeros((rows, 1), jnp.int32), jnp.ones((rows,), jnp.int32))
     controls = make_controls(rows, alpha=alpha, temperature=1.0, inner=(make_controls(rows, temperature=1.0),))
     params = {"target": jnp.asarray(large), "drafter": inner_params}

@@ -148,6 +148,7 @@ def test_a_whole_run(tmp_path, capsys):
             keep_traces=0,
             max_new_tokens=8,
             quality_examples=4,
+            quality_batch=1,  # rows one by one, as they are timed: a program each
             latency_examples=1,
         ),
         sampling=Sampling(temperature=1.0, top_p=0.9),

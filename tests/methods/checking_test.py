@@ -9,7 +9,7 @@ import speccascade_jax as sc
 
 
 @pytest.mark.laws
-@pytest.mark.parametrize("name", ["token_v3", "spec_decode", "opt", "bild_star", "lossy_greedy"])
+@pytest.mark.parametrize("name", ["token_v3", "spec_decode", "lossy_greedy"])
 def test_our_rules_pass_in_one_line(name):
     said = sc.check_rule(name)
     assert said.startswith(name) and "\n" not in said

@@ -19,7 +19,7 @@ from speccascade_jax.runtime import gin_flags
 from speccascade_jax.runtime.paths import repository_root
 from tests.support import conformance, reference, tiny_pair
 
-ROWS = 20_000
+ROWS = 10_000
 
 
 def three_tables():

@@ -16,7 +16,7 @@ from speccascade_jax.models.fake import Fake
 from speccascade_jax.pairs.pair import Pair
 from tests.support import conformance
 
-ROWS, V = 20_000, 3
+ROWS, V = 10_000, 3
 BOTTOMS = ("table", "bigrams", "lookup", "max_gram")
 
 

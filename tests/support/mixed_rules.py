@@ -27,7 +27,7 @@ def mixed(rules):
     return Rule(name="mixed", deferral=deferral)
 
 
-def check_sequence_laws(rules, block, *, rows=10_000, length=7, seed=5, **engine):
+def check_sequence_laws(rules, block, *, rows=5_000, length=7, seed=5, **engine):
     """`conformance.check_sequence_law` of several deferral rules in one program, `rows` each per sampling setting."""
     q_table, p_table = conformance.tables(3, seed=seed)
     shift = _APART * np.arange(len(rules), dtype=np.float32)
