@@ -153,7 +153,6 @@ def quick(settings: Settings) -> Settings:
         decoded_examples=2,
         engine_sizes=tuple(SIZES)[:1],
         sizes=tuple(SIZES)[:1],
-        size_widths=(1, 3),
         widths=(1, 3),
         vocab_sizes=(512,),
         batches=(2,),

@@ -35,7 +35,7 @@ def test_whole_sequences(name):
 @pytest.mark.laws
 def test_whole_sequences_of_deferral_rules_each_row_under_its_own():
     rules = [rule for rule in SAMPLED if rule.deferral is not None]
-    mixed_rules.check_sequence_laws(rules, 3, verify="block")
+    mixed_rules.check_sequence_laws(rules, 3, rows=5_000, verify="block")
 
 
 @many_rows

@@ -232,13 +232,14 @@ def _transitions(before, after, law):
     return sum(statistic for statistic, _ in each), sum(freedom for _, freedom in each)
 
 
-def law_p_values(samples):
-    """`sequence_p_value` of each of `samples`, pairs of tokens and law, and that of the transitions of all of them.
+def law_p_value(samples):
+    """p of `samples`, pairs of tokens and law: of the worst, and of the transitions of all of them, corrected.
 
-    The sum finds a small error that all share: the one above at half the rows.
+    The sum finds small errors that all share: 1% less chance to keep, planted, gave it p = 3e-17 and, with another
+    seed, 4e-6 (deferral rules, 10,000 rows each per sampling setting, blocks of 3).
     """
     together = np.sum([transition_statistic(*each) for each in samples], axis=0)
-    return [*(sequence_p_value(*each) for each in samples), p_of(*together)]
+    return min(1.0, 2 * min(holm([sequence_p_value(*each) for each in samples]), p_of(*together)))
 
 
 def pooled_statistic(observed, expected, least=5.0):
@@ -275,15 +276,13 @@ def holm(p_values):
 
 
 def check_sequence_law(rule, block, *, rows=10_000, length=7, seed=5, **engine):
-    """Whole sequences of 7 tokens over V = 3, every sampling setting in one call, Holm-corrected p > 1e-3."""
+    """Whole sequences of 7 tokens over V = 3, every sampling setting in one call; p > 1e-3 corrected."""
     q_table, p_table = tables(3, seed=seed)
     alpha = telling_alpha(rule, q_table, p_table)
     built, params = assemble(tabular_pair(q_table, p_table), rule=rule, block_size=block, **engine)
     tokens = run_rows(built, params, rows, alpha, SAMPLINGS, length=length, seed=seed, conclusive=True)
-    found = law_p_values(
-        [(t, law_by_rule(rule, q_table, p_table, alpha, *s)) for t, s in zip(tokens, SAMPLINGS, strict=True)]
-    )
-    assert holm(found) > 1e-3, found
+    samples = [(t, law_by_rule(rule, q_table, p_table, alpha, *s)) for t, s in zip(tokens, SAMPLINGS, strict=True)]
+    assert law_p_value(samples) > 1e-3, [sequence_p_value(*each) for each in samples]
 
 
 def check_transition_law(rule, *, block=5, rows=5_000, length=16, vocab_size=4, seed=16, **engine):
