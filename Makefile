@@ -66,7 +66,7 @@ test: $(BIN)/.ready-test  ## set up, lint, and run the tests: all but what the n
 test-laws: $(BIN)/.ready-docs  ## the heavy part: laws by sampling, planted bugs, kills, fuzz, hostile programs; wheel, docs, notebook
 	$(BIN)/python -m pytest -m "laws and not parity" $(IN_PROCESSES)
 
-parity: $(BIN)/.ready-parity  ## compare with transformers and seqio (3 GB of extras), one device with several, and try the newest JAX
+parity: $(BIN)/.ready-parity  ## compare with transformers and seqio (3 GB of extras), one device with several; whole tools; the newest JAX
 	$(BIN)/python -m pytest -rs -m parity
 	$(MAKE) --no-print-directory newest
 

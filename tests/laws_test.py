@@ -26,7 +26,7 @@ def test_whole_sequences(name):
 @many_rows
 @pytest.mark.laws
 def test_whole_sequences_of_deferral_rules():
-    mixed_rules.check_sequence_laws([rule for rule in SAMPLED if rule.deferral is not None], 3)
+    mixed_rules.check_sequence_laws([rule for rule in SAMPLED if rule.deferral is not None], 3, rows=7_000)
 
 
 @pytest.mark.laws

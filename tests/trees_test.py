@@ -20,11 +20,12 @@ from tests.support import conformance, mixed_rules, reference, tiny_decoders
 ALL = conformance.REPRESENTATIVE
 many_rows = pytest.mark.usefixtures("optimised")  # running costs more there than compiling
 SAMPLED = [rule for rule in ALL.values() if not rule.greedy_only]
-OTHERS = [rule.name for rule in SAMPLED if rule.deferral is None and rule.name != "lossy"]
+ALONE = [rule.name for rule in SAMPLED if rule.deferral is None]
 
 
 @many_rows
-@pytest.mark.parametrize("name", ["lossy", *(pytest.param(name, marks=pytest.mark.laws) for name in ["opt", *OTHERS])])
+@pytest.mark.laws
+@pytest.mark.parametrize("name", ALONE)
 def test_whole_sequences(name):
     conformance.check_sequence_law(ALL[name], None, tree=(2, 2))
 

@@ -223,6 +223,7 @@ def test_a_task_made_in_python_is_measured_and_says_how_to_run_it_again(session)
     assert "task = %gin.REQUIRED  # a Task made in Python, give it as 'module.NAME'" in chosen.configuration()
 
 
+@pytest.mark.laws
 def test_a_record_runs_again_to_the_same_tokens_by_its_configuration(tmp_path, monkeypatch):
     """A file task in a scope of its own, through gin, as `run --from_record` does it."""
     import gin

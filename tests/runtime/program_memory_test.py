@@ -85,7 +85,7 @@ def run_many(programs, decodes, limit=program_memory._LIMIT):
     return json.loads(run.stdout.splitlines()[-1])
 
 
-@pytest.mark.laws
+@pytest.mark.parity
 @pytest.mark.skipif(not program_memory._MAPS.exists(), reason="Linux counts memory maps")
 def test_many_programs_in_one_process_keep_within_the_maps_there_are(tmp_path):
     """Through `decode` and `stream`: by the flags of tests 24 of them would need 4,300, by those of users 11,800."""

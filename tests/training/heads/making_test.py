@@ -5,7 +5,6 @@ import itertools
 import json
 import os
 import shutil
-import tracemalloc
 import zipfile
 
 import jax
@@ -21,7 +20,7 @@ from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Poi
 from speccascade_jax.models import fingerprints
 from speccascade_jax.rules import deferral
 from speccascade_jax.training.heads import making, shards
-from tests.support import conformance, reference, text_pair
+from tests.support import conformance, memory, reference, text_pair
 
 SOURCE = ModelPair(name="tabular")
 SMALL = Evaluation(
@@ -268,11 +267,12 @@ def copied(made, folder):
 def test_a_manifest_is_not_believed(made, tmp_path, changes, said):
     manifest = copied(made, tmp_path / "data") / shards.MANIFEST
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | changes))
-    tracemalloc.start()
-    with pytest.raises(ValueError, match=said):
-        shards.read(tmp_path / "data")
-    assert tracemalloc.get_traced_memory()[1] < 5_000_000
-    tracemalloc.stop()
+
+    def refused():
+        with pytest.raises(ValueError, match=said):
+            shards.read(tmp_path / "data")
+
+    assert memory.peak(refused) < 5_000_000
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", ""])
@@ -308,11 +308,12 @@ def long_header(members):
 def test_what_a_shard_says_of_its_size_is_not_believed(made, tmp_path, change, said):
     folder = copied(made, tmp_path / "data")
     repacked(shards.shard_path(folder, 0), change)
-    tracemalloc.start()
-    with pytest.raises(ValueError, match=rf"shard-00000.npz is damaged \(.*{said}"):
-        shards.read(folder)
-    assert tracemalloc.get_traced_memory()[1] < 5_000_000
-    tracemalloc.stop()
+
+    def refused():
+        with pytest.raises(ValueError, match=rf"shard-00000.npz is damaged \(.*{said}"):
+            shards.read(folder)
+
+    assert memory.peak(refused) < 5_000_000
 
 
 def test_two_makers_of_one_folder(loaded, made, tmp_path):
