@@ -15,7 +15,7 @@ export JAX_PLATFORMS ?= $(if $(wildcard /dev/nvidia0),,cpu)
 
 PEERS := $(patsubst benchmarks/peers/environments/%.txt,.venv-peers-%/.ready,$(wildcard benchmarks/peers/environments/*.txt))
 
-.PHONY: quickstart bench bench-peers docs test test-laws parity newest lint format help
+.PHONY: quickstart bench bench-peers docs test test-laws parity tools newest lint format help
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/'
@@ -59,20 +59,24 @@ bench-peers: $(BIN)/.ready  ## set up transformers, CTranslate2, llama.cpp (3 GB
 	-$(MAKE) --no-print-directory --keep-going $(PEERS)
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 
-test: $(BIN)/.ready-test  ## set up, lint, and run the tests: all but what the next two run
+test: $(BIN)/.ready-test  ## set up, lint, and run the tests: all but what the next three run
 	$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -m "not laws and not parity" $(IN_PROCESSES)
+	$(BIN)/python -m pytest -m "not laws and not parity and not tools" $(IN_PROCESSES)
 
 test-laws: $(BIN)/.ready-docs  ## the heavy part: laws by sampling, planted bugs, kills, fuzz, hostile programs; wheel, docs, notebook
 	$(BIN)/python -m pytest -m "laws and not parity" $(IN_PROCESSES)
 
-parity: $(BIN)/.ready-parity  ## compare with transformers and seqio (3 GB of extras), one device with several; whole tools; the newest JAX
+parity: $(BIN)/.ready-parity  ## compare with transformers and seqio (3 GB of extras), one device with several; then the next two
 	$(BIN)/python -m pytest -rs -m parity
+	$(MAKE) --no-print-directory tools
 	$(MAKE) --no-print-directory newest
+
+tools: $(BIN)/.ready-test  ## whole runs of the benchmarks, drafters compared and served, profiles, stacks optimised; many programs in one process
+	$(BIN)/python -m pytest -m tools $(IN_PROCESSES)
 
 newest:  ## a part of the tests with the newest JAX, on Python 3.13 or 3.12
 	$(if $(NEWER),$(MAKE) --no-print-directory $(NEWEST)/.ready,@echo "skipped: no Python 3.12 or 3.13 here, name one as NEWER=path")
-	$(if $(NEWER),$(NEWEST)/bin/python -m pytest -m "not laws and not parity" $(IN_PROCESSES) $(SMOKE))
+	$(if $(NEWER),$(NEWEST)/bin/python -m pytest -m "not laws and not parity and not tools" $(IN_PROCESSES) $(SMOKE))
 
 docs: $(BIN)/.ready-docs  ## the docs as a site, into build/site
 	$(BIN)/mkdocs build --quiet

@@ -3,6 +3,7 @@
 import pytest
 
 from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.deferral import RULES
 from tests.support import conformance, mixed_rules, mutants, reference
 
@@ -27,6 +28,15 @@ def test_whole_sequences(name):
 @pytest.mark.laws
 def test_whole_sequences_of_deferral_rules():
     mixed_rules.check_sequence_laws([rule for rule in SAMPLED if rule.deferral is not None], 3, rows=7_000)
+
+
+@pytest.mark.laws
+def test_one_percent_less_chance_to_keep_is_found(monkeypatch):
+    """What whole sequences lose in their cells, and an identity that needs no sampling does not see in the engine."""
+    kept_at = Speculative.kept_at
+    monkeypatch.setattr(Speculative, "kept_at", lambda *given: 0.99 * kept_at(*given))
+    with pytest.raises(AssertionError, match="all transitions: p = .*e-"):
+        conformance.check_sequence_law(ALL["lossy_tuned"], 3, length=8)  # a program of its own
 
 
 @pytest.mark.laws

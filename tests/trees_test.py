@@ -23,9 +23,17 @@ SAMPLED = [rule for rule in ALL.values() if not rule.greedy_only]
 ALONE = [rule.name for rule in SAMPLED if rule.deferral is None]
 
 
+def test_transitions_under_a_small_tree():
+    q_table, p_table = conformance.tables(3, seed=7)
+    engine, params = assemble(conformance.tabular_pair(q_table, p_table), rule="spec_decode", tree=(2,))
+    tokens = conformance.run_rows(engine, params, 5_000, 0.0, [(1.0, 1.0)], length=6, conclusive=True)
+    law = reference.transitions("spec_decode", q_table, p_table, 0.0, 1.0)
+    assert conformance.sequence_p_value(tokens[0], law) > 1e-3
+
+
 @many_rows
 @pytest.mark.laws
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", ["opt", *ALONE])
 def test_whole_sequences(name):
     conformance.check_sequence_law(ALL[name], None, tree=(2, 2))
 

@@ -19,7 +19,7 @@ from speccascade_jax.core.checks import several
 from speccascade_jax.core.files import expanded
 from speccascade_jax.core.names import TARGET
 from speccascade_jax.evaluation.enumeration import enumerate_points
-from speccascade_jax.evaluation.experiment import measure, open_session
+from speccascade_jax.evaluation.experiment import measure, open_session, tell_without_outputs
 from speccascade_jax.evaluation.measuring import evaluate_together
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.methods import selecting
@@ -104,7 +104,7 @@ def compare(
         # all are checked before one runs
         sessions = [open_session(list(itertools.chain(*groups))) for groups in of_domains]
         for groups, session in zip(of_domains, sessions, strict=True):
-            measure(groups, store, session, evaluate_together)
+            tell_without_outputs(store, session.evaluation, measure(groups, store, session, evaluate_together))
         for grid in selection_grids(panels.panels(store.records)):
             Console().print(grid.rich())
         print(f"results: {store.path}")

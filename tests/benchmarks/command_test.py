@@ -33,7 +33,7 @@ def rows(record, table):
     return next(s["tables"][table] for s in record["sections"].values() if table in s["tables"])
 
 
-@pytest.mark.parity
+@pytest.mark.tools
 def test_every_section_is_there_and_has_its_tables(record):
     assert list(record["sections"]) == SECTIONS
     tables = {name for section in record["sections"].values() for name in section["tables"]}
@@ -41,7 +41,7 @@ def test_every_section_is_there_and_has_its_tables(record):
     assert record["device"]["platform"] == "cpu" and record["versions"]["jax"] and record["settings"]["repeats"] == 2
 
 
-@pytest.mark.parity
+@pytest.mark.tools
 def test_every_column_but_the_optional_ones_is_filled(record):
     optional = {"alpha", "block_size", "same_output"}
     for section in record["sections"].values():
@@ -51,7 +51,7 @@ def test_every_column_but_the_optional_ones_is_filled(record):
                 assert column.key in optional or all(row[column.key] is not None for row in found), (name, column.key)
 
 
-@pytest.mark.parity
+@pytest.mark.tools
 def test_the_tables_can_be_printed_again(record, tmp_path, capsys):
     path = tmp_path / "stored.json"
     path.write_text(json.dumps(record))
@@ -60,7 +60,7 @@ def test_the_tables_can_be_printed_again(record, tmp_path, capsys):
     assert text.count("| --- |") >= 10 and "**The engine against the calls it makes, per example**" in text
 
 
-@pytest.mark.parity
+@pytest.mark.tools
 def test_the_engines_rounds_are_timed(record):
     for row in rows(record, "rounds"):
         assert all(row[name]["value"] > 0 for name in ("draft_step_ms", "target_call_ms", "calls_ms"))
@@ -68,7 +68,7 @@ def test_the_engines_rounds_are_timed(record):
         assert row["tokens"] <= row["target_calls"] * (row["block_size"] + 1)
 
 
-@pytest.mark.parity
+@pytest.mark.tools
 def test_greedy_speculation_is_compared_with_the_target(record):
     for row in rows(record, "speedup"):
         must = row["rule"] == "spec_decode" and row["temperature"] == 0
@@ -77,12 +77,12 @@ def test_greedy_speculation_is_compared_with_the_target(record):
         assert row["of_predicted"] == pytest.approx(row["speed_up"]["value"] / row["predicted"])
 
 
-@pytest.mark.parity
+@pytest.mark.tools
 def test_a_width_of_one_is_the_unit(record):
     assert [row["ratio"]["value"] for row in rows(record, "scoring") if row["width"] == 1] == [1.0, 1.0]
 
 
-@pytest.mark.parity
+@pytest.mark.tools
 def test_programs_in_a_new_process(folder):
     """The second time the compiled programs come from the cache that the first one filled."""
     settings = command.Settings(pair=str(folder), max_new_tokens=4, examples=1, batches=(1,))

@@ -265,6 +265,9 @@ def test_a_sweep_stopped_half_way_goes_on_and_repeats_nothing(pair, tmp_path, mo
     assert not cold.curves and list(panel.cooler) == [0.5] and panel.cooler[0.5].latency is None
     assert panel.target and panel.draft and [spot.alpha for spot in panel.curves["opt"]] == [0.0, 0.4, 0.8]
     monkeypatch.setattr(experiment, "evaluate", lambda *_: pytest.fail("measured again"))
+    assert "no outputs of" not in said
+    experiment.sweep(**given | {"evaluation": replace(SMALL, keep_outputs=True)})
+    assert "no outputs of 6 of these 6 points lie beside" in capsys.readouterr().out
     fewer = {"alphas": {"opt": [0.4]}, "output": str(tmp_path / "fewer.jsonl"), "reuse": [given["output"]]}
     assert len(results.read_records(experiment.sweep(**given | fewer))) == 4
     in_parts = given | {"output": str(tmp_path / "parts.jsonl"), "num_shards": 2}

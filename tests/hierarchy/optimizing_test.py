@@ -137,7 +137,7 @@ def test_the_best_single_draft_is_the_best_of_all_pairs():
     assert best.latency == pytest.approx(min(every)) and best.models[-1] == 2
 
 
-@pytest.mark.parity
+@pytest.mark.tools
 def test_a_whole_run(tmp_path, capsys):
     folder = tiny_pair.write(tmp_path)
     rows = optimizing.optimize(

@@ -41,7 +41,7 @@ def store(pair, tmp_path_factory):
     return compare(pair, tmp_path_factory.mktemp("store") / "selection.jsonl")
 
 
-@pytest.mark.parity
+@pytest.mark.tools
 def test_records_say_what_was_chosen(store):
     records = [record for record in read_records(store) if "selection" in record]
     assert len(records) == 2 * 3
@@ -55,7 +55,7 @@ def test_records_say_what_was_chosen(store):
             assert set(arms) == {0, 1}
 
 
-@pytest.mark.parity
+@pytest.mark.tools
 def test_the_table_holds_every_way_and_domain(store):
     grid, costs = selection.selection_grids(panels.panels(read_records(store)))
     assert [row[0] for row in grid.rows] == [
@@ -70,7 +70,7 @@ def test_the_table_holds_every_way_and_domain(store):
     assert all("[" in cell for row in costs.rows for cell in row[2:])
 
 
-@pytest.mark.parity
+@pytest.mark.tools
 def test_the_oracle_takes_the_arm_that_was_fastest_in_the_other_trials(store):
     panel = panels.panels(read_records(store))[0]
     always = [spot for spot in panel.spots if best_arms.fixed_arm(spot) is not None]
@@ -90,7 +90,7 @@ def test_the_oracle_takes_the_arm_that_was_fastest_in_the_other_trials(store):
     assert best_arms.oracle(always[:1]) is None
 
 
-@pytest.mark.parity
+@pytest.mark.tools
 def test_the_oracles_time_is_all_time_over_all_tokens(store):
     panel = panels.panels(read_records(store))[0]
     always = [spot for spot in panel.spots if best_arms.fixed_arm(spot) is not None]
@@ -109,7 +109,7 @@ def two_sets(pair, tmp_path_factory):
     return compare(pair, tmp_path_factory.mktemp("sets") / "two.jsonl", domains=domains()[:1], further=(more,))
 
 
-@pytest.mark.parity
+@pytest.mark.tools
 def test_sets_of_drafters_stand_in_one_table_each_with_its_own_oracle(two_sets):
     records = read_records(two_sets)
     assert sum("selection" in record for record in records) == 3 + 4
@@ -129,7 +129,7 @@ def test_sets_of_drafters_stand_in_one_table_each_with_its_own_oracle(two_sets):
     assert ["always middle of B", "middle alone"] in [row[:2] for row in costs.rows]
 
 
-@pytest.mark.parity
+@pytest.mark.tools
 def test_what_a_further_drafter_costs_is_told_by_hand(two_sets):
     records = read_records(two_sets)
     for record in records:
@@ -144,7 +144,7 @@ def test_what_a_further_drafter_costs_is_told_by_hand(two_sets):
     assert len(of_sets) == 4 and {row[2] for row in of_sets} == {"1.050 [1.050, 1.050]"}
 
 
-@pytest.mark.parity
+@pytest.mark.tools
 def test_a_method_that_is_lossy_makes_all_its_arms_lossy(pair, tmp_path):
     drafters = ("draft", "middle", "autoregressive")
     method = Method(name="token_v3", alpha=0.5, drafters=drafters, choose="random", lossy_arms=True, block_size=2)
@@ -186,7 +186,7 @@ def test_a_lossy_arm_is_refused_unless_asked_for(pair, tmp_path):
         Method(name="speculative", drafters=LOSSY, choose="random", block_size=2, alpha=0.3)
 
 
-@pytest.mark.parity
+@pytest.mark.tools
 def test_one_that_is_asked_for_is_told_by_the_table(pair, tmp_path):
     method = Method(name="speculative", drafters=LOSSY, choose="random", lossy_arms=True, block_size=2, alpha=0.3)
     record = experiment.run(
@@ -202,7 +202,7 @@ def test_one_that_is_asked_for_is_told_by_the_table(pair, tmp_path):
     assert any("LOSSY: outputs of rows that first (chow) drafted" in note for note in grid.notes)
 
 
-@pytest.mark.parity
+@pytest.mark.tools
 def test_a_run_without_a_choice_has_no_such_table(store):
     records = [record for record in read_records(store) if "selection" not in record]
     with pytest.raises(ValueError, match="no record chose among drafters"):
@@ -224,7 +224,7 @@ def policies(pair, folder):
     return [str(folder / name / "selection_policy.msgpack") for name in ("second", "first", "others")]
 
 
-@pytest.mark.parity
+@pytest.mark.tools
 def test_trained_policies_are_rows_and_those_of_others_are_refused_before_anything_is_compiled(pair, tmp_path):
     second, first, others = policies(pair, tmp_path)
     given = {"domains": domains(latency_examples=0)[:1], "alone": False, "ways": ("greedy", "dynamic")}

@@ -49,6 +49,7 @@ def unbroken(pair, tmp_path_factory):
     return folder, serve(pair, folder)
 
 
+@pytest.mark.tools
 def test_every_query_is_served_by_every_way(unbroken):
     folder, rows = unbroken
     assert [row["round"] for row in rows] == list(range(6)) and [row["phase"] for row in rows] == [0, 0, 0, 1, 1, 1]
@@ -65,6 +66,7 @@ def test_every_query_is_served_by_every_way(unbroken):
     assert (folder / "regret.png").stat().st_size > 1000
 
 
+@pytest.mark.tools
 def test_a_killed_stream_ends_as_an_unbroken_one(pair, unbroken, tmp_path, monkeypatch):
     """Learners are told what the file holds, in its order, so that they choose as they would have."""
     told, states = serving._tell, []
@@ -89,6 +91,7 @@ def test_a_killed_stream_ends_as_an_unbroken_one(pair, unbroken, tmp_path, monke
     assert len(states) == 6 and states[-1]["thompson"] != states[0]["thompson"]
 
 
+@pytest.mark.tools
 def test_trained_policies_are_served(pair, tmp_path):
     """`thompson_prior` begins where the policy is, `greedy` stays there; both read the features of the decoder."""
     loaded = sc.load_pair(pair.name)
@@ -152,6 +155,7 @@ def test_regret_by_hand():
     assert told["over_knowing"] == pytest.approx((1 + 0.5) / (0.5 + 1) - 1)
 
 
+@pytest.mark.tools
 def test_what_has_no_meaning_is_refused_in_a_line(pair, unbroken, tmp_path):
     for changed, words in (
         ({"learning": ("thomson",)}, "unknown learner 'thomson'; did you mean thompson"),

@@ -30,6 +30,7 @@ def small(monkeypatch):
     monkeypatch.setitem(command.LIBRARIES, "transformers 4", away)
 
 
+@pytest.mark.tools
 def test_a_run_is_stored_and_printed(small, tmp_path, capsys):
     output = tmp_path / "peers.json"
     arguments = ["--libraries=ours,transformers 4", "--batches=8", "--quick", f"--output={output}"]

@@ -84,6 +84,7 @@ def traced(tmp_path_factory):
     return folder, HloText.parse(compiled.as_text())
 
 
+@pytest.mark.tools
 def test_a_real_trace_has_every_execution_of_every_instruction(traced):
     folder, program = traced
     runs = read_runs(folder, "jit_work", 2)
@@ -95,6 +96,7 @@ def test_a_real_trace_has_every_execution_of_every_instruction(traced):
     assert sum(each.total for each in spent.values()) == pytest.approx(whole)
 
 
+@pytest.mark.tools
 def test_what_is_not_in_a_trace_is_named(traced, tmp_path):
     with pytest.raises(ValueError, match=r"0 runs of jit_other, not 2: .*; its planes: .*/host:CPU"):
         read_runs(traced[0], "jit_other", 2)

@@ -20,7 +20,8 @@ def told(tmp_path):
     return prepared.told(), prompts, [planting.expected(after, prompt, WRITTEN) for prompt in prompts]
 
 
-@pytest.mark.parametrize("dtype", ["float16", pytest.param("int8", marks=pytest.mark.laws)])
+@pytest.mark.tools
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
 def test_both_models_are_held_in_what_was_asked_for_and_write_the_planted_tokens(told, dtype, monkeypatch):
     pair, prompts, wanted = told
     load, loaded = Pair.load, []
