@@ -176,7 +176,7 @@ def one_deferral_rule(monkeypatch):
     monkeypatch.setattr(widths, "WIDTHS", ())  # a program per width; tests/engine/widths_test.py has them
 
 
-HEAVY = [pytest.param(config, marks=pytest.mark.laws) for config in SWEEPS if config != QUICKSTART]
+HEAVY = [pytest.param(config, marks=pytest.mark.tools) for config in SWEEPS if config != QUICKSTART]
 
 
 @pytest.mark.parametrize("config", [QUICKSTART, *HEAVY])

@@ -59,7 +59,7 @@ def _seen(measured) -> dict[str, set[str]]:
     return out
 
 
-@pytest.mark.laws
+@pytest.mark.tools
 def test_every_part_of_a_round_is_there(measured):
     seen = _seen(measured)
     assert {"draft/model", "draft/sampling", "score", "sampling", "verify", "verify/rule", "commit", "prefill"} <= set(
@@ -70,7 +70,7 @@ def test_every_part_of_a_round_is_there(measured):
     assert not any(seen[phase] - {""} for phase in ("sampling", "verify", "verify/rule", "commit"))
 
 
-@pytest.mark.laws
+@pytest.mark.tools
 def test_the_models_run_once_per_round_and_once_per_draft_step(measured):
     """An instruction placed in the wrong part, inside or outside of the drafting loop, would have another count."""
     counts = {phase: {x["count"] for x in measured["instructions"] if x["phase"] == phase.split("/") and x["module"]}
@@ -82,7 +82,7 @@ def test_the_models_run_once_per_round_and_once_per_draft_step(measured):
     assert counts["prefill"] == {measured["generations"]}
 
 
-@pytest.mark.laws
+@pytest.mark.tools
 def test_the_parts_add_up_to_what_the_trace_took(measured):
     traced = sum(one["traced_us"] for one in measured["instructions"]) / 1e3
     assert 0 < traced <= measured["traced_ms"]
@@ -95,19 +95,19 @@ def test_what_tracing_adds_is_taken_off_each_execution():
     assert profiling.without_profiler(Spent(running=1000.0, count=4), 0.5) == 0.25
 
 
-@pytest.mark.laws
+@pytest.mark.tools
 def test_what_tracing_adds_is_measured(tmp_path):
     assert 0 <= profiling.tracing_cost(tmp_path, calls=2, passes=2) < 1000
 
 
-@pytest.mark.laws
+@pytest.mark.tools
 def test_totals(measured):
     assert (measured["batch"], measured["generations"]) == (2, 2)
     assert 1 <= measured["tokens_per_round"] <= METHOD.block_size + 1
     assert measured["tokens"] <= 2 * 2 * 8
 
 
-@pytest.mark.laws
+@pytest.mark.tools
 def test_json_and_traces_are_kept_on_request(measured, folder):
     assert json.loads((folder / "profile.json").read_text()) == measured
     assert len(list((folder / "trace").rglob("*.xplane.pb"))) == 2
