@@ -71,7 +71,7 @@ parity: $(BIN)/.ready-parity  ## compare with transformers and seqio (3 GB of ex
 	$(MAKE) --no-print-directory tools
 	$(MAKE) --no-print-directory newest
 
-tools: $(BIN)/.ready-test  ## whole runs of the benchmarks, recipes, drafters compared and served, profiles, stacks optimised; many programs in one process
+tools: $(BIN)/.ready-test  ## whole runs of the benchmarks, recipes, drafters compared and served, profiles, stacks optimised, every --help; many programs in one process
 	$(BIN)/python -m pytest -m tools $(IN_PROCESSES)
 
 newest:  ## a part of the tests with the newest JAX, on Python 3.13 or 3.12

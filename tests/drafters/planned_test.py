@@ -42,7 +42,8 @@ def run(engine, costs=None, temperature=1.0, length=24, prompt=PROMPT, reads=Tru
     return generate(engine, params, prompt, 5, controls=controls, max_new_tokens=length, **more)
 
 
-@pytest.mark.parametrize("rule", ["spec_decode", pytest.param("token_v3", marks=pytest.mark.laws)])
+@pytest.mark.laws
+@pytest.mark.parametrize("rule", ["spec_decode", "token_v3"])
 def test_always_one_length_is_that_length_bit_by_bit(rule):
     alone = run(fakes(rule=rule))
     both = run(fakes(Cheapest(FEW[rule != "spec_decode" :]), rule), planning.forcing(FEW[rule != "spec_decode" :], 3))

@@ -72,6 +72,7 @@ def said():
     return {page.partition("\n")[0]: page for page in pages}
 
 
+@pytest.mark.tools
 @pytest.mark.parametrize("name", FLAGS)
 def test_help_explains_itself_with_an_example(name, said):
     assert f"python -m experiments.{name}" in said[name]

@@ -132,6 +132,7 @@ def test_titles_and_configurations_are_escaped_too(tmp_path, trace):
     assert "onclick=1>" not in page.write(panels(read_records(path)), path).read_text()
 
 
+@pytest.mark.laws
 def test_forty_points_of_64_outputs_stay_under_5_mb(tmp_path, trace):
     words = "Es regnete als ich das Haus verließ"  # 35 tokens each, as the shipped sentences have
     path = stored(tmp_path, [*sweep(), *sweep(temperature=0.0)][:40], trace, count=64, text=words)

@@ -63,7 +63,8 @@ def test_layers_stand_behind_the_one_that_they_read_as(small, grown):
         assert [*writes, np.any(layer["mlp"]["wo"]["kernel"])] == [i in (0, 3)] * 3
 
 
-@pytest.mark.parametrize("wanted", [LARGE, pytest.param(WIDER, marks=pytest.mark.laws)])
+@pytest.mark.laws
+@pytest.mark.parametrize("wanted", [LARGE, WIDER])
 def test_two_steps_move_everything_that_was_added(small, wanted):
     """Zeros that never move would be a larger model in name only; here no array shares its buffer with another."""
     optimizer = steps.Optimizer(min_scale=1e-2)

@@ -120,6 +120,7 @@ def test_the_loss_falls(trainer):
     assert run.finish()["validation_loss"] < 0.7 * before
 
 
+@pytest.mark.laws
 def test_a_time_plan_ends_the_run(trainer):
     schedule = Schedule(peak=1e-3, warmup_steps=1, max_minutes=0.05)
     run = loop.Run(dataclasses.replace(trainer, schedule=schedule))
