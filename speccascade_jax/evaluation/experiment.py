@@ -251,7 +251,8 @@ def tell_without_outputs(store: ResultStore, evaluation: Evaluation, keys: Colle
     """Say of how many points no outputs are kept although they are asked: a point in a store is not measured again."""
     if not (evaluation.keep_outputs and hosts.first()):
         return
-    own = [record for record in store.records if record["key"] in set(keys)]
+    asked = set(keys)
+    own = [record for record in store.records if record["key"] in asked]
     if missing := sum(not outputs.kept(store.path, record) for record in own):
         print(
             f"no outputs of {missing} of these {len(own)} points lie beside {store.path}: "

@@ -22,9 +22,8 @@ def record(tabular, tmp_path_factory):
     output = tmp_path_factory.mktemp("results") / "quick.json"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "load_pair", lambda name: tabular)
-        patch.setitem(
-            SIZES, next(iter(SIZES)), T5Config(4096, 4096, 64, 2, 16, 64, 1, 1)
-        )  # layers take long to compile
+        # every layer takes long to compile
+        patch.setitem(SIZES, next(iter(SIZES)), T5Config(4096, 4096, 64, 2, 16, 64, 1, 1))
         assert command.main(["--quick", f"--output={output}", f"--sections={','.join(SECTIONS)}"]) == 0
     return json.loads(output.read_text())
 

@@ -1,5 +1,7 @@
 """Ways of choosing beside each other on a tiny pair: records, tables, and what nobody can know."""
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from speccascade_jax.evaluation.points import Arm, Evaluation, Method, ModelPair
 from speccascade_jax.methods import selecting
 from speccascade_jax.pairs import policy_files
 from speccascade_jax.pairs.policy_files import Card, Policy
-from speccascade_jax.results import panels
+from speccascade_jax.results import outputs, panels
 from speccascade_jax.results.store import read_records
 from speccascade_jax.results.tables import best_arms, selection
 from speccascade_jax.selection import report
@@ -207,6 +209,20 @@ def test_a_run_without_a_choice_has_no_such_table(store):
     records = [record for record in read_records(store) if "selection" not in record]
     with pytest.raises(ValueError, match="no record chose among drafters"):
         selection.selection_grids(panels.panels(records))
+
+
+@pytest.mark.tools
+def test_outputs_are_kept_and_lacking_ones_are_counted(pair, store, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(report, "evaluate_together", lambda *_: pytest.fail("measured again"))
+    copy = tmp_path / store.name
+    shutil.copy(store, copy)
+    shutil.copytree(outputs.folder(store), outputs.folder(copy))
+    compare(pair, copy)
+    assert "no outputs of" not in capsys.readouterr().out
+    (outputs.folder(copy) / f"{read_records(copy)[0]['key']}.jsonl").unlink()
+    compare(pair, copy)
+    said = capsys.readouterr().out
+    assert said.count("no outputs of") == 1 and "no outputs of 1 of these 7 points lie beside" in said
 
 
 def policies(pair, folder):
