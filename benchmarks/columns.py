@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from speccascade_jax.results.tables.grid import NONE
+from speccascade_jax.results.report.tables.grid import NONE
 
 
 @dataclass(frozen=True)

@@ -54,13 +54,13 @@ from benchmarks import (
 )
 from benchmarks.setting import Bench, Settings, quick
 from speccascade_jax.core.checks import whole
-from speccascade_jax.core.files import plain, write_atomically
 from speccascade_jax.core.types import DTYPES
 from speccascade_jax.evaluation.environment import device, versions
 from speccascade_jax.pairs.pair import load_pair
-from speccascade_jax.results.printing import clock_time
-from speccascade_jax.results.store import Record
+from speccascade_jax.results.report.printing import clock_time
+from speccascade_jax.results.store.result_store import Record
 from speccascade_jax.runtime import compilation_cache
+from speccascade_jax.storage.files import plain, write_atomically
 
 FORMAT = 1
 

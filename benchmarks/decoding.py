@@ -13,7 +13,7 @@ from speccascade_jax.api import decode
 from speccascade_jax.evaluation import latency
 from speccascade_jax.evaluation.points import TARGET, Method
 from speccascade_jax.pairs.pair import load_pair
-from speccascade_jax.results.bootstrap import Bootstrap
+from speccascade_jax.results.analysis.bootstrap import Bootstrap
 from speccascade_jax.runtime.program_memory import release_when_crowded
 
 CROWDED = 0.15

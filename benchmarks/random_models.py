@@ -12,7 +12,7 @@ from speccascade_jax.core.types import BoundModel, Params
 from speccascade_jax.data.vocabularies.vocabulary import TextVocabulary
 from speccascade_jax.models.decoder import DecoderConfig, DecoderLM
 from speccascade_jax.models.layers import fuse
-from speccascade_jax.models.needs import abstract
+from speccascade_jax.models.memory_estimate import abstract
 from speccascade_jax.models.products import pack
 from speccascade_jax.models.t5 import T5, T5Config
 from speccascade_jax.pairs.pair import Pair

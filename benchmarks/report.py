@@ -7,8 +7,8 @@ from typing import Any
 
 from benchmarks.columns import Column, Layout
 from benchmarks.layouts import LAYOUTS
-from speccascade_jax.results.store import Record
-from speccascade_jax.results.tables.grid import NONE, Grid
+from speccascade_jax.results.report.tables.grid import NONE, Grid
+from speccascade_jax.results.store.result_store import Record
 
 Row = dict[str, Any]
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection
 from pathlib import Path
 
-from speccascade_jax.results.store import Record
+from speccascade_jax.results.store.result_store import Record
 
 
 def picked(what: str, text: str, known: Collection[str]) -> list[str]:

@@ -17,10 +17,10 @@ from benchmarks.random_models import SIZES
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.types import Controls, Params, Prompt
 from speccascade_jax.data.tasks.table import get_task
+from speccascade_jax.engine.engine import DecodeState, Engine
 from speccascade_jax.engine.generate import Generation, generate
-from speccascade_jax.engine.loop import DecodeState, Engine
 from speccascade_jax.evaluation.points import Method
-from speccascade_jax.methods import costs
+from speccascade_jax.methods import block_costs
 from speccascade_jax.methods.assemble import assemble
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import make_prompt
@@ -251,7 +251,7 @@ class Bench:
         prompt = self.prompt(rows)
         controls = jax.device_put(make_controls(len(rows), alpha=alpha, temperature=temperature))
         ids = jax.device_put(np.asarray(rows, np.int32))
-        params = costs.ready(self.pair, engine, params, prompt, controls, max_new_tokens=max_new_tokens)
+        params = block_costs.ready(self.pair, engine, params, prompt, controls, max_new_tokens=max_new_tokens)
 
         def run(seed: int) -> Generation:
             return generate(

@@ -16,9 +16,9 @@ from benchmarks.setting import Bench, Rows
 from speccascade_jax.api import make_controls
 from speccascade_jax.core.protocols import Decision, DraftStep, Outcome, StopPolicy
 from speccascade_jax.core.types import Array, Controls, Params, PyTree
-from speccascade_jax.engine.loop import DecodeState
+from speccascade_jax.engine.engine import DecodeState
 from speccascade_jax.methods.assemble import assemble
-from speccascade_jax.models import along
+from speccascade_jax.models import teacher_forcing
 from speccascade_jax.stopping import acceptance_head
 from speccascade_jax.stopping.policies import Fixed
 
@@ -88,7 +88,7 @@ def _heads(bench: Bench) -> list[dict[str, Any]]:
 
     Not timed in place, with a head and without: the difference is far below that of two programs for one and the same.
     """
-    features = along.features(bench.pair.draft)
+    features = teacher_forcing.features(bench.pair.draft)
     if features is None:
         return []
     capacity, rows = bench.settings.capacity, []

@@ -13,10 +13,10 @@ from benchmarks.setting import Bench, Rows
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.drafters.model import ModelDrafter
+from speccascade_jax.engine.engine import Engine
 from speccascade_jax.engine.generate import compiled_for
-from speccascade_jax.engine.loop import Engine
 from speccascade_jax.models.decoder import DecoderLM, tiny
-from speccascade_jax.models.needs import abstract
+from speccascade_jax.models.memory_estimate import abstract
 from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.stopping.policies import Fixed

@@ -27,7 +27,7 @@ Paper 2's procedure for fuzzy decoding (Appendix D), which has candidates and bo
     --gin.AppendixD.rule="'fuzzy_js'"       another divergence; baseline="'sd_reference'", lengths="(5, 10)", lost=0.2
 """
 
-from speccascade_jax.evaluation.calibration import calibrating
+from speccascade_jax.evaluation.studies.calibration import calibrating
 from speccascade_jax.runtime import gin_flags
 
 EXAMPLE = (

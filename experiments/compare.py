@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from speccascade_jax.core.checks import whole
-from speccascade_jax.results import comparing
-from speccascade_jax.results.panels import read_points
-from speccascade_jax.results.store import Record
+from speccascade_jax.results.analysis import example_diff
+from speccascade_jax.results.analysis.panels import read_points
+from speccascade_jax.results.store.result_store import Record
 from speccascade_jax.runtime import interrupts
 
 
@@ -37,23 +37,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         whole("most", args.most, 1)
         records = read_points(args.records)
-        first, second = (comparing.find(records, name) for name in (args.first, args.second))
-        _print(first, second, comparing.pairs(args.records, first, second), args.most)
+        first, second = (example_diff.find(records, name) for name in (args.first, args.second))
+        _print(first, second, example_diff.pairs(args.records, first, second), args.most)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _print(first: Record, second: Record, found: Sequence[comparing.Pair], most: int) -> None:
+def _print(first: Record, second: Record, found: Sequence[example_diff.Pair], most: int) -> None:
     console, same = Console(highlight=False), sum(each.first.output == each.second.output for each in found)
-    console.print(f"1: {comparing.title(first)}\n2: {comparing.title(second)}", markup=False)
+    console.print(f"1: {example_diff.title(first)}\n2: {example_diff.title(second)}", markup=False)
     console.print(f"{len(found)} examples, {same} written alike; by {first['quality']['metric']} of each alone:")
     worst = [each for each in found if each.gain < 0][:most]
     best = [each for each in found[::-1] if each.gain > 0][:most]
     for name, some in (("worse", worst), ("better", best)):
         console.print(f"\nwhere 2 is {name}:" if some else f"\n2 is {name} nowhere", style="underline")
-        for line in comparing.shown(first, second, some):
+        for line in example_diff.shown(first, second, some):
             console.print(line)
 
 

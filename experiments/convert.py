@@ -26,9 +26,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from speccascade_jax.checkpoints import converting, native, reading
-from speccascade_jax.core.locks import LockedError
-from speccascade_jax.results.printing import clock_time
+from speccascade_jax.results.report.printing import clock_time
 from speccascade_jax.runtime import interrupts
+from speccascade_jax.storage.locks import LockedError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -20,13 +20,13 @@ from rich.console import Console
 from speccascade_jax import checkpoints
 from speccascade_jax.core import names
 from speccascade_jax.core.checks import whole
-from speccascade_jax.core.files import expanded
-from speccascade_jax.models import needs
+from speccascade_jax.models import memory_estimate
 from speccascade_jax.models.decoder import PRESETS, DecoderLM
 from speccascade_jax.models.t5 import T5
-from speccascade_jax.results.tables.grid import Grid
+from speccascade_jax.results.report.tables.grid import Grid
 from speccascade_jax.runtime import interrupts
 from speccascade_jax.runtime import mesh as meshes
+from speccascade_jax.storage.files import expanded
 
 DTYPES = ("bfloat16", "float32", "float16")
 
@@ -85,7 +85,7 @@ def table(
     rows = []
     for name, model in models.items():
         for batch in batches:
-            found = needs.needs(model, batch=batch, length=length, block_size=block_size, mesh=mesh)
+            found = memory_estimate.needs(model, batch=batch, length=length, block_size=block_size, mesh=mesh)
             sizes = (found.parameter_bytes, found.cache_bytes, found.laws_bytes, found.call_bytes)
             rows.append([name, f"{found.parameters:,}", str(batch), *(f"{size / 1e9:.3f}" for size in sizes)])
     header = ["model", "parameters", "batch", "weights", "cache", "laws of a block", "read by a call"]
@@ -94,7 +94,7 @@ def table(
         f"GB (10⁹ bytes){_on(mesh)}, {dtypes}; {length:,} positions, γ = {block_size}. Laws: q̃ and p̃ of γ + 1 "
         "positions in float32. A call reads at least the cache and the weights, once, without an encoder's and, where "
         "the output layer is not tied, without the embedding's.",
-        *(_beyond(name, model, length) for name, model in models.items() if length > needs.longest(model)),
+        *(_beyond(name, model, length) for name, model in models.items() if length > memory_estimate.longest(model)),
     ]
     return Grid(title="What the models need", header=header, rows=rows, notes=notes, bold=set())
 
@@ -104,7 +104,7 @@ def _on(mesh: tuple[int, int]) -> str:
 
 
 def _beyond(name: str, model: DecoderLM | T5, length: int) -> str:
-    return f"{length:,} positions are beyond the {needs.longest(model):,} that {name} was made for."
+    return f"{length:,} positions are beyond the {memory_estimate.longest(model):,} that {name} was made for."
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -16,7 +16,7 @@ described in `speccascade_jax/training/heads/shards.py`.
 """
 
 from speccascade_jax.runtime import gin_flags
-from speccascade_jax.training.heads import making
+from speccascade_jax.training.heads import make_data
 
 EXAMPLE = (
     "python -m experiments.make_acceptance_data --gin_file=gin/acceptance_data.gin "
@@ -24,4 +24,4 @@ EXAMPLE = (
 )
 
 if __name__ == "__main__":
-    gin_flags.main(making.make, EXAMPLE)
+    gin_flags.main(make_data.make, EXAMPLE)

@@ -15,11 +15,11 @@ The format is described in `speccascade_jax/selection/data.py`; experiments/trai
 """
 
 from speccascade_jax.runtime import gin_flags
-from speccascade_jax.selection import making
+from speccascade_jax.selection import make_data
 
 EXAMPLE = (
     "python -m experiments.make_selection_data --gin_file=gin/selection_data.gin --gin_file=gin/selection/two_ways.gin"
 )
 
 if __name__ == "__main__":
-    gin_flags.main(making.make, EXAMPLE)
+    gin_flags.main(make_data.make, EXAMPLE)

@@ -18,10 +18,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from speccascade_jax.core.files import expanded
-from speccascade_jax.results import families, histograms, labels, panels, store
-from speccascade_jax.results.figures import acceptance, histogram, pareto, tradeoff
+from speccascade_jax.results.analysis import curve_labels, families, histograms, panels
+from speccascade_jax.results.report.figures import acceptance, histogram, pareto, tradeoff
+from speccascade_jax.results.store import result_store
 from speccascade_jax.runtime import interrupts
+from speccascade_jax.storage.files import expanded
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             paths = [folder / f"{stem}-acceptance.{args.format}"]
             acceptance.draw(acceptance.read(args.records), paths[0])
         elif args.pareto:
-            every = families.of_records(store.read_records(*args.records))
+            every = families.of_records(result_store.read_records(*args.records))
             paths, missing = pareto.draw_all(every, folder, stem, args.format)
             if not paths:
                 raise ValueError("\nerror: ".join(missing))
@@ -64,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--format", choices=("png", "svg", "pdf"), default="png")
     parser.add_argument(
         "--share",
-        choices=tuple(labels.SHARES),
+        choices=tuple(curve_labels.SHARES),
         default="rejection_rate",
         help="x-axis of the right-hand plot",
     )

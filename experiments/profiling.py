@@ -17,7 +17,7 @@ Settings, with their defaults:
     --gin.profile.keep="'folder'"             (not kept) the traces, for XProf or Perfetto
 """
 
-from speccascade_jax.evaluation.profiling import profiling
+from speccascade_jax.evaluation.studies.profiling import profiling
 from speccascade_jax.runtime import gin_flags, interrupts
 
 EXAMPLE = (

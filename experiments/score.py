@@ -21,13 +21,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from speccascade_jax.core.files import expanded, write_atomically
 from speccascade_jax.metrics import quality
-from speccascade_jax.results import comparing, outputs
-from speccascade_jax.results.outputs import Output
-from speccascade_jax.results.panels import read_points
-from speccascade_jax.results.store import Record
+from speccascade_jax.results.analysis import example_diff
+from speccascade_jax.results.analysis.panels import read_points
+from speccascade_jax.results.store import outputs
+from speccascade_jax.results.store.outputs import Output
+from speccascade_jax.results.store.result_store import Record
 from speccascade_jax.runtime import interrupts
+from speccascade_jax.storage.files import expanded, write_atomically
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,7 +57,7 @@ def hand_over(folder: Path, found: Sequence[tuple[Record, list[Output]]]) -> Non
     write_atomically(folder / "references.txt", *(_line(_reference(each)) for each in first))
     for record, kept in found:
         write_atomically(folder / f"{record['key'][:12]}.out.txt", *(_line(each.output) for each in kept))
-    rows = "".join(f"{record['key'][:12]}.out.txt\t{comparing.title(record)}\n" for record, _ in found)
+    rows = "".join(f"{record['key'][:12]}.out.txt\t{example_diff.title(record)}\n" for record, _ in found)
     write_atomically(folder / "points.tsv", rows)
     print(f"{len(found)} points × {len(ids)} examples: {folder}")
 
@@ -96,7 +97,7 @@ def _score(store: str, found: Sequence[tuple[Record, list[Output]]], metrics: Se
 
 def _row(record: Record, kept: Sequence[Output], metrics: Sequence[str]) -> list[str]:
     scores = quality.score(metrics, [each.output for each in kept], [each.reference for each in kept])
-    return [record["key"][:12], comparing.title(record), *(f"{scores[name]:.2f}" for name in metrics)]
+    return [record["key"][:12], example_diff.title(record), *(f"{scores[name]:.2f}" for name in metrics)]
 
 
 def _print(rows: Sequence[Sequence[str]], metrics: Sequence[str]) -> None:

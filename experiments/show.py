@@ -32,7 +32,7 @@ from rich.text import Text
 
 import speccascade_jax as sc
 from speccascade_jax.core.names import DRAFT, TARGET
-from speccascade_jax.results.trace import Step, Trace
+from speccascade_jax.results.store.trace import Step, Trace
 from speccascade_jax.runtime import gin_flags, interrupts
 
 PAIR = flags.DEFINE_string("pair", "tatoeba_en_de", "A shipped pair, or the folder of one (sc.load_pair).")

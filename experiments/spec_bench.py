@@ -22,7 +22,7 @@ Settings, with their defaults:
     --gin.spec_bench.run.output="'results/spec_bench'"
 """
 
-from speccascade_jax.evaluation.spec_bench import answering
+from speccascade_jax.evaluation.studies.spec_bench import answering
 from speccascade_jax.runtime import gin_flags
 
 EXAMPLE = (

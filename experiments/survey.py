@@ -26,7 +26,7 @@ Other settings, with their defaults:
     --gin.survey.output="'survey.json'"     (not written) the printed rows, the bounds and the histogram
 """
 
-from speccascade_jax.evaluation.survey import surveying
+from speccascade_jax.evaluation.studies.survey import surveying
 from speccascade_jax.runtime import gin_flags, interrupts
 
 EXAMPLE = (

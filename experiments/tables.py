@@ -42,11 +42,13 @@ from functools import partial
 
 from rich.console import Console
 
-from speccascade_jax.core import files
-from speccascade_jax.results import families, labels, panels, printing, store
-from speccascade_jax.results.tables import levels, selection, stopping, table2, verification
-from speccascade_jax.results.tables.grid import Grid
+from speccascade_jax.results.analysis import curve_labels, families, panels
+from speccascade_jax.results.report import printing
+from speccascade_jax.results.report.tables import levels, selection, stopping, table2, verification
+from speccascade_jax.results.report.tables.grid import Grid
+from speccascade_jax.results.store import result_store
 from speccascade_jax.runtime import interrupts
+from speccascade_jax.storage import files
 
 OF_FAMILIES = {**stopping.GRIDS, verification.VERIFICATION: verification.verification_grids}
 LEVELS, SELECTION = "levels", "selection"
@@ -74,9 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _text(records: Sequence[store.Record], shown: Sequence[panels.Panel], args: argparse.Namespace) -> str:
+def _text(records: Sequence[result_store.Record], shown: Sequence[panels.Panel], args: argparse.Namespace) -> str:
     if args.format == "csv" and not args.measures:
-        return store.to_csv(records) if args.points else table2.table2_csv(shown, *_limits(args))
+        return result_store.to_csv(records) if args.points else table2.table2_csv(shown, *_limits(args))
     if args.measures:
         grids = _measured(records, shown, args.measures)
     elif args.beside:
@@ -95,7 +97,9 @@ def _limits(args: argparse.Namespace) -> tuple[float, float, float]:
     return args.tolerance, args.margin, args.loss
 
 
-def _measured(records: Sequence[store.Record], shown: Sequence[panels.Panel], measures: Sequence[str]) -> list[Grid]:
+def _measured(
+    records: Sequence[result_store.Record], shown: Sequence[panels.Panel], measures: Sequence[str]
+) -> list[Grid]:
     """The tables of every panel that are asked for; what its records do not give is named on stderr and left out.
 
     Raises:
@@ -150,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
         "--measures", nargs="+", choices=(*OF_FAMILIES, LEVELS, SELECTION), help="these tables instead of Table 2"
     )
     parser.add_argument("--beside", help="compare every point with this method's point of the nearest --share")
-    parser.add_argument("--share", choices=tuple(labels.SHARES), default="draft_share")
+    parser.add_argument("--share", choices=tuple(curve_labels.SHARES), default="draft_share")
     parser.add_argument("--together", nargs="+", default=(), choices=tuple(panels.MIXABLE), help=panels.TOGETHER)
     return parser
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from absl import app, flags, logging
 
-from speccascade_jax.core import checksums
-from speccascade_jax.core.files import expanded, write_atomically
 from speccascade_jax.data import sentence_pairs
 from speccascade_jax.data.vocabularies import load
 from speccascade_jax.runtime import gin_flags, interrupts
+from speccascade_jax.storage import checksums
+from speccascade_jax.storage.files import expanded, write_atomically
 
 INPUT = flags.DEFINE_string(
     "input",

@@ -19,12 +19,12 @@ from speccascade_jax.core.types import Array, Controls, Prompt
 from speccascade_jax.data.vocabularies.vocabulary import Ids, added_texts
 from speccascade_jax.engine.generate import Failure, Generation, failures, model_names, raise_if_failed
 from speccascade_jax.engine.measures import summarise
-from speccascade_jax.methods.drafting import check_length, threshold_text
+from speccascade_jax.methods.build_drafter import check_length, threshold_text
 from speccascade_jax.methods.plan import Plan, plan
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import decoder_context, make_prompt
-from speccascade_jax.results.trace import Traces
-from speccascade_jax.results.trace import read as read_trace
+from speccascade_jax.results.store.trace import Traces
+from speccascade_jax.results.store.trace import read as read_trace
 from speccascade_jax.rules import deferral
 from speccascade_jax.rules.rule import Rule, checked_alpha
 
@@ -41,8 +41,8 @@ class DecodeOutput:
         failed: the rows that met NaN or infinite logits, with the model and the position (`engine.generate.Failure`):
             their outputs end there. Empty where all is well.
         generation: the raw result.
-        trace: per row what was proposed, kept and rejected, and what the laws said (`results.trace.Trace`), where it
-            was asked for; a notebook shows it in colours.
+        trace: per row what was proposed, kept and rejected, and what the laws said (`results.store.trace.Trace`),
+            where it was asked for; a notebook shows it in colours.
     """
 
     texts: list[str] | None

@@ -1,6 +1,6 @@
 """`stream`: the tokens of one output as they are committed, each with where it came from.
 
-The rounds are those that `generate` loops over on the device (`engine.rounds`). Here Python loops: one dispatch and one
+The rounds are those that `generate` loops over on the device (`engine.loop`). Here Python loops: one dispatch and one
 transfer of a few integers per round, while everything else stays on the device.
 """
 
@@ -19,10 +19,10 @@ from speccascade_jax.core.checks import check_example_ids, check_seed
 from speccascade_jax.core.names import SOURCES
 from speccascade_jax.core.types import Array, Controls, Params, Prompt
 from speccascade_jax.data.vocabularies.vocabulary import Ids, TextVocabulary, settled
+from speccascade_jax.engine.engine import DecodeState, Engine
 from speccascade_jax.engine.generate import argument, failures, model_names, raise_if_failed
-from speccascade_jax.engine.loop import DecodeState, Engine
-from speccascade_jax.engine.rounds import one_round
-from speccascade_jax.methods.drafting import check_length
+from speccascade_jax.engine.loop import one_round
+from speccascade_jax.methods.build_drafter import check_length
 from speccascade_jax.methods.plan import plan
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import decoder_context, make_prompt

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from speccascade_jax.results import outputs
-from speccascade_jax.results.store import read_records
+from speccascade_jax.results.store import outputs
+from speccascade_jax.results.store.result_store import read_records
 from speccascade_jax.runtime.paths import repository_root
 
 pytestmark = pytest.mark.laws

@@ -7,9 +7,9 @@ import gin
 import pytest
 
 from speccascade_jax.evaluation import enumeration
-from speccascade_jax.methods import selecting
+from speccascade_jax.methods import build_selection
 from speccascade_jax.runtime import gin_flags
-from speccascade_jax.selection import making as selection_data
+from speccascade_jax.selection import make_data as selection_data
 from speccascade_jax.selection import report as comparison
 from speccascade_jax.selection import serving
 from speccascade_jax.selection import train as policies
@@ -53,7 +53,7 @@ def drafters(monkeypatch):
 
     def compared(**given):
         *_, method = (each for each in given["methods"] if each.choose == "random")  # the further ones' where there are
-        found.append({arm.called for arm in selecting.arms_of(method.settings())})
+        found.append({arm.called for arm in build_selection.arms_of(method.settings())})
         return enumeration.enumerate_points(**given)
 
     monkeypatch.setattr(selection_data, "_checked", made)

@@ -9,20 +9,20 @@ import gin
 import pytest
 
 from speccascade_jax.data.tasks.table import TASKS, get_task
-from speccascade_jax.engine import widths
+from speccascade_jax.engine import width_buckets
 from speccascade_jax.evaluation import enumeration, experiment, points
-from speccascade_jax.evaluation.calibration import calibrating
-from speccascade_jax.evaluation.profiling import profiling
 from speccascade_jax.evaluation.session import Session
-from speccascade_jax.evaluation.survey import surveying
+from speccascade_jax.evaluation.studies.calibration import calibrating
+from speccascade_jax.evaluation.studies.profiling import profiling
+from speccascade_jax.evaluation.studies.survey import surveying
 from speccascade_jax.hierarchy import optimizing
-from speccascade_jax.methods import drafting
+from speccascade_jax.methods import build_drafter
 from speccascade_jax.methods.table import METHODS as TABLE
-from speccascade_jax.results import store
+from speccascade_jax.results.store import result_store
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.runtime import gin_flags
 from speccascade_jax.training import exits
-from speccascade_jax.training.heads import making, train
+from speccascade_jax.training.heads import make_data, train
 from speccascade_jax.training.heads import report as acceptance_report
 from tests.support import text_pair
 from tests.support.acceptance_heads import head_for
@@ -170,10 +170,10 @@ def one_deferral_rule(monkeypatch):
         return rule if rule.deferral is None or "_top" in rule.name else RULES["token_v3"]
 
     for ways in ("VERIFIERS", "JOINT"):
-        known = getattr(drafting, ways).items()
+        known = getattr(build_drafter, ways).items()
         made = {name: lambda rule, made=made: made(stand_in(rule)) for name, made in known}
-        monkeypatch.setattr(drafting, ways, made)
-    monkeypatch.setattr(widths, "WIDTHS", ())  # a program per width; tests/engine/widths_test.py has them
+        monkeypatch.setattr(build_drafter, ways, made)
+    monkeypatch.setattr(width_buckets, "WIDTHS", ())  # a program per width; tests/engine/width_buckets_test.py has them
 
 
 HEAVY = [pytest.param(config, marks=pytest.mark.tools) for config in SWEEPS if config != QUICKSTART]
@@ -189,16 +189,16 @@ def test_each_recipe_runs_for_two_rounds_to_its_tables_and_figures(config, tabul
     own_head = ["HEADS = ()"] if "HEADS = (" in (ROOT / config).read_text() else []
     gin_flags.parse_gin([str(ROOT / name) for name in _tiny(config)], [*bindings, output, blocks, *own_head])
     gin.get_configurable(experiment.sweep)()
-    records = store.read_records(tmp_path / "store.jsonl")
-    drafting = [r for r in records if r["point"]["block_size"] is not None]
-    assert {r["point"]["method"] for r in records} > {points.TARGET, points.DRAFT} and drafting
+    records = result_store.read_records(tmp_path / "store.jsonl")
+    build_drafter = [r for r in records if r["point"]["block_size"] is not None]
+    assert {r["point"]["method"] for r in records} > {points.TARGET, points.DRAFT} and build_drafter
     # only what a stop id cuts short, or fits into one block, takes one round
     long = [
         r["counts"]["committed"] == 2 * 9 and not r["counts"]["unverified"] and r["point"]["block_size"] < 9
-        for r in drafting
+        for r in build_drafter
     ]
-    assert any(long) or all(r["point"]["block_size"] >= 9 for r in drafting)
-    assert all(r["counts"]["rounds"] >= 2 * 2 for r, each in zip(drafting, long, strict=True) if each)
+    assert any(long) or all(r["point"]["block_size"] >= 9 for r in build_drafter)
+    assert all(r["counts"]["rounds"] >= 2 * 2 for r, each in zip(build_drafter, long, strict=True) if each)
     assert list(tmp_path.glob("store*.png"))
 
 
@@ -310,7 +310,7 @@ def test_the_stacks_of_paper_4_are_sought_among_further_drafts(table):
 
 def test_acceptance_data_are_of_a_pair_and_a_task():
     files = ["gin/acceptance_data.gin", SHIPPED, "gin/tasks/tiny_translation.gin"]
-    assert resolve(making.make, files)[0].name == Path(SHIPPED).stem
+    assert resolve(make_data.make, files)[0].name == Path(SHIPPED).stem
 
 
 def test_acceptance_heads_are_of_a_pair_and_reported_on_a_task(tmp_path):

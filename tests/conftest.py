@@ -48,7 +48,8 @@ CEILING = 160
 CEILINGS = {
     "acceptance_head_test": 400, "heads/train_test": 400, "t5_golden_test": 400, "divergences_test": 400,
     "models/decoder_test": 320, "models/t5_test": 320, "drafters/protocol_test": 300, "rules/acceptance_test": 260,
-    "checkpoints/t5x_test": 260, "models/along_test": 240, "heads/blocks_test": 240, "rules/verification_test": 220,
+    "checkpoints/t5x_test": 260, "models/teacher_forcing_test": 240, "heads/blocks_test": 240,
+    "rules/verification_test": 220,
     "rules/deferral_test": 220, "evaluation/code_digests_test": 200, "t5/steps_test": 200, "drafters/planned_test": 200,
     "rules/block_wise_test": 290, "models/branching_test": 300,
     "parity/decoder_transformers_test": 600, "parity/t5_transformers_test": 350,

@@ -58,7 +58,7 @@ def test_a_page_with_commands_says_when_and_where_they_ran(page):
     assert DATED.search((ROOT / page).read_text(encoding="utf-8")), f"{page} names no machine and day of its commands"
 
 
-MAKES = {"make_acceptance_data": "heads.making.make", "make_selection_data": "selection.making.make"}
+MAKES = {"make_acceptance_data": "heads.make_data.make", "make_selection_data": "selection.make_data.make"}
 """Programs -> their own `make`: each command imports one, and this process, by other tests, perhaps both."""
 
 

@@ -13,6 +13,7 @@ import speccascade_jax
 PACKAGE = Path(speccascade_jax.__file__).parent
 ROWS = (
     ("core",),
+    ("storage",),
     ("runtime",),
     ("rules", "models", "metrics"),
     ("stopping", "data", "checkpoints", "results"),
@@ -27,7 +28,7 @@ ROWS = (
 LATE = {"llvmlite", "matplotlib", "orbax", "ray", "rouge_score", "scipy", "seqio", "tensorflow", "tensorflow_datasets"}
 LATE |= {"bokeh", "datasets", "jinja2", "tensorboardX", "tokenizers"}
 """What may be imported inside a function: slow to load, or an extra. So may our own modules that do so at their top."""
-LATE_ROOMS = ("results/figures", "runtime/products", "data/tasks/seqio_registry")
+LATE_ROOMS = ("results/report/figures", "runtime/products", "data/tasks/seqio_registry")
 
 
 def imports(path):
@@ -103,7 +104,7 @@ def test_there_is_one_loop_over_rounds():
     """The others are over a block's tokens, or its ends, a tree's levels, what a cache lacks, a width, and roots."""
     loops = [path for path in PACKAGE.rglob("*.py") if "while_loop(" in path.read_text()]
     assert {path.relative_to(PACKAGE).as_posix() for path in loops} == {
-        "engine/rounds.py", "drafters/model.py", "models/along.py", "engine/widths.py", "rules/laws.py",
+        "engine/loop.py", "drafters/model.py", "models/teacher_forcing.py", "engine/width_buckets.py", "rules/laws.py",
         "rules/block_wise.py", "rules/branching.py",
     }  # fmt: skip
 

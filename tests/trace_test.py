@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.results.trace import Trace
+from speccascade_jax.results.store.trace import Trace
 from tests.support import conformance
 from tests.support.reference import softmax
 

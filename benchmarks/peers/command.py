@@ -29,10 +29,10 @@ from benchmarks.peers.pairs import PAIRS
 from benchmarks.peers.protocol import Worker, WorkerError
 from benchmarks.peers.report import Record
 from speccascade_jax.core.checks import whole
-from speccascade_jax.core.files import plain, write_atomically
 from speccascade_jax.evaluation.environment import device
-from speccascade_jax.results.printing import clock_time
+from speccascade_jax.results.report.printing import clock_time
 from speccascade_jax.runtime.paths import repository_root
+from speccascade_jax.storage.files import plain, write_atomically
 
 FORMAT = 1
 BATCHES = (1, 8, 32)

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.columns import number, optional, percent
 from benchmarks.peers.contenders import KEPT_QUALITY, LIBRARIES, LOOKUP, LOSSLESS, LOSSY, PLAIN
-from speccascade_jax.results.tables.grid import NONE, Grid
+from speccascade_jax.results.report.tables.grid import NONE, Grid
 
 Row = dict[str, Any]
 Record = dict[str, Any]

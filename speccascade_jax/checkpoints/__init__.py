@@ -1,8 +1,8 @@
 """Reading checkpoints (Hugging Face, T5X, llama2.c, Gemma's, our own) and writing our own."""
 
 from speccascade_jax.checkpoints.converting import write_checksums
-from speccascade_jax.checkpoints.errors import CheckpointError
 from speccascade_jax.checkpoints.native import put_back, save
 from speccascade_jax.checkpoints.reading import describe, load, model_of
+from speccascade_jax.storage.errors import CheckpointError
 
 __all__ = ["CheckpointError", "describe", "load", "model_of", "put_back", "save", "write_checksums"]

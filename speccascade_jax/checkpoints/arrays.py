@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import tensorstore as ts
 
-from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, UnreadableError, unreadable
-from speccascade_jax.core.readers import PLAUSIBLE, check_unpacked
+from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, UnreadableError, unreadable
+from speccascade_jax.storage.readers import PLAUSIBLE, check_unpacked
 
 Shapes = dict[str, tuple[int, ...]]
 Arrays = dict[str, np.ndarray]

@@ -2,7 +2,7 @@
 
 A flipped bit changes a weight and nothing else, so a loader without digests can't see it. The file lies in the model's
 directory: `{"format": 1, "algorithm": "blake2b-128", "bytes": {file: digest}, "files": {file: {tensor: {"shape",
-"dtype", "blake2b"}}}}`; "bytes" are those of whole small files (`core.checksums`).
+"dtype", "blake2b"}}}}`; "bytes" are those of whole small files (`storage.checksums`).
 """
 
 import dataclasses
@@ -13,18 +13,12 @@ from typing import Any
 import numpy as np
 
 from speccascade_jax.checkpoints.arrays import Tensor, Tensors
-from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, UnreadableError, unreadable
-from speccascade_jax.core import checksums
-from speccascade_jax.core.checksums import CHECKSUMS
+from speccascade_jax.storage import checksums
+from speccascade_jax.storage.checksums import CHECKSUMS, array_digest
+from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, UnreadableError, unreadable
 
 _COMPANIONS = (".json", ".model")
 _WRITE_AGAIN = f"copy the file again, or write {CHECKSUMS} again if the file was changed on purpose"
-
-
-def digest(array: np.ndarray) -> str:
-    """BLAKE2b of an array's bytes, 128 bits in hexadecimal."""
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return checksums.digest(data.data)
 
 
 def companions(directory: Path) -> list[str]:
@@ -50,7 +44,7 @@ def write(directory: Path, tensors: Tensors, advance: Callable[[int, int], None]
         except UnreadableError as error:
             failures[name] = error
             continue
-        row = {"shape": list(tensor.shape), "dtype": tensor.dtype, "blake2b": digest(array)}
+        row = {"shape": list(tensor.shape), "dtype": tensor.dtype, "blake2b": array_digest(array)}
         files.setdefault(tensor.file.name, {})[name] = row
         if advance:
             advance(array.nbytes, sum(other.nbytes for other in tensors.values()))
@@ -91,7 +85,7 @@ def checked(tensor: Tensor, expected: object, reason: str) -> Tensor:
 
     def read() -> np.ndarray:
         array = tensor.read()
-        if digest(array) != expected:
+        if array_digest(array) != expected:
             raise UnreadableError(reason)
         return array
 

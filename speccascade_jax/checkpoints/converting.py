@@ -9,9 +9,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from speccascade_jax.checkpoints import checksums, huggingface, native
-from speccascade_jax.checkpoints.errors import CheckpointError
-from speccascade_jax.checkpoints.plan import Piece, Stored, shape_of, stream
-from speccascade_jax.core.files import expanded
+from speccascade_jax.checkpoints.array_plan import Piece, Stored, shape_of, stream
+from speccascade_jax.storage.errors import CheckpointError
+from speccascade_jax.storage.files import expanded
 
 Advance = Callable[[int, int], None]
 """Called with the bytes of each array once it is read, and those of all."""

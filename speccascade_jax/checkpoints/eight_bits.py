@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from speccascade_jax.checkpoints.arrays import Arrays, Tensor, Tensors
-from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError
 from speccascade_jax.models.products import quantised
+from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError
 
 SCALES = "_scales"
 """Stored beside an array of 8 bits under its name with this at the end: float32 `[1, N]`, or `[V, 1]`."""

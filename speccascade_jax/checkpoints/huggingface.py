@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from speccascade_jax.checkpoints import checksums, safetensors
+from speccascade_jax.checkpoints.array_plan import Config, Plan, Stored, as_it_is, check_tensors, transposed
 from speccascade_jax.checkpoints.arrays import Tensors
-from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, listing
 from speccascade_jax.checkpoints.huggingface_config import read_config
 from speccascade_jax.checkpoints.infer import check_layers, expected_shapes
-from speccascade_jax.checkpoints.plan import Config, Plan, Stored, as_it_is, check_tensors, transposed
-from speccascade_jax.core.checksums import read
-from speccascade_jax.core.readers import json_object, parsed
 from speccascade_jax.models.t5 import T5Config
+from speccascade_jax.storage.checksums import read
+from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, listing
+from speccascade_jax.storage.readers import json_object, parsed
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from speccascade_jax.checkpoints.errors import CheckpointError
+from speccascade_jax.checkpoints.array_plan import Config
 from speccascade_jax.checkpoints.infer import MOST_LAYERS, PADDED_VOCABULARIES
-from speccascade_jax.checkpoints.plan import Config
 from speccascade_jax.models.decoder_config import DecoderConfig, RopeScaling
 from speccascade_jax.models.t5 import T5Config
+from speccascade_jax.storage.errors import CheckpointError
 
 _KINDS = {"sliding_attention": "local", "full_attention": "global"}
 

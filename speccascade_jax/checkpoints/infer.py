@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from speccascade_jax.checkpoints.array_plan import Config, Piece, Plan, Stored, as_it_is, shape_of
 from speccascade_jax.checkpoints.arrays import Shapes, Tensor, Tensors
-from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, counted, incomplete, listing
-from speccascade_jax.checkpoints.plan import Config, Piece, Plan, Stored, as_it_is, shape_of
 from speccascade_jax.models.decoder import DecoderLM
 from speccascade_jax.models.decoder_config import DecoderConfig, parameter_shapes
 from speccascade_jax.models.t5 import T5, T5Config
+from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, counted, incomplete, listing
 
 Model = T5 | DecoderLM
 EMBEDDING = "token_embedder/embedding"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from speccascade_jax.checkpoints.array_plan import Plan, Stored, as_it_is, transposed
 from speccascade_jax.checkpoints.arrays import Tensor, Tensors, read_bytes
-from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError
-from speccascade_jax.checkpoints.plan import Plan, Stored, as_it_is, transposed
 from speccascade_jax.models.decoder_config import DecoderConfig, parameter_shapes
+from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError
 
 _HEADER = struct.Struct("<7i")
 _FIELDS = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")

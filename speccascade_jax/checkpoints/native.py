@@ -21,16 +21,17 @@ from flax.core import unfreeze
 from flax.traverse_util import flatten_dict
 
 from speccascade_jax.checkpoints import eight_bits
+from speccascade_jax.checkpoints.array_plan import Config, Stored, as_it_is
 from speccascade_jax.checkpoints.arrays import Arrays, describe_not_finite, open_arrays
-from speccascade_jax.checkpoints.checksums import checked, digest
-from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, incomplete, listing, not_finite
+from speccascade_jax.checkpoints.checksums import checked
 from speccascade_jax.checkpoints.infer import FAMILIES, Model, check_shapes, family
 from speccascade_jax.checkpoints.orbax_tree import tree_specs, write_tree
-from speccascade_jax.checkpoints.plan import Config, Stored, as_it_is
-from speccascade_jax.core import checksums, locks
-from speccascade_jax.core.files import expanded, naming, write_atomically
-from speccascade_jax.core.readers import json_object
 from speccascade_jax.core.types import Params
+from speccascade_jax.storage import checksums, locks
+from speccascade_jax.storage.checksums import array_digest
+from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, incomplete, listing, not_finite
+from speccascade_jax.storage.files import expanded, naming, write_atomically
+from speccascade_jax.storage.readers import json_object
 
 CONFIG = "config.json"
 PARAMS = "params"
@@ -215,7 +216,7 @@ def _replacing(target: Path) -> Iterator[Path]:
 def _config_text(config: Config, arrays: Arrays, dtype: str) -> str:
     """`config.json`: one line an array, so that two versions compare well."""
     table = {
-        name: {"shape": list(array.shape), "dtype": array.dtype.name, "blake2b": digest(array)}
+        name: {"shape": list(array.shape), "dtype": array.dtype.name, "blake2b": array_digest(array)}
         for name, array in arrays.items()
     }
     head = {

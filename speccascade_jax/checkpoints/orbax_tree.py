@@ -7,8 +7,8 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from speccascade_jax.checkpoints.arrays import Arrays, Spec
-from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError
-from speccascade_jax.core.readers import json_object
+from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError
+from speccascade_jax.storage.readers import json_object
 
 METADATA = "_METADATA"
 

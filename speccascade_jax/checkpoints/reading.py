@@ -15,14 +15,14 @@ from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh
 
 from speccascade_jax.checkpoints import gemma_jax, huggingface, llama2c, native, orbax_tree, t5x
-from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, listing
+from speccascade_jax.checkpoints.array_plan import Config, Stored, fused, shape_of, stream
 from speccascade_jax.checkpoints.infer import FAMILIES, Model, check_shapes, family
-from speccascade_jax.checkpoints.plan import Config, Stored, fused, shape_of, stream
-from speccascade_jax.core.files import expanded
 from speccascade_jax.core.types import DTYPES
 from speccascade_jax.models import sharding
 from speccascade_jax.models.products import held
 from speccascade_jax.runtime.mesh import MODEL
+from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, listing
+from speccascade_jax.storage.files import expanded
 
 LOOKED_FOR = (
     f"{native.CONFIG} and {native.PARAMS}/ (written by save), {huggingface.CONFIG} with a model_type (Hugging Face), "
@@ -111,7 +111,7 @@ def _spread(stored: Stored, config: Config, dtype: str | None, mesh: Mesh, whole
             flat[name] = sharding.put(name, array, mesh)
         else:
             parts = np.split(array, np.cumsum(widths)[:-1], axis=-1)
-            flat[name] = sharding.put(name, sharding.side_by_side(parts, mesh.shape[MODEL]), mesh)
+            flat[name] = sharding.put(name, sharding.interleave_fused(parts, mesh.shape[MODEL]), mesh)
         jax.block_until_ready(flat[name])
         del array
     return unflatten_dict(flat, sep="/")

@@ -15,8 +15,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from speccascade_jax.checkpoints.arrays import Tensor, Tensors, read_bytes
-from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError, listing
-from speccascade_jax.core.readers import parsed
+from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, listing
+from speccascade_jax.storage.readers import parsed
 
 # The library's own limit: a length beyond it is noise.
 _LONGEST_HEADER = 100_000_000

@@ -6,11 +6,11 @@ from typing import Any
 
 import flax.serialization
 
+from speccascade_jax.checkpoints.array_plan import Stored
 from speccascade_jax.checkpoints.arrays import Spec, Tensors, inline, open_arrays
-from speccascade_jax.checkpoints.errors import COPY_AGAIN, CheckpointError
 from speccascade_jax.checkpoints.infer import stored_t5
 from speccascade_jax.checkpoints.orbax_tree import tree_specs
-from speccascade_jax.checkpoints.plan import Stored
+from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError
 
 MSGPACK = "checkpoint"
 STATE = "state"

@@ -181,7 +181,7 @@ class Counted(NamedTuple):
 class Planner(Protocol):
     """Stands in a drafter's place, and settles before each phase of some rounds which of its `drafters` drafts in them.
 
-    Each phase is rounds of an engine that has just that drafter (`engine.rounds`). Frozen and hashable. Its state has
+    Each phase is rounds of an engine that has just that drafter (`engine.loop`). Frozen and hashable. Its state has
     two attributes, int32 scalars: `place`, that of the phase's drafter, and `turns`, how many rounds are left of the
     phase, 0 before the first one.
 

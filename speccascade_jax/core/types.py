@@ -213,7 +213,7 @@ class Round:
         unverified: bool `[B]`, the block was committed without the target having seen it (`Engine.verify_final`).
         eta: float32 `[B, G + 1]`, `Σ r q̃`; deferred: float32 `[B, G]`, `r` of the drafts; 0 without a deferral.
 
-    Of an adaptive engine, `pair`, `law` and `eta` are zero at positions that were not scored (`engine.widths`).
+    Of an adaptive engine, `pair`, `law` and `eta` are zero at positions that were not scored (`engine.width_buckets`).
     """
 
     start: Array

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from speccascade_jax.core.files import expanded
-from speccascade_jax.core.readers import lines, parsed
 from speccascade_jax.data import directory
 from speccascade_jax.data.vocabularies.load import FileVocabulary, SentencePieceVocabulary
+from speccascade_jax.storage.files import expanded
+from speccascade_jax.storage.readers import lines, parsed
 
 TextPair = tuple[str, str]
 Columns = tuple[int | str, int | str]

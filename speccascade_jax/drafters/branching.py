@@ -12,7 +12,7 @@ from speccascade_jax.core.protocols import BranchingModel, Outcome, Request, Sta
 from speccascade_jax.core.sampling import log_laws, raw_and_scaled, sample
 from speccascade_jax.core.trees import Tree, without
 from speccascade_jax.core.types import Array, Cache, Draft, Laws, Params
-from speccascade_jax.models.along import catch_up
+from speccascade_jax.models.teacher_forcing import catch_up
 
 
 @dataclass(frozen=True)

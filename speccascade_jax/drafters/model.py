@@ -13,7 +13,7 @@ from speccascade_jax.core.arrays import is_stop
 from speccascade_jax.core.protocols import Decision, DraftStep, LanguageModel, Outcome, Request, Start, StopPolicy
 from speccascade_jax.core.sampling import expand, laws_and_token, log_laws
 from speccascade_jax.core.types import Array, Cache, Draft, Laws, Params, PyTree
-from speccascade_jax.models.along import catch_up
+from speccascade_jax.models.teacher_forcing import catch_up
 
 
 @flax.struct.dataclass

@@ -10,9 +10,9 @@ from speccascade_jax.core import rngs
 from speccascade_jax.core.checks import whole
 from speccascade_jax.core.protocols import Outcome, Request, Start
 from speccascade_jax.core.types import Array, Cache, Controls, Draft, LawPair, Laws, Params, Round
-from speccascade_jax.engine.loop import DecodeState, Engine
-from speccascade_jax.engine.rounds import run_rounds
-from speccascade_jax.models.along import catch_up
+from speccascade_jax.engine.engine import DecodeState, Engine
+from speccascade_jax.engine.loop import run_rounds
+from speccascade_jax.models.teacher_forcing import catch_up
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from speccascade_jax.core.protocols import Counted, Drafter, LanguageModel, Star
 from speccascade_jax.core.types import Array, Cache, Params, PyTree
 from speccascade_jax.drafters.model import ModelDrafter, ModelDrafterState
 from speccascade_jax.drafters.none import NoDrafter
-from speccascade_jax.models.along import catch_up
-from speccascade_jax.stopping.lengths import Cheapest, Evidence
+from speccascade_jax.models.teacher_forcing import catch_up
+from speccascade_jax.stopping.block_planner import Cheapest, Evidence
 from speccascade_jax.stopping.policies import Fixed
 
 
@@ -44,7 +44,7 @@ class PlannedDrafter:
     drafted, so that any of its choices leaves the law as it is. A round of length 0 makes no call of the model.
 
     Without the model's parameters nothing is ever drafted, and the program is the target's alone, with nothing of a
-    draft in it: `methods.costs.ready` leaves them out where no draft pays.
+    draft in it: `methods.block_costs.ready` leaves them out where no draft pays.
     """
 
     model: LanguageModel
@@ -71,7 +71,9 @@ class PlannedDrafter:
             ValueError: parameters without costs.
         """
         if "costs" not in params:
-            raise ValueError("costs are not known: add them to the parameters with methods.costs.ready, or by hand")
+            raise ValueError(
+                "costs are not known: add them to the parameters with methods.block_costs.ready, or by hand"
+            )
         rows, cache = start.prompt.tokens.shape[0], ()
         if "model" in params:
             cache = self.model.prefill(params["model"], start.prompt, start.slots, start.max_rollback)

@@ -16,9 +16,9 @@ from speccascade_jax.core import rngs
 from speccascade_jax.core.protocols import Drafter, Outcome, Request, Start
 from speccascade_jax.core.sampling import expand
 from speccascade_jax.core.types import Array, Cache, Draft, Laws, Params, PyTree
-from speccascade_jax.drafters.choosing import Chooser
+from speccascade_jax.drafters.chooser import Chooser
 from speccascade_jax.drafters.nested import NestedDrafter
-from speccascade_jax.engine.widths import at_most_once, widths
+from speccascade_jax.engine.width_buckets import at_most_once, widths
 
 
 @flax.struct.dataclass

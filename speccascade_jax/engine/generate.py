@@ -14,8 +14,8 @@ from speccascade_jax.core import rngs
 from speccascade_jax.core.checks import MOST
 from speccascade_jax.core.types import Array, Controls, Params, Prompt, PyTree, Round
 from speccascade_jax.engine.counters import Counters
-from speccascade_jax.engine.loop import DecodeState, Engine
-from speccascade_jax.engine.rounds import one_round, run_rounds
+from speccascade_jax.engine.engine import DecodeState, Engine
+from speccascade_jax.engine.loop import one_round, run_rounds
 
 
 @flax.struct.dataclass

@@ -1,7 +1,7 @@
 """What a trace is made of: `generate(record=…)` with functions that reduce each round to a few numbers per position.
 
 Nothing of the size of the vocabulary is kept, and the generation is the ordinary one: the same rounds of the same loop.
-`results.trace` makes tokens of it on the host.
+`results.store.trace` makes tokens of it on the host.
 """
 
 import flax.struct

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax.core.controls import make_controls
-from speccascade_jax.core.files import point_key
 from speccascade_jax.core.protocols import DraftStep
 from speccascade_jax.core.types import Array, BoundModel, Controls, LawPair, LogPair, Params
 from speccascade_jax.drafters.branching import BranchingDrafter
@@ -26,18 +25,19 @@ from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
 from speccascade_jax.drafters.none import NoDrafter
 from speccascade_jax.drafters.planned import PlannedDrafter
+from speccascade_jax.engine.engine import Engine
 from speccascade_jax.engine.generate import Generator
-from speccascade_jax.engine.loop import Engine
+from speccascade_jax.methods.method import Built, Recipe
 from speccascade_jax.methods.oracle import OracleStopping
-from speccascade_jax.methods.recipe import Built, Recipe
 from speccascade_jax.methods.sequence import SCORES, SequenceCascade
-from speccascade_jax.models import along, fingerprints
+from speccascade_jax.models import fingerprints, teacher_forcing
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import make_prompt
 from speccascade_jax.rules.verification import TokenWise
 from speccascade_jax.runtime.mesh import fewest_rows
-from speccascade_jax.stopping.lengths import Costs
+from speccascade_jax.stopping.block_planner import Costs
 from speccascade_jax.stopping.policies import AcceptanceHead, Oracle
+from speccascade_jax.storage.files import point_key
 
 _TOLD = ("title", "detail", "symbol")
 """What a method's row says to readers alone."""
@@ -127,7 +127,7 @@ def _policy(drafter: ModelDrafter, params: Params) -> str:
     """One decision, from a fresh state; a policy of one's own may read the model's hidden states."""
     stop, row = drafter.stop, _shape(1)
     ours = type(stop).__module__ == AcceptanceHead.__module__ and not isinstance(stop, AcceptanceHead)
-    width = None if ours else along.features(BoundModel(params=params["model"], model=drafter.model))
+    width = None if ours else teacher_forcing.features(BoundModel(params=params["model"], model=drafter.model))
     hidden = None if width is None else _shape(1, width)
     step = DraftStep(
         _shape(1, drafter.model.vocab_size), row, hidden, _shape(dtype=jnp.int32), _shape(1, dtype=jnp.int32), row

@@ -6,15 +6,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from speccascade_jax.core import typed
+from speccascade_jax.core import validate_types
 from speccascade_jax.core.checks import several
-from speccascade_jax.core.files import expanded
 from speccascade_jax.core.names import DRAFT, TARGET, unknown
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.evaluation.validation import validate, validate_evaluation
 from speccascade_jax.methods.settings import TOKEN
 from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.methods.table import METHODS
+from speccascade_jax.storage.files import expanded
 
 
 def enumerate_points(
@@ -54,7 +54,7 @@ def enumerate_points(
         ValueError: an unknown method, an α outside a rule's domain, any other value without a meaning, a point named
             twice, two heads whose files are called alike; `alphas` for what is neither swept nor a method.
     """
-    typed.check(enumerate_points, locals())
+    validate_types.check(enumerate_points, locals())
     alphas = dict(alphas or {})
     for name, values in {"block_sizes": block_sizes, "seeds": seeds, "verify": verify}.items():
         several(name, values, 1)

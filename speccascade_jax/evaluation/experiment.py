@@ -6,26 +6,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from speccascade_jax.core import typed
+from speccascade_jax.core import validate_types
 from speccascade_jax.core.checks import several, whole
-from speccascade_jax.core.files import expanded, write_atomically
 from speccascade_jax.core.names import hint
-from speccascade_jax.evaluation import following, pool
+from speccascade_jax.evaluation import follower_store, pool
 from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.measuring import evaluate
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.evaluation.session import Session
-from speccascade_jax.evaluation.survey import surveying
+from speccascade_jax.evaluation.studies.survey import surveying
 from speccascade_jax.evaluation.validation import validate
 from speccascade_jax.methods import table
 from speccascade_jax.methods.settings import TOKEN
 from speccascade_jax.methods.speculation import Speculation
-from speccascade_jax.results import outputs, panels, printing, shards
-from speccascade_jax.results.labels import SHARES
-from speccascade_jax.results.report import page
-from speccascade_jax.results.store import Record, ResultStore, check_format, fill
+from speccascade_jax.results.analysis import panels
+from speccascade_jax.results.analysis.curve_labels import SHARES
+from speccascade_jax.results.report import page, printing
+from speccascade_jax.results.store import outputs, shards
+from speccascade_jax.results.store.result_store import Record, ResultStore, check_format, fill
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.runtime import gin_values, hosts
+from speccascade_jax.storage.files import expanded, write_atomically
 
 
 def run(
@@ -47,11 +48,11 @@ def run(
     """
     point = Point(pair=pair, evaluation=evaluation.resolved(), method=method, sampling=sampling, seed=seed)
     validate(point)
-    with following.opened(output) as store:
+    with follower_store.opened(output) as store:
         check_format(store.records, output)
         session = open_session([point])
-        following.check_same([session.key(point)])
-        following.agree(store)
+        follower_store.check_same([session.key(point)])
+        follower_store.agree(store)
         fill(store, [[point]], session.key, partial(evaluate, session))
         record: Record = next((record for record in store.records if record["key"] == session.key(point)), {})
         tell_without_outputs(store, point.evaluation, [session.key(point)])
@@ -128,7 +129,7 @@ def sweep(
         ValueError: as `enumerate_points` and `pool.check`, before anything is loaded; as `Heads.check`, before anything
             is measured. ImportError, RuntimeError: as `pool.Pool` and its `fill`.
     """
-    typed.check(sweep, locals())
+    validate_types.check(sweep, locals())
     workers = whole("workers", workers, 0)
     for name, value in (("worker_device", worker_device), ("ray_address", ray_address)):
         if value and not workers:
@@ -166,7 +167,7 @@ def sweep(
         return None
     path = expanded(output if num_shards == 1 else shards.path_of(output, *shard))
     elsewhere = [*([output] if num_shards > 1 else shards.parts_of(output)), *reuse]
-    with following.opened(path) as store:
+    with follower_store.opened(path) as store:
         check_format(store.records, path)
         if workers:
             own = pool.Pool(points, workers, ray_address, worker_device)
@@ -204,8 +205,8 @@ def measure(
         way: what measures a group's points; by default `evaluate`.
     """
     keys = [session.key(point) for group in groups for point in group]
-    following.check_same(keys)
-    following.agree(store)
+    follower_store.check_same(keys)
+    follower_store.agree(store)
     with _progress(store, keys) as progress:
         fill(store, groups, session.key, partial(way or evaluate, session), progress.advance)
     return keys
@@ -236,7 +237,7 @@ def present(store: ResultStore, together: Sequence[str] = (), share: str = "reje
     printing.show(found, points=not any(record.get("latency") for record in store.records))
     print(f"results: {store.path}")
     if any(panel.curves for panel in found):
-        from speccascade_jax.results.figures import tradeoff
+        from speccascade_jax.results.report.figures import tradeoff
 
         for path in tradeoff.draw_all(found, store.path.parent, store.path.stem, share=share):
             print(f"plot: {path}")

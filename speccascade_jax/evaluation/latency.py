@@ -79,8 +79,8 @@ def latency(timings: Timings, *, draft_alone: bool = False) -> dict[str, Any]:
     """Milliseconds per example and per token: median over trials, lowest and highest, and the trials themselves.
 
     `per_example_ms`, `[trials][examples]` in the task's order, with the same of the baseline that ran beside it is what
-    a bootstrap of their ratio over examples and trials needs (`results.bootstrap`); the tokens and forward passes of
-    the same runs are what times are regressed on (`results.forward_times`).
+    a bootstrap of their ratio over examples and trials needs (`results.analysis.bootstrap`); the tokens and
+    forward passes of the same runs are what times are regressed on (`results.analysis.forward_times`).
 
     With `draft_alone` the draft wrote alone, in the target's place in the engine: its passes are draft steps.
     """

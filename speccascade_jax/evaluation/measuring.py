@@ -15,17 +15,17 @@ from speccascade_jax.core.names import TARGET
 from speccascade_jax.drafters.selected import choices
 from speccascade_jax.engine.generate import Generation, failures, model_names, raise_if_failed
 from speccascade_jax.engine.measures import level_counters, per_example, summarise, tail_steps
-from speccascade_jax.evaluation import keeping, latency
+from speccascade_jax.evaluation import latency, output_capture
 from speccascade_jax.evaluation.environment import device, package, versions
 from speccascade_jax.evaluation.points import Method, Point
 from speccascade_jax.evaluation.session import Prepared, Session
 from speccascade_jax.evaluation.validation import check_code
-from speccascade_jax.methods.drafting import levels_of, threshold_text
+from speccascade_jax.methods.build_drafter import levels_of, threshold_text
 from speccascade_jax.methods.settings import AUTO
 from speccascade_jax.metrics import quality
 from speccascade_jax.pairs.prompts import decoder_context
-from speccascade_jax.results.outputs import ENTRY, Output
-from speccascade_jax.results.store import FORMAT, Record
+from speccascade_jax.results.store.outputs import ENTRY, Output
+from speccascade_jax.results.store.result_store import FORMAT, Record
 from speccascade_jax.runtime import own_files
 from speccascade_jax.runtime.program_memory import release_when_crowded
 
@@ -101,15 +101,19 @@ def judge(session: Session, points: Sequence[Point]) -> list[Record]:
     plain = examples >= evaluation.first_example + evaluation.keep_traces
     rows = np.repeat(examples[np.lexsort((lengths[examples], plain))], len(points))
     which = np.tile(np.arange(len(points)), len(examples))
-    generations, told, noted = [], list[Record](), list[keeping.Seen]()
+    generations, told, noted = [], list[Record](), list[output_capture.Seen]()
     alone, program = points[0].method.recipe.draft_alone, session.built(points[0].method).program
     traced = rows < evaluation.first_example + evaluation.keep_traces
     for chosen, kept in session.in_batches(np.arange(len(rows)), session.evaluation.quality_batch):
         alphas = [points[n].method.alpha for n in which[chosen]]
         run = session.prepare(points[0], rows[chosen], alphas)
-        more = keeping.recording(evaluation, program, bool(traced[chosen].any()))
+        more = output_capture.recording(evaluation, program, bool(traced[chosen].any()))
         generation = run(points[0].seed, **more)
-        noted += keeping.seen(generation.record, kept, traced[chosen], alone) if more else [keeping.Seen()] * kept
+        noted += (
+            output_capture.seen(generation.record, kept, traced[chosen], alone)
+            if more
+            else [output_capture.Seen()] * kept
+        )
         inner = level_counters(generation.inner), tail_steps(generation.inner), choices(generation.inner)
         per_row = generation.tokens, generation.lengths, generation.stats, inner, generation.failed_at
         generations.append(jax.tree.map(lambda x, kept=kept: np.asarray(x)[:kept], per_row))
@@ -177,7 +181,7 @@ def _score(
 def _outputs(
     session: Session,
     point: Point,
-    noted: Sequence[keeping.Seen],
+    noted: Sequence[output_capture.Seen],
     well: np.ndarray,
     rows: np.ndarray,
     tokens: np.ndarray,
@@ -187,7 +191,7 @@ def _outputs(
     """What is kept of a point's outputs, in the order of the examples."""
     method, context = point.method, decoder_context(session.prompts)
     threshold = threshold_text(method.recipe, method.settings())
-    keeper = keeping.Keeper(session.task, session.vocabulary, method.recipe.draft_alone, threshold)
+    keeper = output_capture.Keeper(session.task, session.vocabulary, method.recipe.draft_alone, threshold)
     found = [
         keeper.output(session.examples[row], ids[:length].tolist(), context[row], prediction, noted[place])
         for place, row, ids, length, prediction in zip(well, rows, tokens, lengths, predictions, strict=True)

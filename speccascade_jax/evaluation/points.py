@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from speccascade_jax.core import typed
+from speccascade_jax.core import validate_types
 from speccascade_jax.core.checks import integer
 from speccascade_jax.core.names import DRAFT, TARGET, shown
 from speccascade_jax.core.types import DTYPES
@@ -21,8 +21,8 @@ from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.data.tasks.task import Task
 from speccascade_jax.evaluation.configurations import BESIDE, configuration, fields_of
 from speccascade_jax.methods import table
-from speccascade_jax.methods.recipe import Recipe
-from speccascade_jax.methods.selecting import lossy_arms, selects
+from speccascade_jax.methods.build_selection import lossy_arms, selects
+from speccascade_jax.methods.method import Recipe
 from speccascade_jax.methods.settings import (
     AUTO,
     DRAFT_MODEL,
@@ -75,7 +75,7 @@ class ModelPair:
             object.__setattr__(self, name, _text(getattr(self, name)))
         if isinstance(self.others, Mapping):
             object.__setattr__(self, "others", {name: _text(path) for name, path in self.others.items()})
-        typed.check(ModelPair, vars(self))
+        validate_types.check(ModelPair, vars(self))
         for name in ("dtype", "draft_dtype"):
             if (given := getattr(self, name)) is not None and given not in DTYPES:
                 raise ValueError(f"{name}={given!r} is not one of {', '.join(DTYPES)}")
@@ -103,9 +103,9 @@ class Evaluation:
             latency is called better. Published tables: 500 and 3.
         resamples: bootstrap resamples behind the spread of quality.
         execute_code: allow metrics that run what the models wrote, in the sandbox.
-        keep_outputs: whether the outputs behind the quality are kept beside the store (`results.outputs`).
+        keep_outputs: whether the outputs behind the quality are kept beside the store (`results.store.outputs`).
         keep_traces: of how many of them, from the first on, it is kept too what was proposed at each position and what
-            the laws said of it (`results.trace`). Neither is part of what a point is.
+            the laws said of it (`results.store.trace`). Neither is part of what a point is.
     """
 
     task: str | Task
@@ -124,7 +124,7 @@ class Evaluation:
     def __post_init__(self) -> None:
         counted = ("first_example", "quality_examples", "quality_batch", "latency_examples", "latency_trials")
         _integers(self, "max_new_tokens", *counted, "resamples", "keep_traces")
-        typed.check(Evaluation, vars(self))
+        validate_types.check(Evaluation, vars(self))
 
     def resolved(self) -> Evaluation:
         """The same with the task's own split and output length where none is named; ValueError on an unknown task."""
@@ -175,7 +175,7 @@ class Method:
         for name in ("head", "policy"):
             object.__setattr__(self, name, _text(getattr(self, name)))
         _integers(self, "block_size", "tail_size")
-        typed.check(Method, vars(self))
+        validate_types.check(Method, vars(self))
         object.__setattr__(self, "drafters", tuple(map(_recorded, self.drafters)))
         _convert(self, _number, "alpha", "stop_threshold")
         own = self.recipe.resolved(self.settings())
@@ -269,7 +269,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         _integers(self, "top_k")
-        typed.check(Sampling, vars(self))
+        validate_types.check(Sampling, vars(self))
         _convert(self, _number, "temperature", "top_p", "draft_temperature")
 
 
@@ -285,7 +285,7 @@ class Point:
 
     def __post_init__(self) -> None:
         _integers(self, "seed")
-        typed.check(Point, vars(self))
+        validate_types.check(Point, vars(self))
 
     def coordinates(self) -> dict[str, Any]:
         """Everything that the point is, flat, for records, tables and plots."""

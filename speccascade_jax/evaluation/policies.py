@@ -6,7 +6,7 @@ from typing import Any
 
 from speccascade_jax.core.names import TARGET
 from speccascade_jax.evaluation.points import Method, Sampling
-from speccascade_jax.methods import selecting
+from speccascade_jax.methods import build_selection
 from speccascade_jax.methods.settings import Settings, drafters_text
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.policy_files import Policy
@@ -34,9 +34,9 @@ class Policies:
         `drafts` is what drafts under each arm's name; `lossy_arms` names those by which outputs lose the target's law.
         """
         settings = method.settings()
-        if not selecting.selects(settings):
+        if not build_selection.selects(settings):
             return {}
-        arms = selecting.arms_of(settings)
+        arms = build_selection.arms_of(settings)
         rules = [method.decides.name if arm.rule is None else str(arm.rule) for arm in arms]
         told: dict[str, Any] = {"arms": [arm.called for arm in arms], "rules": rules, "choose": method.choose}
         if asks(method):
@@ -49,7 +49,7 @@ class Policies:
 
     def _found(self, file: str | None) -> tuple[Policy, str]:
         if file not in self._read:
-            policy = selecting.policy_of(self._pair, file)
+            policy = build_selection.policy_of(self._pair, file)
             self._read[file] = policy, policy.fingerprint
         return self._read[file]
 
@@ -62,11 +62,11 @@ class Policies:
         """
         for method in dict.fromkeys(method for method, _ in chosen if asks(method)):
             try:
-                selecting.chooser_of(self._pair, self.settings(method), f"method {method.name!r}")
+                build_selection.chooser_of(self._pair, self.settings(method), f"method {method.name!r}")
             except ValueError as error:
                 raise error if method.policy is None else ValueError(f"{method.policy}: {error}") from error
 
 
 def asks(method: Method) -> bool:
     """Whether a trained policy chooses."""
-    return method.choose in selecting.LEARNT
+    return method.choose in build_selection.LEARNT

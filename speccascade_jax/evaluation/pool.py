@@ -19,7 +19,7 @@ import jax
 from speccascade_jax.evaluation.measuring import evaluate
 from speccascade_jax.evaluation.points import Point
 from speccascade_jax.evaluation.session import Session
-from speccascade_jax.results.store import Record, ResultStore
+from speccascade_jax.results.store.result_store import Record, ResultStore
 from speccascade_jax.runtime import own_files
 
 ATTEMPTS = 3
@@ -149,7 +149,7 @@ class Pool:
         keys: dict[Point, str],
         on_record: Callable[[Record], None] = lambda record: None,
     ) -> None:
-        """Measure what the store does not hold yet, a group a worker at a time; arguments as `results.store.fill`'s.
+        """Measure what the store does not hold yet, a group a worker at a time; arguments as `result_store.fill`'s.
 
         Raises:
             RuntimeError: a point ended its worker `ATTEMPTS` times.

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from speccascade_jax.core.files import point_key
 from speccascade_jax.core.types import Controls, Prompt
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.data.vocabularies.vocabulary import TextVocabulary
@@ -22,16 +21,17 @@ from speccascade_jax.evaluation.heads import Heads
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.evaluation.policies import Policies
 from speccascade_jax.evaluation.validation import warn_of_ranges
-from speccascade_jax.methods import costs
+from speccascade_jax.methods import block_costs
 from speccascade_jax.methods.assemble import build
-from speccascade_jax.methods.drafting import models_of
-from speccascade_jax.methods.recipe import Built, Program
+from speccascade_jax.methods.build_drafter import models_of
+from speccascade_jax.methods.method import Built, Program
 from speccascade_jax.metrics import quality
-from speccascade_jax.models.sharding import everywhere, on_devices
+from speccascade_jax.models.sharding import on_devices, replicate
 from speccascade_jax.pairs.pair import Pair, load_pair
 from speccascade_jax.pairs.prompts import make_prompt, stop_ids
-from speccascade_jax.results.store import FORMAT
+from speccascade_jax.results.store.result_store import FORMAT
 from speccascade_jax.runtime.mesh import fewest_rows
+from speccascade_jax.storage.files import point_key
 
 
 class Session:
@@ -144,7 +144,7 @@ class Session:
         prompt, controls, ids = on_devices(given, self.pair.mesh)
         longest = self.evaluation.max_new_tokens or 0
         return {
-            "params": costs.ready(self.pair, program, params, prompt, controls, max_new_tokens=longest),
+            "params": block_costs.ready(self.pair, program, params, prompt, controls, max_new_tokens=longest),
             "prompt": prompt,
             "controls": controls,
             "max_new_tokens": self.evaluation.max_new_tokens,
@@ -179,10 +179,10 @@ class Prepared(NamedTuple):
     given: dict[str, Any]
 
     def __call__(self, seed: int, **more: Any) -> Generation:
-        return everywhere(self.program.generate(**self.given, seed=seed, **more))
+        return replicate(self.program.generate(**self.given, seed=seed, **more))
 
     def planned(self, chosen: np.ndarray) -> dict[str, Any]:
-        """Of blocks of planned length: rounds by the length aimed at, and what it was chosen by (`methods.costs`).
+        """Of blocks of planned length: rounds by the length aimed at, and what it was chosen by (`block_costs`).
 
         Args:
             chosen: int `[B, N]`, the rounds of some rows, as a planned drafter counts them.
@@ -190,7 +190,7 @@ class Prepared(NamedTuple):
         drafter: Any = self.program.engine.drafter  # type: ignore[attr-defined]
         rounds = dict(zip(map(str, drafter.lengths), chosen.sum(0).tolist(), strict=True))
         known = self.given["params"]["drafter"]["costs"]
-        return {"rounds": rounds, "rows": len(chosen), **costs.described(known, drafter.lengths)}
+        return {"rounds": rounds, "rows": len(chosen), **block_costs.described(known, drafter.lengths)}
 
 
 def in_batches(rows: np.ndarray, batch: int, parts: int = 1) -> list[tuple[np.ndarray, int]]:

@@ -7,7 +7,7 @@ from speccascade_jax.core import checks
 from speccascade_jax.core.protocols import StopPolicy
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.evaluation.points import Arm, Evaluation, Level, Method, ModelPair, Point
-from speccascade_jax.methods.drafting import check_length, models_of, policy_of
+from speccascade_jax.methods.build_drafter import check_length, models_of, policy_of
 from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.metrics import sandbox
 from speccascade_jax.metrics.quality import METRICS

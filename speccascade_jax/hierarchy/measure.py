@@ -19,8 +19,8 @@ import numpy as np
 from speccascade_jax.core.controls import make_sampling
 from speccascade_jax.core.sampling import transform
 from speccascade_jax.core.types import Array, BoundModel, Params, Prompt, Sampling
-from speccascade_jax.models.along import continued, failing
-from speccascade_jax.models.sharing import Places, distinct, restored
+from speccascade_jax.models.early_exit import Places, distinct, restored
+from speccascade_jax.models.teacher_forcing import continued, failing
 
 STEPS, TURNS, MOST_TURNS = 16, 9, 720
 """Calls that are timed at once, and in how many turns, doubled until the median is known to `CLOSE` of itself."""

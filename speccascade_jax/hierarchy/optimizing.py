@@ -12,19 +12,19 @@ from rich.console import Console
 from rich.table import Table
 
 from speccascade_jax.core.checks import whole
-from speccascade_jax.core.files import plain, write_atomically
 from speccascade_jax.core.names import TARGET, unknown
-from speccascade_jax.core.reports import check_replaceable
 from speccascade_jax.evaluation.measuring import evaluate
 from speccascade_jax.evaluation.points import Evaluation, Level, Method, ModelPair, Point, Sampling
 from speccascade_jax.evaluation.session import Session
-from speccascade_jax.evaluation.survey import surveying
+from speccascade_jax.evaluation.studies.survey import surveying
 from speccascade_jax.evaluation.validation import validate
 from speccascade_jax.hierarchy import walltime
 from speccascade_jax.hierarchy.latency import OBJECTIVES, Hierarchy, latency
 from speccascade_jax.hierarchy.measure import Measured, measure
 from speccascade_jax.hierarchy.solve import solve
-from speccascade_jax.results.bootstrap import LEAST_EXAMPLES, Bootstrap
+from speccascade_jax.results.analysis.bootstrap import LEAST_EXAMPLES, Bootstrap
+from speccascade_jax.storage.files import plain, write_atomically
+from speccascade_jax.storage.reports import check_replaceable
 
 Row = dict[str, Any]
 TARGET_MODEL = walltime.MODEL

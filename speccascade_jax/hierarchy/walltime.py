@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from speccascade_jax.evaluation.points import Method
-from speccascade_jax.methods.drafting import the_one
+from speccascade_jax.methods.build_drafter import the_one
 from speccascade_jax.methods.settings import Level
 
 MODEL = "target"

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from speccascade_jax.core.flat import Flat
+from speccascade_jax.core.flat_params import Flat
 from speccascade_jax.core.names import shown
 from speccascade_jax.core.types import Params
+from speccascade_jax.engine.engine import Engine
 from speccascade_jax.engine.generate import Generator
-from speccascade_jax.engine.loop import Engine
 from speccascade_jax.methods import table
-from speccascade_jax.methods.recipe import Built, Recipe
+from speccascade_jax.methods.method import Built, Recipe
 from speccascade_jax.methods.settings import Settings
 from speccascade_jax.models.sharding import rest
 from speccascade_jax.pairs.head_files import Head

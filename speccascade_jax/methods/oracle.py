@@ -18,14 +18,14 @@ from speccascade_jax.core.sampling import argmax
 from speccascade_jax.core.types import Array, BoundModel, Controls, Params, Prompt
 from speccascade_jax.drafters.exits import ExitDrafter
 from speccascade_jax.drafters.model import ModelDrafter
+from speccascade_jax.engine.engine import Engine
 from speccascade_jax.engine.generate import Generation, argument, generate, row_ids
-from speccascade_jax.engine.loop import Engine
-from speccascade_jax.methods.alone import engine_of
-from speccascade_jax.methods.recipe import Built
+from speccascade_jax.methods.autoregressive import engine_of
+from speccascade_jax.methods.method import Built
 from speccascade_jax.methods.settings import Settings
 from speccascade_jax.methods.speculation import Speculation
-from speccascade_jax.models.along import along
 from speccascade_jax.models.early_exit import HEAD, exit_params
+from speccascade_jax.models.teacher_forcing import along
 from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.stopping.policies import Oracle

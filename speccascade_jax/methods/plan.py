@@ -14,13 +14,13 @@ from speccascade_jax.core.fetching import Layout, fetch, join
 from speccascade_jax.core.types import Array, Controls, Params, Prompt
 from speccascade_jax.drafters.planned import PlannedDrafter
 from speccascade_jax.engine import tracing
+from speccascade_jax.engine.engine import Engine
 from speccascade_jax.engine.generate import Generation, Generator, argument
-from speccascade_jax.engine.loop import Engine
-from speccascade_jax.methods import costs, table
+from speccascade_jax.methods import block_costs, table
 from speccascade_jax.methods.assemble import build, check_pair, engine_of
-from speccascade_jax.methods.recipe import Built, Recipe
+from speccascade_jax.methods.method import Built, Recipe
 from speccascade_jax.methods.settings import Arm, Level, Settings
-from speccascade_jax.models.sharding import by_rows, everywhere, on_devices
+from speccascade_jax.models.sharding import by_rows, on_devices, replicate
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules.rule import Rule
 from speccascade_jax.runtime.notices import said_if_long
@@ -86,7 +86,7 @@ class Plan:
         given = self._given(example_ids, max_new_tokens) | {"record": tracing.facts}
         with self.running("decode with a trace", prompt, max_new_tokens):
             found = self.built.program.generate(self.ready(prompt, max_new_tokens), prompt, seed, **given)
-        return fetch(everywhere(found))
+        return fetch(replicate(found))
 
     def generate(self, prompt: Prompt, seed: int, example_ids: np.ndarray, max_new_tokens: int) -> Generation:
         """A generation, on the host: `Program.generate` and the fetching of its result as one program."""
@@ -96,7 +96,7 @@ class Plan:
         if not isinstance(program, Generator):  # others, one's own among them, need not be traceable
             with self.running("decode", prompt, max_new_tokens):
                 generation = program.generate(params, prompt, seed, **given)
-            return fetch(everywhere(generation))
+            return fetch(replicate(generation))
         if params is not self.built.params:
             given["most_rounds"] = np.int32(MOST)  # of the program that was timed, with fewer
         return self._joined(program, params, prompt, seed, given)
@@ -115,7 +115,7 @@ class Plan:
             with self.running("decode", prompt, given["max_new_tokens"]):
                 joined = _joined(program, params, prompt, told, **given)
             self._layouts[shape] = Layout.of(jax.eval_shape(partial(program.generate, **given), params, prompt, told))
-        return self._layouts[shape].fetch(everywhere(joined))
+        return self._layouts[shape].fetch(replicate(joined))
 
     def ready(self, prompt: Prompt, max_new_tokens: int) -> Params:
         """The parameters, with what planned lengths are chosen by; measured where it is not known (`costs`)."""
@@ -126,12 +126,12 @@ class Plan:
             def run(told: Params, most_rounds: int) -> Generation:
                 assert isinstance(program, Generator)
                 given = self._given(ids, max_new_tokens) | {"most_rounds": np.int32(most_rounds)}
-                return self._joined(program, told, prompt, costs.SEED, given)
+                return self._joined(program, told, prompt, block_costs.SEED, given)
 
             if isinstance(program, Generator) and isinstance(program.engine.drafter, PlannedDrafter):
                 self.running("decode", prompt, max_new_tokens)  # what compiles is said there
             controls = self.controls(shape[0])
-            self._ready[shape] = costs.ready(
+            self._ready[shape] = block_costs.ready(
                 self.pair, program, params, prompt, controls, max_new_tokens=max_new_tokens, run=run
             )
         return self._ready[shape]

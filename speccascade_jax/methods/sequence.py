@@ -18,10 +18,10 @@ from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.sampling import expand
 from speccascade_jax.core.types import Array, Controls, Params, Prompt, Round
 from speccascade_jax.engine.counters import Counters
+from speccascade_jax.engine.engine import Engine
 from speccascade_jax.engine.generate import Generation, argument, generate, row_ids
-from speccascade_jax.engine.loop import Engine
-from speccascade_jax.methods.alone import engine_of
-from speccascade_jax.methods.recipe import Built, Recipe
+from speccascade_jax.methods.autoregressive import engine_of
+from speccascade_jax.methods.method import Built, Recipe
 from speccascade_jax.methods.settings import Settings, meant
 from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair

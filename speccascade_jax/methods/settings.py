@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from speccascade_jax.core import names, typed
+from speccascade_jax.core import names, validate_types
 from speccascade_jax.core.checks import integer, whole
 from speccascade_jax.rules.rule import Rule
 
@@ -36,7 +36,7 @@ class Level:
         temperature, top_p, top_k: of this model; `None`: those at which the model above samples its draft.
         draft_temperature: of the model that drafts for it; `None`: this one's own.
         drafters: what drafts for it: the name of one of the pair's models, a `Level`, or `module.NAME`, a drafter of
-            one's own (`methods.drafting`).
+            one's own (`methods.build_drafter`).
         tail: another of the pair's models that goes on behind what is drafted; tail_size: for so many tokens at most.
     """
 
@@ -65,7 +65,7 @@ class Level:
             )
         for name in ("budget", "block_size", "top_k", "tail_size"):
             object.__setattr__(self, name, integer(f"level {self.model!r}: {name}", getattr(self, name)))
-        typed.check(Level, vars(self))
+        validate_types.check(Level, vars(self))
         object.__setattr__(self, "drafters", tuple(self.drafters))
 
     def __str__(self) -> str:
@@ -98,7 +98,7 @@ class Arm:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "block_size", integer("block_size of an Arm", self.block_size))
-        typed.check(Arm, vars(self))
+        validate_types.check(Arm, vars(self))
 
     @property
     def called(self) -> str:
@@ -194,7 +194,7 @@ class Settings:
         verify: "token" after token, or a "block" jointly, which keeps more of it under the same law
             (`rules.block_wise`) and goes with accept="speculative".
         block_size: γ, draft tokens per round at most; "auto": for each round the one, 0 included, that costs the least
-            time per token, see `methods.costs`.
+            time per token, see `methods.block_costs`.
         bonus: what follows a fully kept block: "rule", "target" or "none" (METHODS section 2).
         stop: when the draft ends before its block is full: a name of `stopping.policies.STOPS`, `module.NAME`, or a
             policy's class.
@@ -235,7 +235,7 @@ class Settings:
     draft_temperature: Any = None
 
     def __post_init__(self) -> None:
-        typed.check(Settings, vars(self))
+        validate_types.check(Settings, vars(self))
         object.__setattr__(self, "drafters", tuple(self.drafters))
         object.__setattr__(self, "tree", checked_tree(self.tree))
 

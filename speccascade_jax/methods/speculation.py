@@ -11,17 +11,17 @@ from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.names import TARGET
 from speccascade_jax.core.protocols import Drafter, Planner, StopPolicy
 from speccascade_jax.core.types import Controls, Params
+from speccascade_jax.engine.engine import Engine, check_bonus
 from speccascade_jax.engine.generate import Generator
-from speccascade_jax.engine.loop import Engine, check_bonus
-from speccascade_jax.methods import drafting, selecting
-from speccascade_jax.methods.recipe import Built, Recipe
+from speccascade_jax.methods import build_drafter, build_selection
+from speccascade_jax.methods.method import Built, Recipe
 from speccascade_jax.methods.settings import AUTO, TOKEN, Level, Settings, chosen_text, meant, tree_text, usual
 from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules import deferral
 from speccascade_jax.rules.rule import Alpha, Rule, checked_alpha
 from speccascade_jax.rules.verification import TokenWise, Verifier
-from speccascade_jax.stopping.lengths import LENGTHS, Cheapest
+from speccascade_jax.stopping.block_planner import LENGTHS, Cheapest
 from speccascade_jax.stopping.policies import Fixed
 
 
@@ -70,7 +70,7 @@ class Speculation(Recipe):
 
     def _rules(self, settings: Settings) -> list[Rule]:
         """The method's rule and those of single drafters."""
-        own = [arm.rule for arm in selecting.arms_of(settings) if arm.rule is not None]
+        own = [arm.rule for arm in build_selection.arms_of(settings) if arm.rule is not None]
         return [self.rule(settings), *(self.rule(replace(settings, rule=rule)) for rule in own)]
 
     def heading(self, settings: Settings) -> str:
@@ -108,7 +108,7 @@ class Speculation(Recipe):
         if self.fixed_block and size != self.block_size:
             raise ValueError(f"{self.called} has blocks of {self.block_size}: leave block_size={size} out")
         stop = self.stop if settings.stop is None else settings.stop
-        return drafting.policy_of(stop, size, told=self.stop == "oracle")
+        return build_drafter.policy_of(stop, size, told=self.stop == "oracle")
 
     def _check_planned(self, settings: Settings) -> None:
         """Refuse `block_size="auto"` where something else settles how long blocks are, or where the law hangs on it.
@@ -121,7 +121,7 @@ class Speculation(Recipe):
             raise ValueError(f"{self.called} has blocks of {self.block_size}: leave block_size={AUTO!r} out")
         if stop != "fixed":
             raise ValueError(f"{whose} and stop={stop!r} both say how long blocks are: give a number, or no stop")
-        if not drafting.by_model(settings.drafters):
+        if not build_drafter.by_model(settings.drafters):
             drawn = ", ".join(map(str, settings.drafters))
             raise ValueError(f"{whose} plans the drafts of one of the pair's models, not of {drawn}: give a number")
         rule, bonus = self.rule(settings), self.bonus if settings.bonus is None else settings.bonus
@@ -135,7 +135,7 @@ class Speculation(Recipe):
         """Whether a model drafts blocks that end at γ, whatever γ is."""
         if self.fixed_block or settings.block_size == AUTO or settings.tree:
             return False
-        arms = selecting.arms_of(settings)
+        arms = build_selection.arms_of(settings)
         if all(isinstance(arm.drafter, Level) or arm.drafter == TARGET or arm.block_size for arm in arms):
             return False
         return isinstance(self.policy(settings), Fixed)
@@ -149,22 +149,22 @@ class Speculation(Recipe):
 
     def needs_head(self, settings: Settings) -> bool:
         """Whether a stop policy asks one, its own or a level's."""
-        return drafting.asks_head(settings.drafters, self.policy(settings))
+        return build_drafter.asks_head(settings.drafters, self.policy(settings))
 
     def resolved(self, settings: Settings) -> Settings:
         """With the method's own block size and bonus; where a level drafts, blocks have no size of their own."""
-        drafting.check(settings.drafters, self.called)
+        build_drafter.check(settings.drafters, self.called)
         self._check_tree(settings)
         self._check_choice(settings)
-        drafting.check_tail(settings, self.called)
+        build_drafter.check_tail(settings, self.called)
         size: Any = None if settings.tree else self.policy(settings).block
         if settings.block_size == AUTO:
             size = AUTO
-        if not drafting.by_model(settings.drafters) and (stop := settings.stop or self.stop) != "fixed":
+        if not build_drafter.by_model(settings.drafters) and (stop := settings.stop or self.stop) != "fixed":
             raise ValueError(
                 f"{self.called} ends blocks by {stop!r}, which asks a model: name one of the pair's to draft"
             )
-        if isinstance(settings.drafters[0], Level) and not selecting.selects(settings):
+        if isinstance(settings.drafters[0], Level) and not build_selection.selects(settings):
             if settings.block_size is not None:
                 raise ValueError(
                     f"block_size={settings.block_size} means nothing where a level drafts: set Level.block_size, of "
@@ -187,7 +187,7 @@ class Speculation(Recipe):
         accept, stop = settings.accept or self.accept, self.stop if settings.stop is None else settings.stop
         beside |= {"accept": accept} if accept != "speculative" else {}
         beside |= {"stop": stop} if stop != "fixed" else {}
-        single = drafting.by_model(settings.drafters) and not selecting.selects(settings)
+        single = build_drafter.by_model(settings.drafters) and not build_selection.selects(settings)
         if beside or self.fixed_block or not single:
             others = ", ".join(f"{name}={value!r}" for name, value in beside.items()) or "its own way to draft"
             raise ValueError(
@@ -198,22 +198,22 @@ class Speculation(Recipe):
     def _check_choice(self, settings: Settings) -> None:
         verifier = partial(self._verifier, settings)
         verifier(None)
-        if selecting.selects(settings):
-            selecting.check(settings, self.called, verifier)
+        if build_selection.selects(settings):
+            build_selection.check(settings, self.called, verifier)
         elif settings.policy is not None or settings.lossy_arms:
             raise ValueError(f"{self.called} has one drafter: leave policy and lossy_arms out, or name several")
 
     def _verifier(self, settings: Settings, rule: str | Rule | None) -> Verifier:
         """What decides under a rule, the method's own for `None`."""
         chosen = self.rule(settings if rule is None else replace(settings, rule=rule))
-        return drafting.verifier_of(settings.accept or self.accept, chosen, settings.verify)
+        return build_drafter.verifier_of(settings.accept or self.accept, chosen, settings.verify)
 
     def controls(self, settings: Settings, rows: int) -> Controls:
         """α, thresholds and sampling of the target, of its draft and of the levels below, all checked."""
         heat = settings.draft_temperature
         if self.greedy_draft and heat is None:
             heat = 0.0
-        drawn = drafting.draft_sampling(settings.drafters, heat)
+        drawn = build_drafter.draft_sampling(settings.drafters, heat)
         if settings.draft_temperature is not None and drawn is not heat:
             raise ValueError(
                 f"draft_temperature={heat} and the temperature={drawn} of the level that drafts are one number: leave "
@@ -232,13 +232,13 @@ class Speculation(Recipe):
             top_k=settings.top_k,
             draft_temperature=drawn,
             stop_threshold=self._stop_threshold(settings, alpha),
-            inner=drafting.inner_controls(settings, settings.temperature if drawn is None else drawn, rows),
+            inner=build_drafter.inner_controls(settings, settings.temperature if drawn is None else drawn, rows),
         )
 
     def _stop_threshold(self, settings: Settings, alpha: np.ndarray) -> Any:
         given = settings.stop_threshold
         if not self.alpha_stops:
-            return drafting.checked_threshold(self.policy(settings), self.called, given)
+            return build_drafter.checked_threshold(self.policy(settings), self.called, given)
         if given is not None:
             raise ValueError(f"{self.called} has no stop_threshold ({given}): its alpha is the threshold; leave it out")
         return alpha
@@ -250,20 +250,22 @@ class Speculation(Recipe):
         settings = _as_chain(self.resolved(settings))
         verifier = self._verifier(settings, None)
         drafter: Drafter | Planner
-        if selecting.selects(settings):
-            verifier = selecting.verifier_of(settings, partial(self._verifier, settings))
+        if build_selection.selects(settings):
+            verifier = build_selection.verifier_of(settings, partial(self._verifier, settings))
             part = partial(self._arm, pair, settings, head)
             told = not isinstance(verifier, TokenWise)
-            drafter, params = selecting.drafter_of(pair, settings, self.called, part, told)
+            drafter, params = build_selection.drafter_of(pair, settings, self.called, part, told)
         elif settings.tree is not None:
-            drafter, params, verifier = drafting.branching(pair, settings, verifier, self.called)
+            drafter, params, verifier = build_drafter.branching(pair, settings, verifier, self.called)
         elif settings.block_size == AUTO:
             # a rule that reads q needs a pass of the draft for every token: a round without drafts saves it nothing
             plan = Cheapest(LENGTHS[1:] if verifier.reads_q else LENGTHS, settings.bonus or self.bonus)
-            drafter, params = drafting.planned(pair, settings.drafters, plan, self.called)
+            drafter, params = build_drafter.planned(pair, settings.drafters, plan, self.called)
         else:
-            drafter, params = drafting.drafter_of(pair, settings.drafters, self.policy(settings), self.called, head)
-            drafter, params = drafting.with_tail(pair, settings, drafter, params)
+            drafter, params = build_drafter.drafter_of(
+                pair, settings.drafters, self.policy(settings), self.called, head
+            )
+            drafter, params = build_drafter.with_tail(pair, settings, drafter, params)
         engine = Engine(
             target=pair.target.model,
             drafter=drafter,
@@ -279,7 +281,7 @@ class Speculation(Recipe):
     ) -> tuple[Drafter, Params]:
         """One of several drafters, and its parameters."""
         own = settings if block_size is None else replace(settings, block_size=block_size)
-        return drafting.drafter_of(pair, (drafter,), self.policy(own), self.called, head)
+        return build_drafter.drafter_of(pair, (drafter,), self.policy(own), self.called, head)
 
     def build(self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None) -> Built:
         engine, params = self.engine(pair, settings, stop_ids, head)

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from speccascade_jax.core import names
-from speccascade_jax.methods.alone import Alone
+from speccascade_jax.methods.autoregressive import Alone
+from speccascade_jax.methods.method import Recipe
 from speccascade_jax.methods.oracle import OracleMethod
-from speccascade_jax.methods.recipe import Recipe
 from speccascade_jax.methods.sequence import SequenceMethod
 from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.rules.deferral import RULES

@@ -2,7 +2,7 @@
 
 Each metric is kept as statistics per example (counts for BLEU and pass@1, the score itself for the others), so that a
 corpus score and a bootstrap come from one pass over the texts. A record keeps them (`measure`), so that two records can
-be compared example by example without their texts (`results.bootstrap`).
+be compared example by example without their texts (`results.analysis.bootstrap`).
 """
 
 import dataclasses

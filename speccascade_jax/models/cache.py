@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from speccascade_jax.core.arrays import write_slots
 from speccascade_jax.core.types import Array
-from speccascade_jax.models.sharding import HEADS, lies
+from speccascade_jax.models.sharding import HEADS, constrain
 
 
 @flax.struct.dataclass
@@ -34,8 +34,8 @@ def empty_slots(
     heads: int, head_dim: int, sizes: Sequence[int], dtype: str
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
     """Zeros, per layer with `S` of `sizes`: keys `[heads, head_dim, S]` and values `[heads, S, head_dim]`."""
-    keys = tuple(lies(jnp.zeros((heads, head_dim, size), dtype), HEADS) for size in sizes)
-    return keys, tuple(lies(jnp.zeros((heads, size, head_dim), dtype), HEADS) for size in sizes)
+    keys = tuple(constrain(jnp.zeros((heads, head_dim, size), dtype), HEADS) for size in sizes)
+    return keys, tuple(constrain(jnp.zeros((heads, size, head_dim), dtype), HEADS) for size in sizes)
 
 
 def write_ring(buffer: Array, update: Array, start: Array, axis: int) -> Array:

@@ -8,9 +8,11 @@ METHODS.md section 7; LayerSkip (Elhoushi et al., 2024) for the shared head.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import numpy as np
 
 from speccascade_jax.core.types import Array, BoundModel, Cache, LMOutput, Params, Prompt
@@ -152,3 +154,31 @@ def early_exit(bound: BoundModel, layer: int, head: Array | None = None) -> Boun
     if head is not None and head.shape != wanted:
         raise ValueError(f"the head of the exit at layer {layer} has the shape {head.shape}; the model's are {wanted}")
     return BoundModel(params=exit_params(bound.params, layer, head), model=model)
+
+
+Places = tuple[tuple[jax.tree_util.PyTreeDef, tuple[int, ...]], ...]
+"""For each model the shape of its tree, and where among the arrays its leaves are. Hashable: static under jit."""
+
+
+def distinct(params: Sequence[Params]) -> tuple[list[Array], Places]:
+    """The arrays of all trees, one that is held twice once, and what `restored` needs to give the trees back.
+
+    A compiler merges what is computed twice from one array, and cannot from two arguments, be they one in the caller's
+    hands.
+    """
+    arrays: list[Array] = []
+    known: dict[int, int] = {}
+    places = []
+    for tree in params:
+        leaves, shape = jax.tree.flatten(tree)
+        for leaf in leaves:
+            if id(leaf) not in known:
+                known[id(leaf)] = len(arrays)
+                arrays.append(leaf)
+        places.append((shape, tuple(known[id(leaf)] for leaf in leaves)))
+    return arrays, tuple(places)
+
+
+def restored(arrays: Sequence[Array], places: Places) -> list[Params]:
+    """The trees that `distinct` took apart."""
+    return [jax.tree.unflatten(shape, [arrays[n] for n in own]) for shape, own in places]

@@ -8,7 +8,7 @@ import numpy as np
 
 from speccascade_jax.core.packed import is_packed
 from speccascade_jax.core.types import BoundModel
-from speccascade_jax.models.sharding import apart, everywhere, fused_widths
+from speccascade_jax.models.sharding import fused_widths, replicate, split_fused
 from speccascade_jax.runtime.mesh import MODEL
 
 
@@ -30,7 +30,7 @@ def _regrouped(bound: BoundModel, path: Any, array: np.ndarray) -> np.ndarray:
     if mesh is None:
         return array
     widths = fused_widths("/".join(str(key.key) for key in path), array.shape[-1], bound.model.config)
-    return array if widths is None else np.concatenate(apart(array, widths, mesh.shape[MODEL]), axis=-1)
+    return array if widths is None else np.concatenate(split_fused(array, widths, mesh.shape[MODEL]), axis=-1)
 
 
 def add(digest: hashlib.blake2b, bound: BoundModel) -> None:
@@ -38,7 +38,7 @@ def add(digest: hashlib.blake2b, bound: BoundModel) -> None:
     digest.update(repr(bound.model).encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(bound.params, is_leaf=is_packed):
         # a packed matrix is the matrix: how a processor likes it laid out is no property of the model
-        array = leaf.dense() if is_packed(leaf) else _regrouped(bound, path, np.asarray(everywhere(leaf)))
+        array = leaf.dense() if is_packed(leaf) else _regrouped(bound, path, np.asarray(replicate(leaf)))
         digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
         if is_packed(leaf) and leaf.scales is not None:

@@ -19,7 +19,7 @@ from speccascade_jax.core.trees import Branch
 from speccascade_jax.core.types import Array, LMOutput, Params
 from speccascade_jax.models.cache import move_slots, write_ring
 from speccascade_jax.models.products import pack
-from speccascade_jax.models.sharding import HEADS, ROWS, local, place, side_by_side, under
+from speccascade_jax.models.sharding import HEADS, ROWS, interleave_fused, local, place, under
 from speccascade_jax.runtime.mesh import MODEL
 
 KeysValues = tuple[Array, Array]
@@ -113,7 +113,7 @@ def fuse(params: Params, shards: int = 1) -> Params:
 
 
 def _beside(arrays: list[Array], shards: int) -> Array:
-    return jnp.asarray(side_by_side([np.asarray(array) for array in arrays], shards))
+    return jnp.asarray(interleave_fused([np.asarray(array) for array in arrays], shards))
 
 
 class CachedModel(Generic[Held]):

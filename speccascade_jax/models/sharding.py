@@ -78,7 +78,7 @@ def local(function: Callable[..., Any], inputs: tuple[P, ...], outputs: Any) -> 
     return jax.shard_map(function, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
 
 
-def lies(x: Array, spec: P) -> Array:
+def constrain(x: Array, spec: P) -> Array:
     """`x`, and where it lies."""
     mesh = _MESH.get()
     return x if mesh is None else jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
@@ -96,13 +96,13 @@ def spec_of(path: str) -> P:
     raise ValueError(f"no rule says how the parameter {path!r} lies on a mesh: add a row to sharding.LOGICAL_AXES")
 
 
-def side_by_side(arrays: Sequence[np.ndarray], shards: int) -> np.ndarray:
+def interleave_fused(arrays: Sequence[np.ndarray], shards: int) -> np.ndarray:
     """Kernels of one input as one: part `s` of `shards` has its columns of the first, of the second and so on."""
     parts = zip(*(np.split(array, shards, axis=-1) for array in arrays), strict=True)
     return np.concatenate([one for part in parts for one in part], axis=-1)
 
 
-def apart(array: np.ndarray, widths: Sequence[int], shards: int) -> list[np.ndarray]:
+def split_fused(array: np.ndarray, widths: Sequence[int], shards: int) -> list[np.ndarray]:
     """What `side_by_side` put together, kernels of `widths` columns each."""
     at = np.cumsum([width // shards for width in widths])[:-1]
     parts = [np.split(part, at, axis=-1) for part in np.split(array, shards, axis=-1)]
@@ -199,22 +199,24 @@ def rest(params: Params, mesh: Mesh | None) -> Params:
         return params
 
     def there(leaf: Any) -> Any:
-        lies = getattr(leaf, "sharding", None)
-        return leaf if isinstance(lies, NamedSharding) and lies.mesh == mesh else whole(np.asarray(leaf), mesh)
+        constrain = getattr(leaf, "sharding", None)
+        return (
+            leaf if isinstance(constrain, NamedSharding) and constrain.mesh == mesh else whole(np.asarray(leaf), mesh)
+        )
 
     return jax.tree.map(there, params)
 
 
-def everywhere(tree: Any) -> Any:
+def replicate(tree: Any) -> Any:
     """Results as every host can read them; in one process as they are."""
     if not hosts.many():
         return tree
 
     def gathered(x: Any) -> Any:
-        lies = getattr(x, "sharding", None)
-        if not isinstance(lies, NamedSharding) or lies.is_fully_replicated:
+        constrain = getattr(x, "sharding", None)
+        if not isinstance(constrain, NamedSharding) or constrain.is_fully_replicated:
             return x
-        return jax.jit(_same, out_shardings=NamedSharding(lies.mesh, P()))(x)
+        return jax.jit(_same, out_shardings=NamedSharding(constrain.mesh, P()))(x)
 
     return jax.tree.map(gathered, tree)
 

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import numpy as np
 
-from speccascade_jax.checkpoints.errors import CheckpointError
-from speccascade_jax.core import archives
-from speccascade_jax.core.files import expanded
 from speccascade_jax.core.types import BoundModel, Params
 from speccascade_jax.data.vocabularies.vocabulary import TextVocabulary
 from speccascade_jax.models import ngrams
 from speccascade_jax.models.early_exit import early_exit
 from speccascade_jax.models.products import held
 from speccascade_jax.pairs import exit_files
+from speccascade_jax.storage import archives
+from speccascade_jax.storage.errors import CheckpointError
+from speccascade_jax.storage.files import expanded
 
 LONGEST = 8
 """The most last tokens that a match is looked for with, where nothing else is said."""

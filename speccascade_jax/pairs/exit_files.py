@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from speccascade_jax.checkpoints.errors import CheckpointError
-from speccascade_jax.core.files import expanded
 from speccascade_jax.core.types import Array, BoundModel
 from speccascade_jax.models import fingerprints
-from speccascade_jax.pairs import carded
+from speccascade_jax.storage import array_file
+from speccascade_jax.storage.errors import CheckpointError
+from speccascade_jax.storage.files import expanded
 
 _TRAIN = "train some (experiments/train_exit_heads.py)"
 
@@ -43,7 +43,7 @@ class ExitHeads:
     @property
     def fingerprint(self) -> str:
         """Hash of heads and card."""
-        return carded.fingerprint(_named(self.kernels), asdict(self.card))
+        return array_file.fingerprint(_named(self.kernels), asdict(self.card))
 
     def kernel(self, layer: int, path: str | Path = "the file") -> Array:
         """The head of one exit.
@@ -68,7 +68,7 @@ class ExitHeads:
 
 def save(path: str | Path, heads: ExitHeads) -> None:
     """Write heads as one file, whole or not at all."""
-    carded.save(path, _named(heads.kernels), asdict(heads.card))
+    array_file.save(path, _named(heads.kernels), asdict(heads.card))
 
 
 def load(path: str | Path) -> ExitHeads:
@@ -78,7 +78,7 @@ def load(path: str | Path) -> ExitHeads:
         FileNotFoundError: no such file.
         CheckpointError: it is damaged (names what in it), or another kind of file.
     """
-    params, card = carded.load(path, "file of exit heads", _TRAIN)
+    params, card = array_file.load(path, "file of exit heads", _TRAIN)
     try:
         towards = {int(layer): teacher for layer, teacher in card.pop("towards").items()}
         return ExitHeads({int(layer): kernel for layer, kernel in params.items()}, Card(towards=towards, **card))

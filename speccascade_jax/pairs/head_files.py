@@ -4,12 +4,12 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from speccascade_jax.checkpoints.errors import CheckpointError
-from speccascade_jax.core.files import expanded
 from speccascade_jax.core.types import BoundModel, Params, count
 from speccascade_jax.models import fingerprints
-from speccascade_jax.models.along import features
-from speccascade_jax.pairs import carded
+from speccascade_jax.models.teacher_forcing import features
+from speccascade_jax.storage import array_file
+from speccascade_jax.storage.errors import CheckpointError
+from speccascade_jax.storage.files import expanded
 
 FILE = "acceptance_head.msgpack"
 """How a pair's own head is called in its folder."""
@@ -63,7 +63,7 @@ class Head:
     @property
     def fingerprint(self) -> str:
         """Hash of parameters and card: what a record that used the head belongs to."""
-        return carded.fingerprint(self.params, asdict(self.card))
+        return array_file.fingerprint(self.params, asdict(self.card))
 
     def check(self, draft: BoundModel, pair: str) -> None:
         """Refuse a head of another draft; compiles nothing.
@@ -91,7 +91,7 @@ class Head:
 
 def save(path: str | Path, head: Head) -> None:
     """Write a head as one file, whole or not at all."""
-    carded.save(path, head.params, asdict(head.card))
+    array_file.save(path, head.params, asdict(head.card))
 
 
 def load(path: str | Path) -> Head:
@@ -101,7 +101,7 @@ def load(path: str | Path) -> Head:
         FileNotFoundError: no such file.
         CheckpointError: it is damaged (names what in it), or of another format.
     """
-    params, card = carded.load(path, "acceptance head", _TRAIN)
+    params, card = array_file.load(path, "acceptance head", _TRAIN)
     return Head(params, _card(expanded(path), card))
 
 

@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 
 from speccascade_jax import checkpoints
 from speccascade_jax.core import names
-from speccascade_jax.core.files import expanded
 from speccascade_jax.core.types import BoundModel
 from speccascade_jax.data import directory as data_directory
 from speccascade_jax.data.vocabularies.load import FileVocabulary, candidates, first_difference, load_vocabulary
@@ -24,6 +23,7 @@ from speccascade_jax.pairs import head_files, policy_files
 from speccascade_jax.pairs.derived import derive, is_derived
 from speccascade_jax.runtime import mesh as meshes
 from speccascade_jax.runtime.paths import shipped
+from speccascade_jax.storage.files import expanded
 
 PAIRS_DIRECTORY = shipped("pairs")
 _PARTS = "vocabulary.model, target/ and draft/ (tokenizer.json, tokenizer.model or spiece.model do as well)"

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from speccascade_jax.checkpoints.errors import CheckpointError
-from speccascade_jax.core.files import expanded
 from speccascade_jax.core.types import Params, count
-from speccascade_jax.pairs import carded
+from speccascade_jax.storage import array_file
+from speccascade_jax.storage.errors import CheckpointError
+from speccascade_jax.storage.files import expanded
 
 FILE = "selection_policy.msgpack"
 """How a pair's own policy is called in its folder."""
@@ -25,7 +25,7 @@ class Card:
     """What a policy is and what it was trained on.
 
     Attributes:
-        scores: how it scores arms, a name of `drafters.choosing.SCORERS`; features: how many it reads.
+        scores: how it scores arms, a name of `drafters.chooser.SCORERS`; features: how many it reads.
         arms: the drafters' names, in the order of its scores; prints: what each of them is, a fingerprint.
         target: fingerprint of the model whose prefill it reads.
         trained: by which objective; alignment_weight: of its rewards (METHODS section 8).
@@ -59,7 +59,7 @@ class Policy:
     @property
     def fingerprint(self) -> str:
         """Hash of parameters and card: what a record that used the policy belongs to."""
-        return carded.fingerprint(self.params, asdict(self.card))
+        return array_file.fingerprint(self.params, asdict(self.card))
 
     def among(self, prints: Mapping[str, str], target: str, features: int, whose: str) -> Params:
         """The parameters with scores in the order of `prints`; compiles nothing.
@@ -101,7 +101,7 @@ def reordered(params: Params, places: Sequence[int]) -> Params:
 
 def save(path: str | Path, policy: Policy) -> None:
     """Write a policy as one file, whole or not at all."""
-    carded.save(path, policy.params, asdict(policy.card))
+    array_file.save(path, policy.params, asdict(policy.card))
 
 
 def load(path: str | Path) -> Policy:
@@ -111,7 +111,7 @@ def load(path: str | Path) -> Policy:
         FileNotFoundError: no such file.
         CheckpointError: it is damaged (names what in it), or of another format.
     """
-    params, card = carded.load(path, "selection policy", TRAIN)
+    params, card = array_file.load(path, "selection policy", TRAIN)
     known = {field.name for field in fields(Card)}
     try:
         found: Any = {name: value for name, value in card.items() if name in known}

@@ -5,7 +5,7 @@ from typing import Any
 
 import gin
 
-from speccascade_jax.core import typed
+from speccascade_jax.core import validate_types
 from speccascade_jax.runtime import gin_errors
 
 
@@ -20,7 +20,7 @@ def check() -> None:
             name = ".".join(selector.split(".")[-2:])
             prefix = f"{scope}/{name}." if scope else f"{name}."
             values = {each: _value(value, prefix + each) for each, value in bound.items()}
-            typed.check(gin.config._REGISTRY[selector].wrapped, values, prefix)
+            validate_types.check(gin.config._REGISTRY[selector].wrapped, values, prefix)
 
 
 def _value(value: Any, name: str) -> Any:
@@ -39,8 +39,8 @@ def _value(value: Any, name: str) -> Any:
             raise ValueError(gin_errors.unfilled(name))
         return constant
     if not value.evaluate:
-        return typed.Later(f"{value!r} (to call it: {value!r}())", FunctionType)
-    return typed.Later(repr(value), called.wrapped if isinstance(called.wrapped, type) else None)
+        return validate_types.Later(f"{value!r} (to call it: {value!r}())", FunctionType)
+    return validate_types.Later(repr(value), called.wrapped if isinstance(called.wrapped, type) else None)
 
 
 def operative() -> str:

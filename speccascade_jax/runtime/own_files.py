@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 
-from speccascade_jax.core.files import expanded
+from speccascade_jax.storage.files import expanded
 
 _LOADED: dict[str, Path] = {}
 

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from speccascade_jax.core.checks import several, whole
-from speccascade_jax.core.files import expanded, plain, write_atomically
 from speccascade_jax.selection import data as selection_data
 from speccascade_jax.selection.train import PolicyTrainer, split
+from speccascade_jax.storage.files import expanded, plain, write_atomically
 
 Row = dict[str, Any]
 LINEAR = "linear"
@@ -86,7 +86,7 @@ def _below(trainer: PolicyTrainer, *parts: str) -> str:
 
 
 def _keep(trainer: PolicyTrainer, name: str, rows: list[Row]) -> None:
-    from speccascade_jax.results.figures import selection as figures
+    from speccascade_jax.results.report.figures import selection as figures
 
     folder = expanded(trainer.run_dir)
     write_atomically(folder / f"{name}.json", json.dumps(plain(rows), indent=1).encode())

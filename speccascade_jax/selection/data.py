@@ -1,8 +1,8 @@
 """What policies learn from: queries as the target reads them, and how well each candidate agrees with the target.
 
-A folder (`selection.making`) holds `manifest.json`: `format` (1), `pair`, `target` and `features`; `arms`, `prints` and
-`parameters`, of each candidate its name, fingerprint and size; `seed`; and `domains`, each with its `task`, `queries`,
-`outputs`, the folder of the target's shards, and `alignment`, the file and key of each candidate.
+A folder (`selection.make_data`) holds `manifest.json`: `format` (1), `pair`, `target` and `features`; `arms`, `prints`
+and `parameters`, of each candidate its name, fingerprint and size; `seed`; and `domains`, each with its `task`,
+`queries`, `outputs`, the folder of the target's shards, and `alignment`, the file and key of each candidate.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from speccascade_jax.core import archives, names
-from speccascade_jax.core.files import expanded, point_key
+from speccascade_jax.core import names
 from speccascade_jax.core.names import TARGET
-from speccascade_jax.core.readers import json_object
-from speccascade_jax.methods import selecting
+from speccascade_jax.methods import build_selection
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.selection.outputs import AGAIN, Outputs, joined, shard_names
+from speccascade_jax.storage import archives
+from speccascade_jax.storage.files import expanded, point_key
+from speccascade_jax.storage.readers import json_object
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -111,7 +112,7 @@ def manifest(
     pair: str, loaded: Pair, prints: Mapping[str, str], sizes: Mapping[str, int], domains: list[Any], seed: int
 ) -> dict[str, Any]:
     """What the folder holds: see the module."""
-    target, features = selecting.target_of(loaded)
+    target, features = build_selection.target_of(loaded)
     return {
         "format": FORMAT,
         "pair": pair,

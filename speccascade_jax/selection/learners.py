@@ -1,7 +1,7 @@
 """Learning while serving: what a learner believes, what it tells the decoder, what it makes of a measured time.
 
 The decoder chooses in its own program, by numbers that change from query to query and by bits of the query's own round
-(`drafters.choosing`), so that learning compiles nothing and no choice can see its draft. A reward is minus the log of a
+(`drafters.chooser`), so that learning compiles nothing and no choice can see its draft. A reward is minus the log of a
 query's time per token, relative to the median of the first ones (`Rewards`): the scale of the machine drops out.
 """
 
@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax.core.types import Params
-from speccascade_jax.drafters import choosing
-from speccascade_jax.drafters.choosing import Chooser
+from speccascade_jax.drafters import chooser
+from speccascade_jax.drafters.chooser import Chooser
 from speccascade_jax.pairs.policy_files import Policy
 from speccascade_jax.selection.posterior import Posterior, Whitening
 
@@ -68,7 +68,7 @@ class Always:
     chooser: Chooser = Chooser()
 
     def params(self) -> Params:
-        return choosing.always(self.arm, self.arms)[1]
+        return chooser.always(self.arm, self.arms)[1]
 
     def learn(self, features: np.ndarray, arm: int, reward: float) -> None:
         """Nothing."""
@@ -191,7 +191,7 @@ def with_prior(learner: Thompson, policy: Policy, numbers: Params, sample: np.nd
     Args:
         numbers: the policy's parameters, its arms in the decoder's order; sample: embeddings `[N, D]`.
     """
-    scores = choosing.SCORERS[policy.card.scores](numbers, jnp.asarray(sample)).mean
+    scores = chooser.SCORERS[policy.card.scores](numbers, jnp.asarray(sample)).mean
     law = np.asarray(jax.nn.softmax(scores, -1), np.float64)
     posterior, discount = learner.posterior, learner.posterior.discount
     posterior.discount = 1.0  # the arms are told one after the other, and none is to be forgotten meanwhile

@@ -17,16 +17,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade_jax.core import archives
-from speccascade_jax.core.files import claim, point_key
 from speccascade_jax.core.names import TARGET
 from speccascade_jax.core.types import Array, BoundModel, Params, Prompt
+from speccascade_jax.engine.engine import prompt_features
 from speccascade_jax.engine.generate import raise_on_failure
-from speccascade_jax.engine.loop import prompt_features
 from speccascade_jax.evaluation.points import Method, Point, Sampling
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.models import fingerprints
-from speccascade_jax.results.printing import clock_time
+from speccascade_jax.results.report.printing import clock_time
+from speccascade_jax.storage import archives
+from speccascade_jax.storage.files import claim, point_key
 
 SHARD = 256
 AGAIN = "remove it and make it again with python -m experiments.make_selection_data"

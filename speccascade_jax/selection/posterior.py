@@ -99,7 +99,7 @@ class Posterior:
         return found
 
     def params(self) -> Params:
-        """As `drafters.choosing.ridge` reads them, float32."""
+        """As `drafters.chooser.ridge` reads them, float32."""
         arrays = {"mean": self.weights(), "covariance": self.noise**2 * self.inverse}
         arrays |= {"center": self.whitening.center, "scale": self.whitening.scale}
         return {name: np.asarray(value, np.float32) for name, value in arrays.items()}

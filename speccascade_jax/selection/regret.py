@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from speccascade_jax.core.files import plain, write_atomically
+from speccascade_jax.storage.files import plain, write_atomically
 
 Row = dict[str, Any]
 
@@ -68,7 +68,7 @@ def _learner(rows: list[Row], own: np.ndarray, best: np.ndarray, knowing: np.nda
 
 def report(rows: list[Row], folder: Path) -> Row:
     """Print what `summary` finds, write it to `regret.json`, and draw `regret.png`."""
-    from speccascade_jax.results.figures import selection as figures
+    from speccascade_jax.results.report.figures import selection as figures
 
     found = summary(rows)
     console = Console()

@@ -14,19 +14,20 @@ from pathlib import Path
 
 from rich.console import Console
 
-from speccascade_jax.core import typed
+from speccascade_jax.core import validate_types
 from speccascade_jax.core.checks import several
-from speccascade_jax.core.files import expanded
 from speccascade_jax.core.names import TARGET
 from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.experiment import measure, open_session, tell_without_outputs
 from speccascade_jax.evaluation.measuring import evaluate_together
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
-from speccascade_jax.methods import selecting
+from speccascade_jax.methods import build_selection
 from speccascade_jax.methods.settings import Arm, Level
-from speccascade_jax.results import panels, printing
-from speccascade_jax.results.store import ResultStore, check_format
-from speccascade_jax.results.tables.selection import selection_grids
+from speccascade_jax.results.analysis import panels
+from speccascade_jax.results.report import printing
+from speccascade_jax.results.report.tables.selection import selection_grids
+from speccascade_jax.results.store.result_store import ResultStore, check_format
+from speccascade_jax.storage.files import expanded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ class Among:
     policies: tuple[str | None, ...] = ()
 
     def __post_init__(self) -> None:
-        typed.check(Among, vars(self))
+        validate_types.check(Among, vars(self))
         for name in ("drafters", "policies"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
@@ -118,10 +119,10 @@ def methods_of(among: Among, ways: Sequence[str], alone: bool = False) -> list[M
         alone: each drafter as a method's only one too, but those with a block size or a rule of their own.
     """
     chosen = partial(Method, name="spec_decode", drafters=among.drafters)
-    arms = selecting.arms_of(chosen(choose=selecting.RANDOM).settings())
+    arms = build_selection.arms_of(chosen(choose=build_selection.RANDOM).settings())
     single = [arm.drafter for arm in arms if arm.drafter != TARGET and arm.block_size is None and arm.rule is None]
     made = [Method(name="spec_decode", drafters=(each,)) for each in single if alone]
-    made += [chosen(choose=way) for way in [*(arm.called for arm in arms), selecting.RANDOM]]
+    made += [chosen(choose=way) for way in [*(arm.called for arm in arms), build_selection.RANDOM]]
     return made + [chosen(choose=way, policy=file) for file, way in itertools.product(among.policies, ways)]
 
 

@@ -19,21 +19,21 @@ import jax
 import numpy as np
 
 from speccascade_jax.core.checks import several, whole
-from speccascade_jax.core.files import claim, expanded, plain, point_key
-from speccascade_jax.core.flat import Flat
+from speccascade_jax.core.flat_params import Flat
 from speccascade_jax.core.names import hint
 from speccascade_jax.drafters.selected import SelectedDrafter
 from speccascade_jax.engine.generate import Generator, raise_on_failure
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.evaluation.session import Prepared, Session, load_source
 from speccascade_jax.evaluation.validation import validate
-from speccascade_jax.methods import selecting
+from speccascade_jax.methods import build_selection
 from speccascade_jax.methods.settings import Arm, Level
 from speccascade_jax.pairs.pair import Pair
-from speccascade_jax.results.printing import clock_time
+from speccascade_jax.results.report.printing import clock_time
 from speccascade_jax.selection import learners, regret
 from speccascade_jax.selection.learners import LEARNERS, Learner, Rewards
 from speccascade_jax.selection.outputs import embedded
+from speccascade_jax.storage.files import claim, expanded, plain, point_key
 from speccascade_jax.training import runs
 
 Row = dict[str, Any]
@@ -124,7 +124,7 @@ class Server:
             pair=self.pair,
             evaluation=self.phases[0],
             method=Method(
-                name="spec_decode", drafters=self.drafters, choose=selecting.RANDOM, block_size=self.block_size
+                name="spec_decode", drafters=self.drafters, choose=build_selection.RANDOM, block_size=self.block_size
             ),
             sampling=Sampling(temperature=self.temperature),
             seed=self.seed,
@@ -134,7 +134,7 @@ class Server:
         self.loaded: Pair = load_source(self.pair)
         self.sessions = [Session(self.pair, each, self.loaded) for each in self.phases]
         self.sessions[0].check([(self.point.method, self.point.sampling)])
-        self.arms = [arm.called for arm in selecting.arms_of(self.point.method.settings())]
+        self.arms = [arm.called for arm in build_selection.arms_of(self.point.method.settings())]
 
     @property
     def asks(self) -> bool:
@@ -147,11 +147,12 @@ class Server:
         given |= {"discount": self.discount, "seed": self.seed, "arms": self.arms}
         given["max_new_tokens"] = [each.max_new_tokens for each in self.phases]
         given["sampled"] = [each.quality_examples for each in self.phases]
-        arms = selecting.arms_of(self.point.method.settings())
+        arms = build_selection.arms_of(self.point.method.settings())
         given["drafters"] = [
-            [str(arm), print_] for arm, print_ in zip(arms, selecting.prints(self.loaded, arms).values(), strict=True)
+            [str(arm), print_]
+            for arm, print_ in zip(arms, build_selection.prints(self.loaded, arms).values(), strict=True)
         ]
-        given["policy"] = selecting.policy_of(self.loaded, self.policy).fingerprint if self.asks else None
+        given["policy"] = build_selection.policy_of(self.loaded, self.policy).fingerprint if self.asks else None
         given["queries"] = [point_key(examples=session.loaded, count=session.evaluation.latency_examples,
                                       first=session.evaluation.first_example) for session in self.sessions]  # fmt: skip
         return dict(plain(given))
@@ -196,13 +197,13 @@ class Server:
         if name == "thompson":
             return learners.thompson(sample, len(self.arms), noise=self.noise, discount=self.discount)
         settings = self.point.method.settings(
-            choose=selecting.RANDOM if name == selecting.RANDOM else "greedy", policy=self.policy
+            choose=build_selection.RANDOM if name == build_selection.RANDOM else "greedy", policy=self.policy
         )
-        chooser, numbers = selecting.chooser_of(self.loaded, settings, "serving")
+        chooser, numbers = build_selection.chooser_of(self.loaded, settings, "serving")
         if name != "thompson_prior":
             return learners.Fixed(chooser, numbers)
         plain_learner = learners.thompson(sample, len(self.arms), noise=self.noise, discount=self.discount)
-        policy = selecting.policy_of(self.loaded, self.policy)
+        policy = build_selection.policy_of(self.loaded, self.policy)
         return learners.with_prior(plain_learner, policy, numbers, sample)
 
     def _embeddings(self, session: Session) -> np.ndarray:

@@ -18,17 +18,17 @@ import numpy as np
 import optax
 from absl import logging
 
-from speccascade_jax.core import files
 from speccascade_jax.core.checks import check_seed, per_row, whole
 from speccascade_jax.core.names import hint
 from speccascade_jax.core.types import Array, Params
-from speccascade_jax.drafters import choosing
+from speccascade_jax.drafters import chooser
 from speccascade_jax.pairs import policy_files
 from speccascade_jax.pairs.policy_files import Card, Policy
 from speccascade_jax.selection import data as selection_data
 from speccascade_jax.selection.data import Data
 from speccascade_jax.selection.objectives import OBJECTIVES
 from speccascade_jax.selection.posterior import Posterior, Whitening, learn_by_trying
+from speccascade_jax.storage import files
 from speccascade_jax.training import runs
 from speccascade_jax.training.runs import TrainState
 
@@ -132,8 +132,8 @@ def train_step(
     uniforms = jax.random.uniform(jax.random.fold_in(key, state.step), queries.rewards.shape)
 
     def loss(params: Params) -> tuple[Array, Array]:
-        scores = choosing.perceptron(params, jnp.asarray(queries.features))
-        drawn = choosing.dynamic(scores, uniforms)
+        scores = chooser.perceptron(params, jnp.asarray(queries.features))
+        drawn = chooser.dynamic(scores, uniforms)
         each = OBJECTIVES[objective](scores.mean, jnp.asarray(queries.rewards), drawn)
         return (weight * each).sum(), (weight * (jax.nn.softmax(scores.mean, -1) * queries.rewards).sum(-1)).sum()
 
@@ -264,7 +264,7 @@ def judged(policy: Policy, found: Data, rewards: np.ndarray) -> dict[str, Any]:
         and of the best arm of each query (`oracle`); `best`, the share of queries for which the greedy one takes a best
         arm; and by domain how often it takes each (`choices`).
     """
-    scores = choosing.SCORERS[policy.card.scores](policy.params, jnp.asarray(found.features)).mean
+    scores = chooser.SCORERS[policy.card.scores](policy.params, jnp.asarray(found.features)).mean
     law, greedy = np.asarray(jax.nn.softmax(scores, -1)), np.asarray(scores).argmax(-1)
     taken = np.take_along_axis(rewards, greedy[:, None], axis=1)[:, 0]
     means = {"greedy": taken, "dynamic": (law * rewards).sum(-1), "random": rewards.mean(-1), "oracle": rewards.max(-1)}

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import optax
 from absl import logging
 
-from speccascade_jax.core import files
 from speccascade_jax.core.checks import check_seed, per_row, several, whole
 from speccascade_jax.core.types import Array, Params
 from speccascade_jax.evaluation.points import ModelPair
 from speccascade_jax.evaluation.session import load_source
-from speccascade_jax.results.printing import clock_time
+from speccascade_jax.results.report.printing import clock_time
+from speccascade_jax.storage import files
 from speccascade_jax.training import runs
 from speccascade_jax.training.heads.mixing import Batch, Batches, split
 from speccascade_jax.training.heads.shards import prompt_keys, read

@@ -17,14 +17,13 @@ import numpy as np
 import optax
 from absl import logging
 
-from speccascade_jax.core import files
 from speccascade_jax.core.checks import several, whole
 from speccascade_jax.core.types import Array, BoundModel, Params
 from speccascade_jax.models import fingerprints
-from speccascade_jax.models.along import continued
-from speccascade_jax.models.early_exit import depth_of, early_exit, shared_head
-from speccascade_jax.models.sharing import Places, distinct, restored
+from speccascade_jax.models.early_exit import Places, depth_of, distinct, early_exit, restored, shared_head
+from speccascade_jax.models.teacher_forcing import continued
 from speccascade_jax.pairs import exit_files
+from speccascade_jax.storage import files
 from speccascade_jax.training import runs
 from speccascade_jax.training.epochs import EpochRun, EpochTrainer
 from speccascade_jax.training.heads.mixing import Batch

@@ -12,9 +12,9 @@ import flax.serialization
 import flax.struct
 import jax
 
-from speccascade_jax.core import checksums, locks
-from speccascade_jax.core.files import naming, write_atomically
 from speccascade_jax.core.types import Array, Params
+from speccascade_jax.storage import checksums, locks
+from speccascade_jax.storage.files import naming, write_atomically
 from speccascade_jax.training.scalars import Scalars
 
 STATE_FILE = "state.msgpack"

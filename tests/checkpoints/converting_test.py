@@ -11,7 +11,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from speccascade_jax.checkpoints import CheckpointError, converting, load, save, write_checksums
-from speccascade_jax.checkpoints.plan import Piece
+from speccascade_jax.checkpoints.array_plan import Piece
 from speccascade_jax.checkpoints.reading import find
 from speccascade_jax.runtime.paths import repository_root
 

@@ -9,7 +9,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from speccascade_jax.checkpoints import CheckpointError, describe, load, model_of, save, write_checksums
-from speccascade_jax.checkpoints.plan import stream
+from speccascade_jax.checkpoints.array_plan import stream
 from speccascade_jax.checkpoints.reading import find
 from speccascade_jax.models.decoder_config import RopeScaling
 

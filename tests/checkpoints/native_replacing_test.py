@@ -13,7 +13,7 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from speccascade_jax.checkpoints import CheckpointError, describe, load, native, save
-from speccascade_jax.core.locks import LockedError
+from speccascade_jax.storage.locks import LockedError
 
 
 def test_existing_directory_is_kept_unless_overwritten(saved, model, params):

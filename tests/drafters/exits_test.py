@@ -13,12 +13,12 @@ from speccascade_jax.core.types import BoundModel, Prompt
 from speccascade_jax.drafters.exits import ExitDrafter
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.engine.generate import generate
-from speccascade_jax.methods import drafting
+from speccascade_jax.methods import build_drafter
 from speccascade_jax.methods.assemble import assemble
-from speccascade_jax.models.along import continued
 from speccascade_jax.models.decoder import tiny
 from speccascade_jax.models.early_exit import EarlyExit, early_exit
 from speccascade_jax.models.t5 import T5, T5Config
+from speccascade_jax.models.teacher_forcing import continued
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import make_prompt
 from speccascade_jax.stopping.policies import Fixed
@@ -100,14 +100,14 @@ def test_drafting_in_the_targets_cache_is_drafting_beside_it(target, layer, temp
 
 
 def _drafter(pair):
-    return drafting.drafter_of(pair, ("draft",), Fixed(3), "test")[0]
+    return build_drafter.drafter_of(pair, ("draft",), Fixed(3), "test")[0]
 
 
 def test_exits_stack(target):
     """Exit 1 drafts for exit 2 in its cache, and this one for the target: still the target's greedy output."""
     pair = Pair(target, early_exit(target, 1), others={"middle": early_exit(target, 2)})
     level = sc.Level(model="middle", budget=3, block_size=2)
-    engine, _ = drafting.level_engine(pair, level)
+    engine, _ = build_drafter.level_engine(pair, level)
     assert isinstance(engine.drafter, ExitDrafter)
     settings = {"max_new_tokens": 16, "stop_ids": (1,)}
     out = sc.decode(pair, _prompts(target), drafters=(level,), **settings)

@@ -11,10 +11,10 @@ from speccascade_jax.core.sampling import argmax
 from speccascade_jax.core.types import BoundModel, Prompt
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
+from speccascade_jax.engine.engine import Engine
 from speccascade_jax.engine.generate import generate
-from speccascade_jax.engine.loop import Engine
-from speccascade_jax.models.along import along
 from speccascade_jax.models.fake import Fake
+from speccascade_jax.models.teacher_forcing import along
 from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.stopping.policies import CumulativeConfidence, Fixed

@@ -12,13 +12,13 @@ from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.planned import PlannedDrafter
+from speccascade_jax.engine.engine import Engine
 from speccascade_jax.engine.generate import compilations, generate
-from speccascade_jax.engine.loop import Engine
-from speccascade_jax.engine.rounds import one_round
+from speccascade_jax.engine.loop import one_round
 from speccascade_jax.models.fake import Fake
 from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.deferral import RULES
-from speccascade_jax.stopping.lengths import LENGTHS, Cheapest
+from speccascade_jax.stopping.block_planner import LENGTHS, Cheapest
 from speccascade_jax.stopping.policies import Fixed
 from tests.support import conformance, planning, reference
 

@@ -12,11 +12,11 @@ from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
+from speccascade_jax.engine.engine import Engine
 from speccascade_jax.engine.generate import generate
-from speccascade_jax.engine.loop import Engine
-from speccascade_jax.models.along import states
 from speccascade_jax.models.fake import Fake
 from speccascade_jax.models.t5 import T5, T5Config, T5Module
+from speccascade_jax.models.teacher_forcing import states
 from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.stopping.policies import Fixed

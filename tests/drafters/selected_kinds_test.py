@@ -8,14 +8,14 @@ import pytest
 
 import speccascade_jax as sc
 from speccascade_jax.drafters.selected import SelectedDrafter
-from speccascade_jax.methods import selecting
+from speccascade_jax.methods import build_selection
 from speccascade_jax.methods.assemble import assemble
 from speccascade_jax.methods.settings import Arm
 from speccascade_jax.models import ngrams
 from speccascade_jax.models.decoder import tiny
 from speccascade_jax.models.early_exit import early_exit
 from speccascade_jax.pairs.policy_files import Card, Policy
-from tests.methods.selecting_test import t5
+from tests.methods.build_selection_test import t5
 from tests.support import tiny_decoders
 
 ARMS = ("draft", "exit", "lookup", "autoregressive")
@@ -58,8 +58,8 @@ def test_greedy_outputs_are_the_targets_and_sampled_ones_each_drafters_own(pair)
 
 
 def test_a_policy_chooses_by_the_prompt_and_greedy_outputs_stay_the_targets(pair):
-    prints = selecting.prints(pair, tuple(Arm(drafter=name) for name in ARMS))
-    target, features = selecting.target_of(pair)
+    prints = build_selection.prints(pair, tuple(Arm(drafter=name) for name in ARMS))
+    target, features = build_selection.target_of(pair)
     kernel = 5 * np.random.default_rng(2).normal(size=(features, len(ARMS))).astype(np.float32)
     card = Card(
         scores="perceptron", features=features, arms=tuple(prints), prints=tuple(prints.values()), target=target

@@ -10,7 +10,7 @@ import pytest
 
 from speccascade_jax.core import rngs
 from speccascade_jax.drafters import selected
-from speccascade_jax.drafters.choosing import Chooser
+from speccascade_jax.drafters.chooser import Chooser
 from speccascade_jax.drafters.selected import SelectedDrafter
 from tests.drafters import selected_test as whole
 from tests.support import conformance

@@ -11,13 +11,13 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.types import Prompt
-from speccascade_jax.drafters.choosing import Chooser
+from speccascade_jax.drafters.chooser import Chooser
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
 from speccascade_jax.drafters.none import NoDrafter
 from speccascade_jax.drafters.selected import SelectedDrafter
+from speccascade_jax.engine.engine import Engine
 from speccascade_jax.engine.generate import generate
-from speccascade_jax.engine.loop import Engine
 from speccascade_jax.models.fake import Fake
 from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.by_arm import ByArm

@@ -7,8 +7,8 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.types import Prompt
+from speccascade_jax.engine.engine import Engine
 from speccascade_jax.engine.generate import generate
-from speccascade_jax.engine.loop import Engine
 from speccascade_jax.engine.measures import summarise
 from speccascade_jax.methods import table
 from speccascade_jax.methods.assemble import assemble

@@ -18,8 +18,8 @@ from speccascade_jax.core.types import Prompt
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
 from speccascade_jax.drafters.none import NoDrafter
+from speccascade_jax.engine.engine import Engine
 from speccascade_jax.engine.generate import generate
-from speccascade_jax.engine.loop import Engine
 from speccascade_jax.models.decoder import DecoderLM, teacher_forced_logits, tiny
 from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.deferral import RULES

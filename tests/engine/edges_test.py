@@ -10,8 +10,8 @@ from speccascade_jax.core.types import Prompt
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
 from speccascade_jax.drafters.none import NoDrafter
+from speccascade_jax.engine.engine import Engine
 from speccascade_jax.engine.generate import failures, generate
-from speccascade_jax.engine.loop import Engine
 from speccascade_jax.methods.assemble import assemble
 from speccascade_jax.models.fake import Fake
 from speccascade_jax.rules.acceptance import Speculative

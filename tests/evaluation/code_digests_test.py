@@ -13,7 +13,7 @@ import speccascade_jax as sc
 from speccascade_jax.evaluation import code_digests, experiment, session
 from speccascade_jax.evaluation.points import Evaluation, Level, Method, ModelPair, Point, Sampling
 from speccascade_jax.methods import table
-from speccascade_jax.results.store import read_records
+from speccascade_jax.results.store.result_store import read_records
 from speccascade_jax.rules import deferral
 from speccascade_jax.stopping import policies
 from tests.support import text_pair

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.core import files
 from speccascade_jax.evaluation import environment, experiment, measuring, session
 from speccascade_jax.evaluation.heads import Heads
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
-from speccascade_jax.evaluation.profiling import profiling
-from speccascade_jax.evaluation.spec_bench import questions
-from speccascade_jax.evaluation.spec_bench.conversing import Speaker
+from speccascade_jax.evaluation.studies.profiling import profiling
+from speccascade_jax.evaluation.studies.spec_bench import questions
+from speccascade_jax.evaluation.studies.spec_bench.conversing import Speaker
 from speccascade_jax.pairs import head_files
-from speccascade_jax.results.store import FORMAT
+from speccascade_jax.results.store.result_store import FORMAT
+from speccascade_jax.storage import files
 from tests.support import conformance, text_pair
 from tests.support.acceptance_heads import head_for
 
@@ -128,7 +128,7 @@ def test_conversations_and_profiles_check_too(texts, tmp_path, monkeypatch):
 def test_a_sweep_that_is_planned_refuses_before_the_survey(texts, tmp_path, monkeypatch):
     gone = Method(name="specdecpp", stop_threshold=0.5, head="gone.msgpack")
     monkeypatch.setattr(session, "load_pair", lambda name, **_: texts)
-    monkeypatch.setattr("speccascade_jax.evaluation.survey.surveying.plan", lambda *_: pytest.fail("surveyed"))
+    monkeypatch.setattr("speccascade_jax.evaluation.studies.survey.surveying.plan", lambda *_: pytest.fail("surveyed"))
     with pytest.raises(FileNotFoundError, match="no acceptance head at gone.msgpack"):
         experiment.sweep(pair=SOURCE, evaluation=SMALL, methods=["opt", gone], plan=3)
 

@@ -9,7 +9,7 @@ import pytest
 
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
-from speccascade_jax.engine.loop import Engine
+from speccascade_jax.engine.engine import Engine
 from speccascade_jax.evaluation import latency, measuring, session
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.rules.acceptance import Speculative

@@ -7,13 +7,13 @@ import gin
 import numpy as np
 import pytest
 
-from speccascade_jax.core.files import point_key
 from speccascade_jax.evaluation import experiment, validation
 from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.points import Evaluation, Level, Method, ModelPair, Point, Sampling
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.runtime import gin_flags
 from speccascade_jax.runtime.paths import repository_root
+from speccascade_jax.storage.files import point_key
 
 
 def _points(**changes):

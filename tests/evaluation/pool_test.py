@@ -12,11 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from speccascade_jax.core.files import plain
 from speccascade_jax.evaluation import experiment, pool
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
-from speccascade_jax.results.store import ResultStore, read_records
+from speccascade_jax.results.store.result_store import ResultStore, read_records
 from speccascade_jax.runtime.paths import repository_root
+from speccascade_jax.storage.files import plain
 from tests.support import tiny_pair
 
 ROOT = repository_root()

@@ -2,10 +2,10 @@
 
 import pytest
 
-from speccascade_jax.evaluation.calibration import calibrating
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Sampling
-from speccascade_jax.evaluation.profiling import profiling
-from speccascade_jax.evaluation.survey import surveying
+from speccascade_jax.evaluation.studies.calibration import calibrating
+from speccascade_jax.evaluation.studies.profiling import profiling
+from speccascade_jax.evaluation.studies.survey import surveying
 
 SHARED = {
     "pair": ModelPair(name="nowhere"),

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.core import files
 from speccascade_jax.core.names import PER_EXAMPLE
 from speccascade_jax.data import directory
 from speccascade_jax.data.tasks.few_shot import FewShotTask, Record
@@ -18,9 +17,11 @@ from speccascade_jax.evaluation import environment, experiment, measuring, sessi
 from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.points import DRAFT, TARGET, Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.pairs import prompts
-from speccascade_jax.results import panels, printing
-from speccascade_jax.results import store as results
-from speccascade_jax.results.bootstrap import TIMED
+from speccascade_jax.results.analysis import panels
+from speccascade_jax.results.analysis.bootstrap import TIMED
+from speccascade_jax.results.report import printing
+from speccascade_jax.results.store import result_store as results
+from speccascade_jax.storage import files
 from tests.support import text_pair
 
 SMALL = Evaluation(

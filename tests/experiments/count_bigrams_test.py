@@ -6,9 +6,9 @@ import sys
 import numpy as np
 import pytest
 
-from speccascade_jax.core import archives
 from speccascade_jax.data.vocabularies import load
 from speccascade_jax.runtime.paths import repository_root
+from speccascade_jax.storage import archives
 
 ROOT = repository_root()
 VOCABULARY = ROOT / "speccascade_jax" / "assets" / "pairs" / "tatoeba_two_ways" / "vocabulary.model"

@@ -12,7 +12,7 @@ from speccascade_jax import checkpoints
 from speccascade_jax.data import sentence_pairs
 from speccascade_jax.data.vocabularies import load
 from speccascade_jax.pairs import head_files
-from speccascade_jax.results import store
+from speccascade_jax.results.store import result_store
 from speccascade_jax.runtime import gin_flags
 from speccascade_jax.training.heads import shards
 from tests.support import fake_records, tiny_pair
@@ -53,10 +53,10 @@ def test_files_of_pairs_and_of_data(home):
 
 
 def test_stores_tables_and_plots(home, capsys):
-    with store.ResultStore("~/r.jsonl") as found:
+    with result_store.ResultStore("~/r.jsonl") as found:
         for record in map(fake_records.run, fake_records.coordinates()):
             found.append(record)
-    assert store.read_records("~/r.jsonl") == found.records
+    assert result_store.read_records("~/r.jsonl") == found.records
     assert tables.main(["~/r.jsonl", "--format", "markdown", "--output", "~/t.md"]) == 0 and (home / "t.md").is_file()
     assert plots.main(["~/r.jsonl", "--output", "~/figures"]) == 0 and list((home / "figures").iterdir())
 
@@ -70,7 +70,7 @@ def test_commands_and_gin_files(home, capsys):
 
 
 def test_a_full_disk_leaves_the_old_figure_and_names_it(home, capsys, monkeypatch):
-    with store.ResultStore("~/r.jsonl") as found:
+    with result_store.ResultStore("~/r.jsonl") as found:
         for record in map(fake_records.run, fake_records.coordinates()):
             found.append(record)
     plots.main(["~/r.jsonl", "--output", "~/figures"])

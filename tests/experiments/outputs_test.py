@@ -7,9 +7,9 @@ import csv
 import pytest
 
 from speccascade_jax.metrics import quality
-from speccascade_jax.results import outputs
-from speccascade_jax.results.outputs import Output
-from speccascade_jax.results.store import ResultStore
+from speccascade_jax.results.store import outputs
+from speccascade_jax.results.store.outputs import Output
+from speccascade_jax.results.store.result_store import ResultStore
 from tests.support import fake_records
 
 RECORDS = [fake_records.run(point) for point in fake_records.coordinates()][:6]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 
-from speccascade_jax.results import histograms
-from speccascade_jax.results.figures import styles, tradeoff
+from speccascade_jax.results.analysis import histograms
+from speccascade_jax.results.report.figures import styles, tradeoff
 
 
 def _figure(script, store, monkeypatch, *more):

@@ -8,7 +8,7 @@ from speccascade_jax.engine.measures import level_counters, summarise, tail_step
 from speccascade_jax.evaluation.points import Level, Method
 from speccascade_jax.hierarchy import walltime
 from speccascade_jax.methods.assemble import assemble
-from speccascade_jax.methods.drafting import levels_of
+from speccascade_jax.methods.build_drafter import levels_of
 from speccascade_jax.models.fake import Fake
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import make_prompt

@@ -12,9 +12,10 @@ from experiments import tables
 from speccascade_jax.evaluation import experiment
 from speccascade_jax.evaluation.points import Evaluation, Level, Method, ModelPair, Point, Sampling
 from speccascade_jax.evaluation.validation import validate
-from speccascade_jax.results import panels, store
-from speccascade_jax.results.labels import label as labelled
-from speccascade_jax.results.tables import table2
+from speccascade_jax.results.analysis import panels
+from speccascade_jax.results.analysis.curve_labels import label as labelled
+from speccascade_jax.results.report.tables import table2
+from speccascade_jax.results.store import result_store
 from speccascade_jax.runtime import gin_flags
 from speccascade_jax.runtime.paths import repository_root
 from tests.support import conformance, reference, tiny_pair
@@ -227,7 +228,7 @@ def test_three_levels_are_swept_and_tabulated_by_gin_alone(folder, tmp_path, cap
     gin.get_configurable(experiment.sweep)()
     gin.clear_config()
     said = capsys.readouterr().out
-    records = store.read_records(output)
+    records = result_store.read_records(output)
     (panel,) = panels.panels(records)
     assert list(panel.curves) == [
         "spec_decode", "spec_decode[draft 2 → middle 3]", "spec_decode[middle]", "chow[draft 2 → middle 3]",

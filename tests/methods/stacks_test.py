@@ -10,7 +10,7 @@ import speccascade_jax as sc
 from speccascade_jax.core.types import BoundModel
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
-from speccascade_jax.methods import drafting
+from speccascade_jax.methods import build_drafter
 from speccascade_jax.models import ngrams
 from speccascade_jax.models.fake import Fake
 from speccascade_jax.pairs.pair import Pair
@@ -188,5 +188,5 @@ class TakesCopiesForDraws(ModelDrafter):
 )
 def test_planted_bugs_are_found(planted, seed, given, monkeypatch):
     """Each in a stack whose law holds without it."""
-    monkeypatch.setattr(drafting, planted.__base__.__name__, planted)
+    monkeypatch.setattr(build_drafter, planted.__base__.__name__, planted)
     assert p_value(*stack(seed, 4, **given)) < 1e-6

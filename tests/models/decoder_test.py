@@ -26,7 +26,7 @@ from speccascade_jax.models.decoder import (
     tiny,
 )
 from speccascade_jax.models.decoder_layers import rotate, turns
-from speccascade_jax.models.needs import abstract
+from speccascade_jax.models.memory_estimate import abstract
 from tests.support import tiny_decoders
 from tests.support.tiny_decoders import KINDS, flat_parameters
 

@@ -11,7 +11,7 @@ import pytest
 
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.models import decoder, t5
-from speccascade_jax.models.needs import abstract
+from speccascade_jax.models.memory_estimate import abstract
 from speccascade_jax.stopping import acceptance_head
 
 T5 = t5.T5Config(20, 24, 16, 2, 8, 32, 1, 2)

@@ -7,8 +7,8 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.models import ngrams
-from speccascade_jax.models.along import continued
 from speccascade_jax.models.fake import FakeLM
+from speccascade_jax.models.teacher_forcing import continued
 from speccascade_jax.pairs.pair import Pair
 
 V, LONGEST = 5, 3

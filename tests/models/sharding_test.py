@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from speccascade_jax.models import sharding
 from speccascade_jax.models.decoder import DecoderLM, tiny
-from speccascade_jax.models.needs import abstract, needs
+from speccascade_jax.models.memory_estimate import abstract, needs
 from speccascade_jax.models.t5 import T5, T5Config
 
 SMALL = T5Config(29, 32, 16, 4, 8, 24, 1, 2, tied=False)
@@ -51,8 +51,8 @@ def test_a_parameter_that_no_row_names_is_refused():
 @given(shards=st.integers(1, 4), columns=st.lists(st.integers(1, 3), min_size=1, max_size=3))
 def test_what_is_put_side_by_side_comes_apart(shards, columns):
     kernels = [np.random.default_rng(n).normal(size=(2, width * shards)) for n, width in enumerate(columns)]
-    joined = sharding.side_by_side(kernels, shards)
-    back = sharding.apart(joined, [kernel.shape[-1] for kernel in kernels], shards)
+    joined = sharding.interleave_fused(kernels, shards)
+    back = sharding.split_fused(joined, [kernel.shape[-1] for kernel in kernels], shards)
     assert all(np.array_equal(one, other) for one, other in zip(kernels, back, strict=True))
     first = np.split(joined, shards, axis=-1)[0]  # what the first device holds: its share of each
     assert np.array_equal(first, np.concatenate([np.split(kernel, shards, axis=-1)[0] for kernel in kernels], axis=-1))

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.checkpoints.errors import CheckpointError
-from speccascade_jax.core import archives
 from speccascade_jax.data.vocabularies import load
 from speccascade_jax.models.early_exit import EarlyExit
 from speccascade_jax.models.ngrams import Grams, count_bigrams
 from speccascade_jax.pairs.derived import derive, save_bigrams
+from speccascade_jax.storage import archives
+from speccascade_jax.storage.errors import CheckpointError
 from tests.support import tiny_pair
 
 

@@ -11,7 +11,7 @@ from speccascade_jax.evaluation.points import TARGET, Evaluation, Method, ModelP
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.metrics import quality
 from speccascade_jax.pairs.pair import PAIRS_DIRECTORY
-from speccascade_jax.results import store
+from speccascade_jax.results.store import result_store
 from speccascade_jax.runtime import gin_flags
 from tests.support import tiny_pair
 
@@ -175,7 +175,7 @@ def test_a_run_of_somebodys_own_task_and_its_record_again(source, tmp_path):
     recipe = tmp_path / "recipe.gin"
     recipe.write_text(record["configuration"])
     assert _run([str(recipe)], [output])["key"] == record["key"]
-    assert len(store.read_records(tmp_path / "runs.jsonl")) == 1
+    assert len(result_store.read_records(tmp_path / "runs.jsonl")) == 1
 
 
 def _run(files, bindings):

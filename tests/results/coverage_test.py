@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from speccascade_jax.results.bootstrap import Bootstrap, Interval, _wider
+from speccascade_jax.results.analysis.bootstrap import Bootstrap, Interval, _wider
 
 RATIO = 0.7
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from speccascade_jax.results import store as results
-from speccascade_jax.results.store import ResultStore, StoreLockedError, read_records
+from speccascade_jax.results.store import result_store as results
+from speccascade_jax.results.store.result_store import ResultStore, StoreLockedError, read_records
 from tests.support.stores import filled, record
 
 

@@ -11,18 +11,18 @@ import gin
 import pytest
 
 from speccascade_jax.evaluation import experiment
-from speccascade_jax.evaluation.calibration import calibrating
-from speccascade_jax.evaluation.profiling import profiling
-from speccascade_jax.evaluation.survey import surveying
+from speccascade_jax.evaluation.studies.calibration import calibrating
+from speccascade_jax.evaluation.studies.profiling import profiling
+from speccascade_jax.evaluation.studies.survey import surveying
 from speccascade_jax.hierarchy import optimizing
 from speccascade_jax.metrics import sandbox
 from speccascade_jax.runtime import gin_flags
 from speccascade_jax.runtime.paths import repository_root
-from speccascade_jax.selection import making as selection_data
+from speccascade_jax.selection import make_data as selection_data
 from speccascade_jax.selection import report, serving
 from speccascade_jax.selection import train as policies
 from speccascade_jax.training import exits
-from speccascade_jax.training.heads import making, train
+from speccascade_jax.training.heads import make_data, train
 from speccascade_jax.training.t5 import loop
 
 pytestmark = pytest.mark.laws
@@ -39,7 +39,7 @@ WHOLE = [
     (calibrating.calibrate, ["gin/calibrate.gin", PAIR, TASK]),
     (calibrating.calibrate, ["gin/calibrate_appendix_d.gin", PAIR, TASK]),
     (profiling.profile, ["gin/profiling.gin", PAIR, TASK, METHODS[0]]),
-    (making.make, ["gin/acceptance_data.gin", PAIR, TASK]),
+    (make_data.make, ["gin/acceptance_data.gin", PAIR, TASK]),
     (train.HeadTrainer, ["gin/train_acceptance_head.gin", PAIR]),
     (exits.ExitTrainer, ["gin/train_exit_heads.gin", PAIR]),
     (optimizing.optimize, ["gin/optimize_hierarchy.gin", PAIR, TASK]),
@@ -128,7 +128,7 @@ def _stop_before_loading(monkeypatch, tmp_path):
         raise _Resolved
 
     monkeypatch.setattr(experiment, "open_session", stop)
-    for module in (surveying, profiling, calibrating, making, optimizing):
+    for module in (surveying, profiling, calibrating, make_data, optimizing):
         monkeypatch.setattr(module, "Session", stop)
     monkeypatch.setattr(report, "open_session", stop)
     for module in (selection_data, serving):

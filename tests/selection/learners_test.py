@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speccascade_jax.drafters import choosing
+from speccascade_jax.drafters import chooser
 from speccascade_jax.pairs.policy_files import Card, Policy
 from speccascade_jax.selection import learners
 from speccascade_jax.selection.posterior import Posterior, Whitening
@@ -166,7 +166,7 @@ def test_the_posterior_is_ridge_regression():
         precision = x.T @ x + 0.7 * np.eye(6)
         np.testing.assert_allclose(posterior.weights()[arm], np.linalg.solve(precision, x.T @ r), rtol=1e-8)
         np.testing.assert_allclose(posterior.inverse[arm], np.linalg.inv(precision), rtol=1e-8, atol=1e-12)
-    scores = choosing.ridge(jax.tree.map(jnp.asarray, posterior.params()), jnp.asarray(features, jnp.float32))
+    scores = chooser.ridge(jax.tree.map(jnp.asarray, posterior.params()), jnp.asarray(features, jnp.float32))
     np.testing.assert_allclose(scores.mean, white @ posterior.weights().T, atol=1e-5)
     with pytest.raises(ValueError, match="the reward of query 1 is nan"):
         posterior.learn(features[:2], arms[:2], np.array([0.0, np.nan]))

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade_jax.drafters import choosing
-from speccascade_jax.drafters.choosing import Scores
+from speccascade_jax.drafters import chooser
+from speccascade_jax.drafters.chooser import Scores
 from speccascade_jax.selection import objectives
 from speccascade_jax.selection.train import initial
 
@@ -18,8 +18,8 @@ PARAMS = jax.tree.map(lambda x: 2 * x, initial(6, (5, 5), ARMS, 1))
 
 def gradient(objective, uniforms):
     def loss(params):
-        scores = choosing.perceptron(params, FEATURES)
-        return objective(scores.mean, REWARDS, choosing.dynamic(scores, uniforms)).mean()
+        scores = chooser.perceptron(params, FEATURES)
+        return objective(scores.mean, REWARDS, chooser.dynamic(scores, uniforms)).mean()
 
     return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(jax.grad(loss)(PARAMS))])
 
@@ -55,5 +55,5 @@ def test_losses_by_hand():
 
 
 def test_scores_start_small_and_every_arm_likely():
-    law = jax.nn.softmax(choosing.perceptron(initial(6, (512, 512), ARMS, 0), FEATURES).mean, -1)
-    assert float(law.min()) > 0.1 and isinstance(choosing.perceptron(PARAMS, FEATURES), Scores)
+    law = jax.nn.softmax(chooser.perceptron(initial(6, (512, 512), ARMS, 0), FEATURES).mean, -1)
+    assert float(law.min()) > 0.1 and isinstance(chooser.perceptron(PARAMS, FEATURES), Scores)

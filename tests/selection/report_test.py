@@ -10,12 +10,13 @@ from speccascade_jax.engine.generate import compilations
 from speccascade_jax.evaluation import experiment
 from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.points import Arm, Evaluation, Method, ModelPair, Sampling
-from speccascade_jax.methods import selecting
+from speccascade_jax.methods import build_selection
 from speccascade_jax.pairs import policy_files
 from speccascade_jax.pairs.policy_files import Card, Policy
-from speccascade_jax.results import outputs, panels
-from speccascade_jax.results.store import read_records
-from speccascade_jax.results.tables import best_arms, selection
+from speccascade_jax.results.analysis import panels
+from speccascade_jax.results.report.tables import best_arms, selection
+from speccascade_jax.results.store import outputs
+from speccascade_jax.results.store.result_store import read_records
 from speccascade_jax.selection import report
 from tests.support import tiny_pair
 
@@ -228,7 +229,10 @@ def test_outputs_are_kept_and_lacking_ones_are_counted(pair, store, tmp_path, ca
 def policies(pair, folder):
     """Files of a perceptron that always takes the second arm, of one that takes the first, and of others' drafters."""
     loaded = sc.load_pair(pair.name)
-    prints, (target, features) = selecting.prints(loaded, (ARMS[0], Arm(drafter=ARMS[1]))), selecting.target_of(loaded)
+    prints, (target, features) = (
+        build_selection.prints(loaded, (ARMS[0], Arm(drafter=ARMS[1]))),
+        build_selection.target_of(loaded),
+    )
     for name, best, arms in (("second", 1, prints), ("first", 0, prints), ("others", 0, dict.fromkeys("ab", "0"))):
         bias = np.where(np.arange(2) == best, 9, 0).astype(np.float32)
         layer = {"kernel": np.zeros((features, 2), np.float32), "bias": bias}

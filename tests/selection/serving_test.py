@@ -8,7 +8,7 @@ import pytest
 
 import speccascade_jax as sc
 from speccascade_jax.evaluation.points import Evaluation, ModelPair
-from speccascade_jax.methods import selecting
+from speccascade_jax.methods import build_selection
 from speccascade_jax.methods.settings import Settings
 from speccascade_jax.pairs import policy_files
 from speccascade_jax.pairs.policy_files import Card, Policy
@@ -95,8 +95,8 @@ def test_a_killed_stream_ends_as_an_unbroken_one(pair, unbroken, tmp_path, monke
 def test_trained_policies_are_served(pair, tmp_path):
     """`thompson_prior` begins where the policy is, `greedy` stays there; both read the features of the decoder."""
     loaded = sc.load_pair(pair.name)
-    arms = selecting.arms_of(Settings(drafters=DRAFTERS, choose="random"))
-    prints, (target, features) = selecting.prints(loaded, arms), selecting.target_of(loaded)
+    arms = build_selection.arms_of(Settings(drafters=DRAFTERS, choose="random"))
+    prints, (target, features) = build_selection.prints(loaded, arms), build_selection.target_of(loaded)
     layer = {"kernel": np.zeros((features, 3), np.float32), "bias": np.array([0, 9, 0], np.float32)}
     named = {"arms": tuple(prints), "prints": tuple(prints.values()), "target": target}
     card = Card(scores="perceptron", features=features, **named)

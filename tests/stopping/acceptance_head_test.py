@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.checkpoints.errors import CheckpointError
-from speccascade_jax.core import checksums
 from speccascade_jax.core.types import Prompt
-from speccascade_jax.models import along, fingerprints
+from speccascade_jax.models import fingerprints, teacher_forcing
 from speccascade_jax.pairs import head_files
 from speccascade_jax.stopping import acceptance_head as heads
+from speccascade_jax.storage import checksums
+from speccascade_jax.storage.errors import CheckpointError
 from tests.support import tiny_pair
 
 CARD = head_files.Card(
@@ -153,7 +153,7 @@ def test_states_are_those_of_single_steps(pair):
     draws = np.random.default_rng(5)
     prompt = Prompt(jnp.zeros((2, 1), jnp.int32), jnp.ones(2, jnp.int32), jnp.asarray(draws.integers(1, 300, (2, 6))))
     tokens = jnp.asarray(draws.integers(1, 300, (2, 4)))
-    found = along.states(model, params, prompt, tokens)
+    found = teacher_forcing.states(model, params, prompt, tokens)
     cache = model.prefill(params, prompt, 5)
     _, cache = model.extend(params, cache, prompt.tokens)
     for n in range(4):

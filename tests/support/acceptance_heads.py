@@ -2,14 +2,14 @@
 
 import jax
 
-from speccascade_jax.models import along, fingerprints
+from speccascade_jax.models import fingerprints, teacher_forcing
 from speccascade_jax.pairs import head_files
 from speccascade_jax.stopping import acceptance_head
 
 
 def head_for(pair, depth=0, seed=0, law=False):
     """An untrained head of the pair's draft: it predicts something, and says that it is the draft's."""
-    features = along.features(pair.draft)
+    features = teacher_forcing.features(pair.draft)
     params = acceptance_head.initial(jax.random.key(seed), features, depth, law)
     for n in range(depth):
         key, shape = jax.random.key(seed + n + 1), params[f"block_{n}"]["kernel"].shape

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from speccascade_jax.core.files import plain, point_key
 from speccascade_jax.evaluation.heads import Heads
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
-from speccascade_jax.results.store import FORMAT, Record
+from speccascade_jax.results.store.result_store import FORMAT, Record
+from speccascade_jax.storage.files import plain, point_key
 
 EXAMPLES = 400
 DRAWS = 0

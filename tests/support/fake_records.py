@@ -13,7 +13,7 @@ import numpy as np
 from speccascade_jax.evaluation.points import Method
 from speccascade_jax.methods.table import METHODS
 from speccascade_jax.metrics import quality
-from speccascade_jax.results.store import FORMAT
+from speccascade_jax.results.store.result_store import FORMAT
 
 RULES = {
     "spec_decode": (None,),

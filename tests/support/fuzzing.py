@@ -26,7 +26,6 @@ import numpy as np
 
 from speccascade_jax import checkpoints
 from speccascade_jax.checkpoints.orbax_tree import write_tree
-from speccascade_jax.core import checksums, files
 from speccascade_jax.core.types import BoundModel
 from speccascade_jax.data import sentence_pairs
 from speccascade_jax.data.tasks.task import json_lines
@@ -34,7 +33,9 @@ from speccascade_jax.data.vocabularies import load
 from speccascade_jax.models.t5 import T5
 from speccascade_jax.pairs import head_files
 from speccascade_jax.pairs.pair import Pair
-from speccascade_jax.results import histograms, store
+from speccascade_jax.results.analysis import histograms
+from speccascade_jax.results.store import result_store
+from speccascade_jax.storage import checksums, files
 from speccascade_jax.training import runs
 from speccascade_jax.training.heads import shards
 from tests.support import acceptance_heads, huggingface_files, tokenizer_files
@@ -155,15 +156,15 @@ def _read_texts(folder: Path) -> str:
 
 
 def _results(folder: Path) -> None:
-    with store.ResultStore(folder / "s.jsonl") as found:
+    with result_store.ResultStore(folder / "s.jsonl") as found:
         for n in range(4):
-            found.append({"key": f"k{n}", "format": store.FORMAT, "point": {"alpha": n / 4}, "value": [n, 1.5]})
+            found.append({"key": f"k{n}", "format": result_store.FORMAT, "point": {"alpha": n / 4}, "value": [n, 1.5]})
     survey = {"task": "t", "pair": "p", "along": "x", "histogram": {"quantity": "q", "counts": [1, 2]}}
     (folder / "survey.json").write_text(json.dumps(survey))
 
 
 def _read_results(folder: Path) -> str:
-    with store.ResultStore(folder / "s.jsonl") as found:
+    with result_store.ResultStore(folder / "s.jsonl") as found:
         kept = found.records
     return repr((len(kept), histograms.read([folder / "survey.json"])))
 

@@ -19,11 +19,11 @@ import numpy as np
 from speccascade_jax import checkpoints
 from speccascade_jax.checkpoints import converting, reading
 from speccascade_jax.evaluation import experiment
-from speccascade_jax.evaluation.calibration import calibrating
 from speccascade_jax.evaluation.points import Evaluation, ModelPair, Sampling
+from speccascade_jax.evaluation.studies.calibration import calibrating
 from speccascade_jax.runtime import compilation_cache
 from speccascade_jax.training import scalars
-from speccascade_jax.training.heads import making
+from speccascade_jax.training.heads import make_data
 from speccascade_jax.training.heads.train import HeadTrainer
 from tests.support import calibration_fakes
 from tests.training import conftest as micro
@@ -104,7 +104,7 @@ def _data(shared: Path, folder: Path) -> None:
     evaluation = dataclasses.replace(SMALL, quality_examples=8)
     source = ModelPair(name=str(shared / "pair"))
     sampling = Sampling(temperature=1.0)
-    making.make(pair=source, evaluation=evaluation, sampling=sampling, shard_size=2, output=str(folder / "data"))
+    make_data.make(pair=source, evaluation=evaluation, sampling=sampling, shard_size=2, output=str(folder / "data"))
 
 
 def _heads(shared: Path, folder: Path) -> None:

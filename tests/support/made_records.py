@@ -4,7 +4,7 @@ import copy
 
 import numpy as np
 
-from speccascade_jax.results import panels
+from speccascade_jax.results.analysis import panels
 from tests.support import fake_records as fake
 
 HARD = np.random.default_rng(0).normal(50, 15, 64)

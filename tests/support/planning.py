@@ -9,7 +9,7 @@ import numpy as np
 
 from speccascade_jax.drafters.planned import PlannedDrafter
 from speccascade_jax.methods.assemble import assemble
-from speccascade_jax.stopping.lengths import Costs
+from speccascade_jax.stopping.block_planner import Costs
 from tests.support import conformance
 
 

@@ -4,17 +4,17 @@ import gin
 import pytest
 
 from speccascade_jax.evaluation import experiment
-from speccascade_jax.evaluation.calibration import calibrating
-from speccascade_jax.evaluation.profiling import profiling
-from speccascade_jax.evaluation.survey import surveying
+from speccascade_jax.evaluation.studies.calibration import calibrating
+from speccascade_jax.evaluation.studies.profiling import profiling
+from speccascade_jax.evaluation.studies.survey import surveying
 from speccascade_jax.hierarchy import optimizing
 from speccascade_jax.metrics import sandbox
 from speccascade_jax.runtime import gin_flags
 from speccascade_jax.runtime.paths import repository_root
-from speccascade_jax.selection import making as selection_data
+from speccascade_jax.selection import make_data as selection_data
 from speccascade_jax.selection import report as comparison
 from speccascade_jax.selection import serving
-from speccascade_jax.training.heads import making
+from speccascade_jax.training.heads import make_data
 
 ROOT = repository_root()
 CONFIGS = sorted(f"configs/{path.name}" for path in (ROOT / "configs").glob("*.gin"))
@@ -53,7 +53,7 @@ def stop_before_loading(monkeypatch, tmp_path):
     def stop_source(pair):
         raise Resolved(pair)
 
-    for module in (surveying, profiling, calibrating, making, optimizing):
+    for module in (surveying, profiling, calibrating, make_data, optimizing):
         monkeypatch.setattr(module, "Session", stop_others)
     monkeypatch.setattr(comparison, "open_session", stop)
     for module in (selection_data, serving):

@@ -1,12 +1,12 @@
-"""A folder of selection data with known answers, without models: as `selection.making` writes one."""
+"""A folder of selection data with known answers, without models: as `selection.make_data` writes one."""
 
 import json
 from pathlib import Path
 
 import numpy as np
 
-from speccascade_jax.core import archives
 from speccascade_jax.selection.outputs import SHARD, shard_names
+from speccascade_jax.storage import archives
 
 ARMS, WIDTH = ("first", "second", "third"), 12
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from speccascade_jax.core.files import point_key
-from speccascade_jax.results.store import ResultStore
+from speccascade_jax.results.store.result_store import ResultStore
+from speccascade_jax.storage.files import point_key
 
 
 def record(n: int, **more) -> dict:

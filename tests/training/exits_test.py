@@ -10,16 +10,16 @@ from flax.traverse_util import unflatten_dict
 
 import speccascade_jax as sc
 from speccascade_jax import checkpoints
-from speccascade_jax.checkpoints.errors import CheckpointError
 from speccascade_jax.checkpoints.infer import expected_shapes
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.data.vocabularies import load
 from speccascade_jax.evaluation.points import ModelPair
-from speccascade_jax.models.along import along
 from speccascade_jax.models.decoder import tiny
 from speccascade_jax.models.early_exit import early_exit, shared_head
 from speccascade_jax.models.t5 import T5, T5Config
+from speccascade_jax.models.teacher_forcing import along
 from speccascade_jax.pairs import exit_files
+from speccascade_jax.storage.errors import CheckpointError
 from speccascade_jax.training import exits
 from speccascade_jax.training import runs as storage
 from speccascade_jax.training.heads import shards

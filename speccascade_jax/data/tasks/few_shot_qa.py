@@ -9,11 +9,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from speccascade_jax.core import readers
 from speccascade_jax.data import directory
 from speccascade_jax.data.tasks.few_shot import FewShotTask, Record, Template
 from speccascade_jax.data.tasks.task import json_lines, records_of, shuffled
 from speccascade_jax.metrics.answers import UNANSWERABLE
+from speccascade_jax.storage import readers
 
 POOL = 16
 """Records that are kept for exemplars."""

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from speccascade_jax.core import readers
 from speccascade_jax.core.checks import several, whole
-from speccascade_jax.core.files import expanded
 from speccascade_jax.core.names import hint
 from speccascade_jax.data import directory
 from speccascade_jax.data.tasks.few_shot import FewShotTask, Record, Template
 from speccascade_jax.data.tasks.task import Example, Task, json_lines, shuffled
+from speccascade_jax.storage import readers
+from speccascade_jax.storage.files import expanded
 
 ENDINGS = (".tsv", ".csv", ".jsonl")
 _WHOLE = "all"

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from speccascade_jax.core import readers
 from speccascade_jax.data import directory
+from speccascade_jax.storage import readers
 
 # Which sentences stand first, and which are joined, is part of a task's definition: this number never changes.
 ORDER_SEED = 0

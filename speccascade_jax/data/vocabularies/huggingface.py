@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from speccascade_jax.core import checksums
-from speccascade_jax.core.files import expanded
-from speccascade_jax.core.readers import parsed
 from speccascade_jax.data.vocabularies.vocabulary import FileVocabulary
+from speccascade_jax.storage import checksums
+from speccascade_jax.storage.files import expanded
+from speccascade_jax.storage.readers import parsed
 
 TOKENIZER = "tokenizer.json"
 # what names the special pieces, and what numbers them; the first that speaks is believed

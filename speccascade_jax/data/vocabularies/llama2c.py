@@ -9,9 +9,9 @@ import struct
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from speccascade_jax.core import checksums
-from speccascade_jax.core.files import expanded
 from speccascade_jax.data.vocabularies.vocabulary import FileVocabulary
+from speccascade_jax.storage import checksums
+from speccascade_jax.storage.files import expanded
 
 _FIRST_BYTE = 3  # ids 0, 1, 2 are unknown, BOS, EOS; then come the 256 bytes
 _BYTE = re.compile(rb"<0x([0-9A-Fa-f]{2})>")

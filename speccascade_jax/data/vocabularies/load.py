@@ -6,12 +6,12 @@
 import re
 from pathlib import Path
 
-from speccascade_jax.core import checksums
-from speccascade_jax.core.files import expanded
 from speccascade_jax.data.vocabularies.huggingface import TOKENIZER, HuggingFaceVocabulary
 from speccascade_jax.data.vocabularies.llama2c import Llama2cVocabulary, read_pieces
 from speccascade_jax.data.vocabularies.sentencepiece import SentencePieceVocabulary, Vocabulary, is_sentencepiece, train
 from speccascade_jax.data.vocabularies.vocabulary import FileVocabulary, TextVocabulary
+from speccascade_jax.storage import checksums
+from speccascade_jax.storage.files import expanded
 
 __all__ = ["SentencePieceVocabulary", "TextVocabulary", "Vocabulary", "candidates", "first_difference"]
 __all__ += ["load_vocabulary", "train"]

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import sentencepiece
 
-from speccascade_jax.core import checksums
-from speccascade_jax.core.files import expanded
 from speccascade_jax.data.vocabularies.vocabulary import FileVocabulary
+from speccascade_jax.storage import checksums
+from speccascade_jax.storage.files import expanded
 
 
 class SentencePieceVocabulary(FileVocabulary):

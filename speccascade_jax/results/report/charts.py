@@ -10,11 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from speccascade_jax.results.bootstrap import Interval
-from speccascade_jax.results.figures.styles import styles
-from speccascade_jax.results.outputs import Output
-from speccascade_jax.results.places import Place, Places
+from speccascade_jax.results.analysis.bootstrap import Interval
+from speccascade_jax.results.analysis.relative_to_target import Place, Places
+from speccascade_jax.results.report.figures.styles import styles
 from speccascade_jax.results.report.rejections import by_divergence, by_position
+from speccascade_jax.results.store.outputs import Output
 
 MARKERS = {
     "D": "diamond", "s": "square", "P": "plus", "X": "x", "v": "inverted_triangle", "^": "triangle", "o": "circle",

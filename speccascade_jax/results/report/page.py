@@ -9,17 +9,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from speccascade_jax.core.files import expanded, write_atomically
-from speccascade_jax.results import origins, outputs, places
-from speccascade_jax.results.comparisons import noise_notes
-from speccascade_jax.results.labels import metric_name
-from speccascade_jax.results.outputs import LETTERS, Output
-from speccascade_jax.results.panels import Panel, Spot, short_name
-from speccascade_jax.results.places import Places
+from speccascade_jax.results.analysis import provenance, relative_to_target
+from speccascade_jax.results.analysis.curve_labels import metric_name
+from speccascade_jax.results.analysis.panels import Panel, Spot, short_name
+from speccascade_jax.results.analysis.relative_to_target import Places
+from speccascade_jax.results.analysis.significance import noise_notes
 from speccascade_jax.results.report import charts, templates
-from speccascade_jax.results.store import Record
-from speccascade_jax.results.tables import table2
+from speccascade_jax.results.report.tables import table2
+from speccascade_jax.results.store import outputs
+from speccascade_jax.results.store.outputs import LETTERS, Output
+from speccascade_jax.results.store.result_store import Record
 from speccascade_jax.runtime import paths
+from speccascade_jax.storage.files import expanded, write_atomically
 
 MOST = 64
 """Outputs shown of each point; all of them are in the store's folder."""
@@ -51,7 +52,7 @@ def _page(panels: Sequence[Panel], store: Path, most: int) -> str:
     numbers = itertools.count()
     made, figures = [], list[Any]()
     for panel in panels:
-        found = places.places(panel)
+        found = relative_to_target.places(panel)
         spots = [*panel.ends, *panel.spots]
         anchors = {id(spot): f"point-{next(numbers)}" for spot in spots}
         kept = {id(spot): _kept(store, spot.records[0]) for spot in spots}
@@ -202,7 +203,7 @@ def _environment(panels: Iterable[Panel]) -> Iterator[tuple[str, str]]:
     device = records[0]["device"]
     yield "device", f"{device['kind']} × {device['count']} ({device['processor']}, {device['cpus']} CPUs)"
     yield "versions", ", ".join(f"{name} {version}" for name, version in records[0]["versions"].items())
-    yield "package", ", ".join(sorted({origins.package(record) or "–" for record in records}))
+    yield "package", ", ".join(sorted({provenance.package(record) or "–" for record in records}))
     yield "measured", " to ".join(f(r.get("started", "–")[:16].replace("T", " ") for r in records) for f in (min, max))
     for panel in panels:
         for note in noise_notes(panel):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from speccascade_jax.results.panels import Spot
-from speccascade_jax.results.trace import Trace
+from speccascade_jax.results.analysis.panels import Spot
+from speccascade_jax.results.store.trace import Trace
 
 BINS = 10
 

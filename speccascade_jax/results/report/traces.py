@@ -13,6 +13,6 @@ _ALONE = """{% import "macros.html" as m with context %}<div class="sc"><style>{
 
 
 def alone(traces: Iterable[Any]) -> str:
-    """HTML of `results.trace.Trace`s, with its style and no script."""
+    """HTML of `results.store.trace.Trace`s, with its style and no script."""
     made: str = templates.environment().from_string(_ALONE).render(traces=list(traces), style=templates.style())
     return made

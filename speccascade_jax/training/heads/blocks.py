@@ -17,10 +17,10 @@ from speccascade_jax.core.types import Array, Prompt, Round
 from speccascade_jax.engine.generate import Generation, raise_on_failure
 from speccascade_jax.evaluation.points import Point
 from speccascade_jax.evaluation.session import Session
-from speccascade_jax.models.along import states
+from speccascade_jax.models.teacher_forcing import states
 from speccascade_jax.rules import deferral
 from speccascade_jax.stopping.acceptance_head import with_law
-from speccascade_jax.training.heads.making import judged
+from speccascade_jax.training.heads.make_data import judged
 
 _ROWS = 64
 

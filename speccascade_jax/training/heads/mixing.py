@@ -16,7 +16,7 @@ import numpy as np
 from speccascade_jax.core import rngs
 from speccascade_jax.core.arrays import bucket
 from speccascade_jax.core.types import Array, Params, Prompt
-from speccascade_jax.models.along import states
+from speccascade_jax.models.teacher_forcing import states
 from speccascade_jax.stopping.acceptance_head import with_law
 from speccascade_jax.training.heads.shards import Examples
 

@@ -17,15 +17,15 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from speccascade_jax.core.files import expanded, plain, write_atomically
 from speccascade_jax.core.names import natural
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.evaluation.points import Evaluation, Method, Point, Sampling
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.validation import validate
 from speccascade_jax.pairs import head_files
-from speccascade_jax.results.tables.grid import NONE, Grid
+from speccascade_jax.results.report.tables.grid import NONE, Grid
 from speccascade_jax.stopping import acceptance_head as heads
+from speccascade_jax.storage.files import expanded, plain, write_atomically
 from speccascade_jax.training.heads import calibration
 from speccascade_jax.training.heads.blocks import Blocks, collect
 from speccascade_jax.training.heads.shards import SAMPLING, Data, Examples, prompt_keys, read
@@ -214,8 +214,8 @@ def _number(value: float | None) -> str:
 
 def draw(predicted: Mapping[str, np.ndarray], kept: np.ndarray, path: Path) -> None:
     """The reliability diagram: mean label against mean prediction, bin by bin, and how many tokens are in each bin."""
-    from speccascade_jax.results.figures import tradeoff  # loads matplotlib, which nothing else here needs
-    from speccascade_jax.results.figures.styles import styles
+    from speccascade_jax.results.report.figures import tradeoff
+    from speccascade_jax.results.report.figures.styles import styles
 
     figure, (top, bottom) = tradeoff.plt.subplots(2, 1, figsize=(5.5, 6.5), height_ratios=(3, 1), sharex=True)
     top.plot([0, 1], [0, 1], color="0.6", lw=1, ls=":")

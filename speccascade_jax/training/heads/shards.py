@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from speccascade_jax.core import archives
 from speccascade_jax.core.checks import whole
-from speccascade_jax.core.files import claim, expanded, point_key
-from speccascade_jax.core.readers import json_object
 from speccascade_jax.core.types import Prompt
+from speccascade_jax.storage import archives
+from speccascade_jax.storage.files import claim, expanded, point_key
+from speccascade_jax.storage.readers import json_object
 
 FORMAT = 1
 MANIFEST = "manifest.json"

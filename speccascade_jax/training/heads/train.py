@@ -16,12 +16,12 @@ import numpy as np
 import optax
 from absl import logging
 
-from speccascade_jax.core import files
 from speccascade_jax.core.checks import per_row, several, whole
 from speccascade_jax.core.types import Array, Params
-from speccascade_jax.models import along, fingerprints
+from speccascade_jax.models import fingerprints, teacher_forcing
 from speccascade_jax.pairs import head_files
 from speccascade_jax.stopping import acceptance_head as heads
+from speccascade_jax.storage import files
 from speccascade_jax.training import runs
 from speccascade_jax.training.epochs import EpochRun, EpochTrainer
 from speccascade_jax.training.heads import calibration
@@ -124,7 +124,7 @@ class Run(EpochRun):
 
     def initial(self) -> Params:
         """Fresh heads."""
-        size = along.features(self.pair.draft)
+        size = teacher_forcing.features(self.pair.draft)
         if size is None:
             raise ValueError(f"the draft of pair {self.pair.name!r} gives no hidden states: no head can read it")
         key = jax.random.key(self.trainer.seed)
@@ -173,7 +173,7 @@ class Run(EpochRun):
         meant = {name: self.data.manifest[name] for name in (*MEANING, "pair") if name != "format"}
         prompts, positions = len(self.train_rows), int(self.data.examples.lengths[self.train_rows].sum())
         meant |= {"data": self.data.key, "prompts": prompts, "positions": positions, "steps": int(self.state.step)}
-        meant |= {"features": along.features(self.pair.draft)}
+        meant |= {"features": teacher_forcing.features(self.pair.draft)}
         for name, (depth, w_rej, law) in self.trainer.grid.items():
             head = head_files.Head(self.state.params[name], head_files.Card(depth=depth, w_rej=w_rej, law=law, **meant))
             head_files.save(self.directory / "heads" / f"{name}.msgpack", head)

@@ -5,11 +5,11 @@ from pathlib import Path
 import jax
 
 from speccascade_jax import checkpoints
-from speccascade_jax.core.files import expanded
 from speccascade_jax.core.types import BoundModel
 from speccascade_jax.data.tasks import table
 from speccascade_jax.data.vocabularies.load import Vocabulary
 from speccascade_jax.models.t5 import T5
+from speccascade_jax.storage.files import expanded
 from speccascade_jax.training import runs
 from speccascade_jax.training.t5 import decoding, loop, steps
 

@@ -12,10 +12,10 @@ import numpy as np
 from absl import logging
 
 from speccascade_jax import checkpoints
-from speccascade_jax.core.files import expanded
 from speccascade_jax.core.types import BoundModel
 from speccascade_jax.data.vocabularies.load import Vocabulary
 from speccascade_jax.models.t5 import T5, T5Config
+from speccascade_jax.storage.files import expanded
 from speccascade_jax.training import runs
 from speccascade_jax.training.t5 import decoding, growth, steps
 from speccascade_jax.training.t5.corpus import Batch, Corpus

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from speccascade_jax.core import files, locks
 from speccascade_jax.core.types import BoundModel
 from speccascade_jax.data.sentence_pairs import TokenPair, holds_pieces
 from speccascade_jax.data.vocabularies.load import Vocabulary
 from speccascade_jax.metrics import quality
 from speccascade_jax.models import fingerprints
+from speccascade_jax.storage import files, locks
 from speccascade_jax.training.t5 import decoding, export, loop
 from speccascade_jax.training.t5.corpus import Corpus
 

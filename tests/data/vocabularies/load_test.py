@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from speccascade_jax.core import checksums
 from speccascade_jax.data import directory
 from speccascade_jax.data.vocabularies import load
 from speccascade_jax.data.vocabularies.load import candidates, first_difference, load_vocabulary
 from speccascade_jax.pairs.pair import PAIRS_DIRECTORY
+from speccascade_jax.storage import checksums
 from tests.support import damage, memory, tokenizer_files
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from speccascade_jax.data.vocabularies import load
 from speccascade_jax.data.vocabularies.sentencepiece import SentencePieceVocabulary
-from speccascade_jax.evaluation.spec_bench.questions import get_conversation
+from speccascade_jax.evaluation.studies.spec_bench.questions import get_conversation
 from speccascade_jax.pairs.prompts import stop_ids
 
 SENTENCES = [

@@ -12,12 +12,12 @@ import pytest
 from speccascade_jax.evaluation.measuring import judge
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
 from speccascade_jax.evaluation.session import Session
-from speccascade_jax.results import outputs
-from speccascade_jax.results.outputs import Output
-from speccascade_jax.results.panels import panels
-from speccascade_jax.results.places import places
+from speccascade_jax.results.analysis.panels import panels
+from speccascade_jax.results.analysis.relative_to_target import places
 from speccascade_jax.results.report import charts, page, rejections
-from speccascade_jax.results.store import ResultStore, read_records
+from speccascade_jax.results.store import outputs
+from speccascade_jax.results.store.outputs import Output
+from speccascade_jax.results.store.result_store import ResultStore, read_records
 from tests.support import fake_records, text_pair
 
 HOSTILE = "<script>alert('x')</script><img src=x onerror=alert(1)> {{ 7*7 }} </script>"

@@ -11,7 +11,7 @@ import speccascade_jax as sc
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.evaluation import session
 from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
-from speccascade_jax.models import along
+from speccascade_jax.models import teacher_forcing
 from speccascade_jax.pairs import head_files
 from speccascade_jax.stopping import acceptance_head as heads
 from speccascade_jax.training.heads import blocks as acceptance_blocks
@@ -65,9 +65,9 @@ def test_every_drafted_token_is_judged_at_its_own_prefix(loaded, blocks):
 
 def _check_block(pair: sc.Pair, prompt: Prompt, tokens: np.ndarray, blocks, at):
     length = tokens.shape[1]
-    hidden = along.states(pair.draft.model, pair.draft.params, prompt, tokens)
+    hidden = teacher_forcing.states(pair.draft.model, pair.draft.params, prompt, tokens)
     np.testing.assert_allclose(blocks.hidden[at, :length], hidden[0], rtol=1e-3, atol=1e-4)
-    logits = [along.along(bound, prompt, tokens)[0] for bound in (pair.draft, pair.target)]
+    logits = [teacher_forcing.along(bound, prompt, tokens)[0] for bound in (pair.draft, pair.target)]
     for slot, token in enumerate(tokens[0]):
         q, p = (np.asarray(x[slot]) for x in logits)
         law = reference.target_law("token_v3", q, p, 0.5, 1.0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from speccascade_jax import load_pair
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.evaluation.points import ModelPair
-from speccascade_jax.models import along, fingerprints
+from speccascade_jax.models import fingerprints, teacher_forcing
 from speccascade_jax.pairs import head_files
 from speccascade_jax.stopping import acceptance_head as heads
 from speccascade_jax.training import runs as storage
@@ -195,7 +195,7 @@ def test_states_are_the_drafts_over_the_mix(finished):
     batch = run.batches.epoch(run.train_rows, 0, 0)[0]
     z, _ = mixing.mix(mixing.mix_key(0, 5), batch, 0.15)
     draft = run.pair.draft
-    expected = along.states(draft.model, draft.params, batch.prompt, z).reshape(-1, 16)
+    expected = teacher_forcing.states(draft.model, draft.params, batch.prompt, z).reshape(-1, 16)
     inputs = run.states(batch, 5)[0][: z.size]
     np.testing.assert_allclose(inputs[:, :16], expected, rtol=1e-4, atol=1e-5)
     law = np.stack([batch.max_q.ravel(), batch.drawn.ravel()], axis=-1)

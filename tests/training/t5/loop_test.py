@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from speccascade_jax import checkpoints
-from speccascade_jax.core.locks import LockedError
+from speccascade_jax.storage.locks import LockedError
 from speccascade_jax.training import runs
 from speccascade_jax.training.t5 import export, loop, steps
 from speccascade_jax.training.t5.schedule import Schedule

@@ -1,0 +1,1 @@
+"""Studies that are more than one sweep: calibration, surveys, profiles, Spec-Bench."""

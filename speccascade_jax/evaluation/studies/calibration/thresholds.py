@@ -1,0 +1,234 @@
+"""Paper 2's Appendix D: the threshold of fuzzy decoding, from where it keeps as much as speculative decoding upwards.
+
+METHODS section 5. Needs no JAX.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from rich.console import Console
+
+from speccascade_jax.core.checks import whole
+from speccascade_jax.core.names import DRAFT, TARGET
+from speccascade_jax.evaluation.points import Method, Point
+from speccascade_jax.evaluation.studies.calibration.bench import Bench, Window, mean
+from speccascade_jax.evaluation.validation import validate
+from speccascade_jax.results.report.tables.grid import Grid
+from speccascade_jax.rules import deferral
+
+STEP = 0.1
+THRESHOLDS = tuple(round(STEP * n, 3) for n in range(1, 11))
+NEARLY_ALL = 0.9
+BASELINES = ("spec_decode", "sd_reference")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppendixD:
+    """What the procedure is run with.
+
+    Attributes:
+        rule: a fuzzy rule; the paper's thresholds belong to `fuzzy_js_reference`.
+        baseline: the speculative decoding whose speed chooses the block and whose kept share the first threshold: the
+            lossless `spec_decode`, or the authors' `sd_reference`.
+        lengths: block sizes L, rising.
+        lost: the share of the difference between target and draft that quality may lose.
+    """
+
+    rule: str = "fuzzy_js_reference"
+    baseline: str = "spec_decode"
+    lengths: tuple[int, ...] = (5, 10, 15, 20)
+    lost: float = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One threshold, measured: means over seeds; `held`: whether quality had not fallen too low yet."""
+
+    threshold: float
+    block_size: int
+    quality: float
+    latency: float
+    acceptance: float
+    utilisation: float
+    held: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trail:
+    """What the procedure found.
+
+    Attributes:
+        block_size, baseline_acceptance: of the fastest baseline; the latter the share of drafted tokens that it keeps.
+        threshold: the one that keeps as large a share.
+        target, draft, floor: their quality, and the lowest that is accepted.
+        steps: every threshold tried, rising, and why there is none after the last.
+        levels: name -> point, from the smallest threshold to the largest; none where the first lost too much already.
+    """
+
+    block_size: int
+    baseline_acceptance: float
+    threshold: float
+    target: float
+    draft: float
+    floor: float
+    steps: list[Step]
+    stopped: str
+    levels: dict[str, Point]
+
+    def check(self) -> None:
+        """ValueError for a procedure that ended where it began: the first threshold loses too much already."""
+        if not self.levels:
+            first = self.steps[0]
+            raise ValueError(
+                f"quality at the first threshold, {first.threshold:g}, is {first.quality:.2f}, below {self.floor:.2f} "
+                "already: give more search_examples or seeds, or a larger AppendixD.lost"
+            )
+
+    def plain(self) -> dict[str, Any]:
+        """For a report in JSON; the levels are told elsewhere."""
+        return asdict(replace(self, levels={}))
+
+
+def show(trail: Trail, settings: AppendixD) -> None:
+    """Print the steps as a table."""
+    title = f"{settings.rule}: quality of the target {trail.target:.2f}, of the draft {trail.draft:.2f}"
+    note = (
+        f"{settings.baseline} is fastest in blocks of {trail.block_size}: {trail.baseline_acceptance:.1%} of drafted "
+        f"tokens kept. Floor: {trail.floor:.2f}. The end: {trail.stopped}."
+    )
+    rows = [
+        [
+            f"{step.threshold:g}",
+            str(step.block_size),
+            f"{step.quality:.2f}" + ("" if step.held else " (too low)"),
+            f"{step.latency:.2f}",
+            f"{step.acceptance:.1%}",
+            f"{step.utilisation:.1%}",
+        ]
+        for step in trail.steps
+    ]
+    header = ["τ", "L", "quality", "latency / target's", "kept of examined", "kept of drafted"]
+    Console(width=140).print(Grid(title=title, header=header, rows=rows, notes=[note]).rich())
+
+
+def point_of(base: Point, method: Method) -> Point:
+    """`base` with a method, the draft greedy as the paper's unless `base` names its temperature."""
+    drawn = base.sampling.draft_temperature
+    return replace(base, method=method, sampling=replace(base.sampling, draft_temperature=drawn or 0.0))
+
+
+def baseline(base: Point, settings: AppendixD, length: int) -> Point:
+    """Speculative decoding with blocks of `length`, one more token from the target after a block that is kept."""
+    return point_of(base, Method(name=settings.baseline, block_size=length, bonus="target"))
+
+
+def fuzzy(base: Point, settings: AppendixD, length: int, threshold: float) -> Point:
+    """Fuzzy decoding with blocks of `length`."""
+    return point_of(base, Method(name="fuzzy", rule=settings.rule, alpha=threshold, block_size=length, bonus="target"))
+
+
+def check(base: Point, settings: AppendixD) -> None:
+    """ValueError for settings that have no meaning, naming value and remedy, before anything is loaded."""
+    rule, lengths = settings.rule, settings.lengths
+    if not deferral.get(rule).name.startswith("fuzzy_"):
+        raise ValueError(f"rule={rule!r} has no divergence to bound: choose fuzzy_js_reference or another fuzzy_ rule")
+    if settings.baseline not in BASELINES:
+        raise ValueError(f"baseline={settings.baseline!r} is not one of {', '.join(BASELINES)}")
+    several = isinstance(lengths, Sequence) and len(lengths) > 0
+    if not several or list(lengths) != sorted({whole("lengths", n, 1) for n in lengths}):
+        raise ValueError(f"lengths={lengths!r} must be a tuple of rising block sizes, such as (5, 10, 15, 20)")
+    if not 0 < settings.lost < 1:
+        raise ValueError(f"lost={settings.lost} is no share between 0 and 1: the paper's is 0.2")
+    for length in lengths:
+        for each in (baseline(base, settings, length), fuzzy(base, settings, length, STEP)):
+            validate(each)
+
+
+def run(bench: Bench, base: Point, settings: AppendixD, window: Window, subset: Window) -> Trail:
+    """The procedure; block size and first threshold are found on `subset`, qualities are those of `window`.
+
+    The paper takes the next length where "close to all" candidates are kept; here, where at least `NEARLY_ALL` of the
+    drafted tokens are. It does not say what happens where quality never falls: here it ends where everything is kept or
+    the rule's range ends.
+
+    Raises:
+        ValueError: the target is not better than the draft.
+    """
+    print(f"target and draft alone on {window.judged} examples")
+    ends = [point_of(base, Method(name=name)) for name in (TARGET, DRAFT)]
+    measured = bench.measure(ends, window)
+    target, draft = (mean(measured[end], "quality", "value") for end in ends)
+    if not target > draft:
+        raise ValueError(
+            f"the target's quality, {target:.2f}, is not above the draft's, {draft:.2f}, on {window.judged} examples, "
+            "and losses are shares of the difference: give more search_examples, or mode='halving' with max_loss"
+        )
+    floor = target - settings.lost * (target - draft)
+    length, acceptance = _fastest(bench, base, settings, subset)
+    print(f"step 2: the threshold that keeps {acceptance:.1%} of drafted tokens in blocks of {length}")
+    points = {threshold: fuzzy(base, settings, length, threshold) for threshold in THRESHOLDS}
+    measured = bench.measure(list(points.values()), subset)
+    kept = {threshold: mean(measured[point], "measures", "draft_utilisation") for threshold, point in points.items()}
+    first = min(kept, key=lambda threshold: abs(kept[threshold] - acceptance))
+    steps, stopped = _climb(bench, base, settings, window, (length, first, floor))
+    return Trail(
+        block_size=length, baseline_acceptance=acceptance, threshold=first, target=target, draft=draft, floor=floor,
+        steps=steps, stopped=stopped, levels=_levels(base, settings, steps),
+    )  # fmt: skip
+
+
+def _fastest(bench: Bench, base: Point, settings: AppendixD, subset: Window) -> tuple[int, float]:
+    """The baseline's fastest block size, and the share of drafted tokens that it keeps with it."""
+    print(f"step 1: the fastest block size of {settings.baseline} on {subset.judged} examples")
+    points = {length: baseline(base, settings, length) for length in settings.lengths}
+    measured = bench.measure(list(points.values()), subset)
+    fastest = min(points, key=lambda length: mean(measured[points[length]], "relative_latency", "value"))
+    return fastest, mean(measured[points[fastest]], "measures", "draft_utilisation")
+
+
+def _climb(
+    bench: Bench, base: Point, settings: AppendixD, window: Window, start: tuple[int, float, float]
+) -> tuple[list[Step], str]:
+    """Raise the threshold until quality is below the floor; every step, and why the last one is the last."""
+    (length, threshold, floor), steps = start, list[Step]()
+    print(f"step 3: rising thresholds on {window.judged} examples, while quality is at least {floor:.2f}")
+    trade_off = deferral.get(settings.rule).alpha
+    largest = math.inf if trade_off is None else trade_off.bounds(1)[1]
+    while threshold <= largest:
+        point = fuzzy(base, settings, length, threshold)
+        records = bench.measure([point], window)[point]
+        quality = mean(records, "quality", "value")
+        step = Step(
+            threshold=threshold,
+            block_size=length,
+            quality=quality,
+            latency=mean(records, "relative_latency", "value"),
+            acceptance=mean(records, "measures", "acceptance_rate"),
+            utilisation=mean(records, "measures", "draft_utilisation"),
+            held=quality >= floor,
+        )
+        steps.append(step)
+        if not step.held:
+            return steps, "quality fell below the floor"
+        if step.acceptance == 1 and length == settings.lengths[-1]:
+            return steps, "every drafted token is kept"
+        if step.utilisation >= NEARLY_ALL:
+            length = next((longer for longer in settings.lengths if longer > length), length)
+        threshold = round(threshold + STEP, 3)
+    return steps, f"the range of {settings.rule} ends at {largest:g}"
+
+
+def _levels(base: Point, settings: AppendixD, steps: Sequence[Step]) -> dict[str, Point]:
+    """Low, Med and High: a third, two thirds and all of the way from the first threshold to the last that held."""
+    held = [step for step in steps if step.held]
+    if not held:
+        return {}
+    low, high = held[0].threshold, held[-1].threshold
+    levels = {}
+    for share, name in enumerate(("Low", "Med", "High"), start=1):
+        threshold = round(low + share / 3 * (high - low), 3)
+        length = next(step.block_size for step in held if step.threshold >= threshold)
+        levels[name] = fuzzy(base, settings, length, threshold)
+    return levels

@@ -1,0 +1,182 @@
+"""Where a generation's time goes: one configuration, traced, each instruction placed in the engine's parts.
+
+Tracing costs about as much as a small instruction itself. What it adds to one execution is measured on a loop of such
+instructions (`tracing_cost`) and taken off; the sum is shown beside the time of the same program without the profiler.
+"""
+
+import json
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+
+from speccascade_jax.core.checks import whole
+from speccascade_jax.engine.generate import Generation, raise_on_failure
+from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.session import Session
+from speccascade_jax.evaluation.studies.profiling import report, traces
+from speccascade_jax.evaluation.studies.profiling.scopes import HloText
+from speccascade_jax.evaluation.validation import validate
+from speccascade_jax.methods.method import Program
+from speccascade_jax.results.store.result_store import Record
+from speccascade_jax.storage.files import expanded, write_atomically
+from speccascade_jax.storage.reports import check_replaceable
+
+
+def profile(
+    *,
+    pair: ModelPair,
+    evaluation: Evaluation,
+    method: Method,
+    sampling: Sampling,
+    seed: int = 0,
+    batch: int = 1,
+    generations: int = 4,
+    trials: int = 3,
+    top: int = 10,
+    output: str | None = None,
+    keep: str | None = None,
+) -> Record:
+    """Trace some generations and print where their time went.
+
+    Args:
+        pair, evaluation, method, sampling, seed: the point, as `experiment.run` takes it; of the evaluation only task,
+            split and output length matter.
+        batch: rows decoded together; generations: how many batches, each of other examples.
+        trials: how often all of it is timed, and traced; the quickest time counts.
+        top: how many of the dearest single instructions to list.
+        output: a JSON file for the numbers; keep: a folder for the traces themselves, which XProf and Perfetto read.
+
+    Raises:
+        ValueError: a value without meaning, before anything is loaded.
+    """
+    for name, value in {"batch": batch, "generations": generations, "trials": trials}.items():
+        whole(name, value, 1)
+    whole("top", top, 0)
+    if output:
+        check_replaceable(output, '"instructions":')
+    evaluation = replace(evaluation, quality_examples=batch * generations, latency_examples=0).resolved()
+    point = Point(pair=pair, evaluation=evaluation, method=method, sampling=sampling, seed=seed)
+    validate(point)
+    with nullcontext(keep) if keep else tempfile.TemporaryDirectory() as folder:
+        session = Session(pair, evaluation)
+        session.check([(method, sampling)])
+        measured = measure(session, point, batch, generations, trials, expanded(str(folder)))
+    report.show(measured, top)
+    if output:
+        write_atomically(output, json.dumps(measured, indent=1) + "\n")
+        print(f"written: {output}")
+    return measured
+
+
+def measure(session: Session, point: Point, batch: int, generations: int, trials: int, folder: Path) -> Record:
+    """Compile, time without the profiler, trace into `folder`, and place every instruction.
+
+    Returns:
+        JSON: the point, totals over all generations of one trial, and one entry per instruction, over the same.
+    """
+    console = Console(stderr=True)
+    console.print(f"{point.label()}, batch {batch}: compiling …")
+    rows = np.arange(batch * generations).reshape(generations, batch)
+    given = [session.arguments(point, each, [point.method.alpha] * batch) for each in rows]
+    compiled, calls = _prepare(session.built(point.method).program, given, point.seed)
+    results = [jax.block_until_ready(compiled(**call)) for call in calls]  # warms the caches
+    for result in results:
+        raise_on_failure(result)
+    console.print(f"timing and tracing {generations} generations, {trials} times each …")
+    with tempfile.TemporaryDirectory() as scratch:
+        cost = tracing_cost(Path(scratch))
+    folders = [folder / f"trial_{n}" for n in range(trials)]
+    untraced, traced = zip(*(_pass(compiled, calls, each) for each in folders), strict=True)
+    best = int(np.argmin(traced))
+    text = compiled.as_text()
+    runs = traces.read_runs(folders[best], text.split(None, 2)[1].rstrip(","), generations)
+    rounds = sum(int(result.num_rounds) for result in results)
+    tokens = int(sum(np.sum(np.asarray(result.lengths)) for result in results))
+    return {
+        "point": point.coordinates(),
+        "label": point.label(),
+        "batch": batch,
+        "generations": generations,
+        "rounds": rounds,
+        "tokens": tokens,
+        "tokens_per_round": tokens / (rounds * batch),
+        "untraced_ms": min(untraced) * 1e3,
+        "traced_ms": traced[best] * 1e3,
+        "tracing_us": cost,
+        "instructions": _instructions(runs, HloText.parse(text), cost),
+    }
+
+
+def _prepare(program: Program, given: Sequence[Mapping[str, Any]], seed: int) -> tuple[Any, list[dict[str, Any]]]:
+    """The compiled program, and its arguments of each call."""
+    fixed = {"max_new_tokens": given[0]["max_new_tokens"]}
+    calls = [{name: x for name, x in each.items() if name not in fixed} | {"seed": np.uint32(seed)} for each in given]
+
+    def generation(params: Any, **others: Any) -> Generation:
+        return program.generate(params=params, **others, **fixed)
+
+    name = "jax_compilation_cache_include_metadata_in_key"
+    before = jax.config.values[name]
+    jax.config.update(name, True)  # or a program may come from the persistent cache with the names of an older source
+    try:
+        return jax.jit(generation).lower(**calls[0]).compile(), calls
+    finally:
+        jax.config.update(name, before)
+
+
+def _pass(compiled: Any, calls: Sequence[Mapping[str, Any]], folder: Path) -> tuple[float, float]:
+    """Seconds of all calls, and seconds of the same under the profiler, which writes to `folder`."""
+    untraced = _seconds(compiled, calls)
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # Python's own calls would only slow it down
+    with jax.profiler.trace(str(folder), profiler_options=options):
+        return untraced, _seconds(compiled, calls)
+
+
+def _seconds(compiled: Any, calls: Sequence[Mapping[str, Any]]) -> float:
+    begin = time.perf_counter()
+    for call in calls:
+        jax.block_until_ready(compiled(**call))
+    return time.perf_counter() - begin
+
+
+def tracing_cost(folder: Path, calls: int = 10, passes: int = 4) -> float:
+    """µs that tracing adds to the execution of one instruction: from a loop of small ones, the quickest of passes."""
+
+    def loop(x: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, 1000, lambda _, y: jnp.tanh(y @ x), x)
+
+    given = [{"x": jnp.eye(8)}] * calls
+    compiled = jax.jit(loop).lower(**given[0]).compile()
+    _seconds(compiled, given)  # warms the caches, as the first pass below does for the profiler's own memory
+    timed = np.asarray([_pass(compiled, given, folder / str(n)) for n in range(passes)])
+    runs = traces.read_runs(folder / str(passes - 1), "jit_loop", calls)
+    untraced, traced = timed.min(axis=0)
+    return max(float(traced - untraced), 0.0) * 1e6 / sum(len(run) for run in runs)
+
+
+def _instructions(runs: Sequence[Sequence[traces.Event]], program: HloText, cost: float) -> list[Record]:
+    """One entry per instruction: where it belongs, what it is, and its µs, waiting and running, over all calls."""
+    found = []
+    for name, each in traces.own_times(runs, program.is_control).items():
+        place, one = program.place(name), program.instructions.get(name)
+        entry: Record = {"name": name, "phase": list(place.phase), "module": place.module}
+        entry |= {what: getattr(one, what) if one else "" for what in ("opcode", "shape", "op_name")}
+        entry |= {"us": without_profiler(each, cost), "traced_us": each.total / 1e3}
+        found.append(entry | {"waiting_us": each.waiting / 1e3, "count": each.count})
+    return found
+
+
+def without_profiler(spent: traces.Spent, cost: float, least: float = 0.25) -> float:
+    """µs of an instruction untraced: `cost` µs less per execution, but at `least` that part of what was seen."""
+    traced = spent.total / 1e3
+    return max(traced - cost * spent.count, least * traced)

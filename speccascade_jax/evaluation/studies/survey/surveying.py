@@ -1,0 +1,261 @@
+"""Taking a survey of a task, printing it, holding it against real runs: what `experiments/survey.py` calls."""
+
+import dataclasses
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from speccascade_jax.core.checks import several
+from speccascade_jax.core.names import DRAFT, TARGET
+from speccascade_jax.core.types import Prompt
+from speccascade_jax.engine.generate import Generation, failures, model_names
+from speccascade_jax.engine.measures import summarise
+from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.session import Session
+from speccascade_jax.evaluation.studies.survey import bounds as bounding
+from speccascade_jax.evaluation.studies.survey import estimates
+from speccascade_jax.evaluation.studies.survey.estimates import Survey
+from speccascade_jax.evaluation.validation import validate
+from speccascade_jax.models.sharding import on_devices
+from speccascade_jax.results.analysis import histograms
+from speccascade_jax.rules import deferral
+from speccascade_jax.storage.files import plain, write_atomically
+from speccascade_jax.storage.reports import check_replaceable
+
+
+class Written(NamedTuple):
+    """A batch of outputs: the prompts, what was generated for them, and which rows count, bool `[B]`."""
+
+    prompt: Prompt
+    generation: Generation
+    counts: np.ndarray
+
+
+WRITERS = {
+    "target": Method(name=TARGET),
+    "draft": Method(name=DRAFT),
+    "mixed": Method(name="speculative", rule="random_accept", alpha=0.5),
+}
+"""Who writes the outputs that are surveyed; "mixed": each token from the draft's law or the target's, evenly."""
+
+
+def survey(
+    *,
+    pair: ModelPair,
+    evaluation: Evaluation,
+    sampling: Sampling,
+    rules: Sequence[str],
+    along: str = "mixed",
+    alphas: int = 33,
+    check: Sequence[float] = (),
+    bounds: Sequence[float] = (),
+    histogram: str = "js",
+    block_size: int = 5,
+    seed: int = 0,
+    output: str = "",
+) -> list[dict[str, Any]]:
+    """Estimate every rule's rejection and deferral rate from one pass, and print them.
+
+    Args:
+        pair, evaluation, sampling, seed: as for a run; examples are the evaluation's for quality.
+        rules: names in `rules.deferral.RULES`, or `module.NAME` of your own.
+        along: whose outputs are read, a name in `WRITERS`.
+        alphas: size of each rule's grid over its usual range.
+        check: shares of each rule's range, in [0, 1], at which the rule is really run and the error reported.
+        bounds: thresholds τ at which the fuzzy rules among `rules` are really run, the draft sampled unless
+            `sampling` gives it temperature 0, and the divergence incurred is held against `N · share · τ`.
+        histogram: the divergence that is counted over positions, a name in `histograms.LAST_EDGES`.
+        block_size: γ of these runs.
+        output: a JSON file for the printed rows, the bounds and the histogram; none if empty.
+
+    Raises:
+        ValueError: a value without meaning, or an output that is another file, before anything is loaded.
+    """
+    if along not in WRITERS:
+        raise ValueError(f"along={along!r} is not one of {', '.join(WRITERS)}")
+    for name, values in {"check": check, "bounds": bounds}.items():
+        several(name, values)
+    if any(not 0 <= share <= 1 for share in check):
+        raise ValueError(f"check={tuple(check)} must be shares of a rule's range, between 0 and 1")
+    several("rules", rules, 1)
+    point = Point(pair=pair, evaluation=evaluation.resolved(), method=WRITERS[along], sampling=sampling, seed=seed)
+    validate(point)
+    histograms.check(histogram)
+    if output:
+        check_replaceable(output, '"along":', '"histogram":')
+    grids = {name: grid(name, alphas) for name in rules}
+    runs = _fuzzy_points(point, rules, bounds, block_size)
+
+    session = Session(point.pair, point.evaluation)
+    found = take(session, point, grids)
+    rows = [_row(found, name, alpha) for name in rules for alpha in _shown(grids[name], check)]
+    if check:
+        rows = [row | _checked(session, point, row, block_size) for row in rows]
+    show(rows, along, len(found.rows))
+    counted = histograms.count(histogram, found.positions[histogram])
+    print(histograms.line(counted))
+    bounded = [_bounded(session, run) for run in runs]
+    if bounded:
+        bounding.show(bounded, point.evaluation.quality_examples)
+    if output:
+        at = point.coordinates()
+        kept = {name: at[name] for name in ("pair", "task", *dataclasses.asdict(sampling))}
+        kept |= {"along": along, "positions": len(found.rows), "rows": rows, "bounds": bounded, "histogram": counted}
+        write_atomically(output, json.dumps(plain(kept), indent=1))
+    return rows
+
+
+def grid(rule: str, count: int, vocab_size: int = 8192) -> tuple[float, ...]:
+    """`count` α's over a rule's usual range, ends inside its domain; `(0.0,)` for a rule without α."""
+    alpha = deferral.get(rule).alpha
+    return (0.0,) if alpha is None else tuple(alpha.even(count, vocab_size).tolist())
+
+
+def plan(session: Session, point: Point, names: Sequence[str], count: int) -> dict[str, tuple[float, ...]]:
+    """`count` α's for every rule of `names` that has an α, placed where a survey along mixed outputs sees it move.
+
+    Args:
+        session: with the pair and its examples; point: whose evaluation, sampling and seed are surveyed.
+    """
+    swept = [name for name in names if deferral.get(name).alpha is not None]
+    found = take(session, dataclasses.replace(point, method=WRITERS["mixed"]), {name: grid(name, 65) for name in swept})
+    return {name: found.plan(name, count) for name in swept}
+
+
+def take(session: Session, point: Point, grids: Mapping[str, Sequence[float]]) -> Survey:
+    """Let the point's method write the evaluation's examples in batches, and survey what it wrote."""
+    return read(session, point, write(session, point), grids)
+
+
+def write(session: Session, point: Point) -> list[Written]:
+    """The evaluation's examples as the point's method writes them, in batches of one size.
+
+    Rows that met NaN or infinite logits don't count.
+    """
+    out = []
+    for rows, counted in session.batches(point.evaluation):
+        generation = session.prepare(point, rows)(point.seed)
+        prompt = jax.tree.map(lambda x, rows=rows: x[rows], session.prompts)
+        prompt = on_devices(prompt, session.pair.mesh)
+        failed = failures(generation.failed_at, model_names(point.method.recipe.draft_alone))
+        if failed:
+            print(f"{len(failed)} outputs are left out: {failed[0]} of the batch")
+        well = ~np.isin(np.arange(len(rows)), [each.row for each in failed])
+        out.append(Written(prompt, generation, well & (np.arange(len(rows)) < counted)))
+    return out
+
+
+def rates(written: Sequence[Written]) -> dict[str, Any]:
+    """What was measured while it was written (METHODS section 9)."""
+    stats = jax.tree.map(lambda *parts: np.concatenate(parts), *(each.generation.stats for each in written))
+    return summarise(stats, rows=np.concatenate([each.counts for each in written]))
+
+
+def read(session: Session, point: Point, written: Sequence[Written], grids: Mapping[str, Sequence[float]]) -> Survey:
+    """Survey what was written, under the point's sampling.
+
+    Raises:
+        FloatingPointError: every output met NaN or infinite logits, so that there is nothing to survey.
+    """
+    parts = []
+    # a model that writes alone has controls of its own temperature; the laws to compare are the pair's
+    compared = dataclasses.replace(point, method=WRITERS["mixed"])
+    for each in written:
+        tokens, lengths = np.asarray(each.generation.tokens), np.asarray(each.generation.lengths)
+        controls = session.controls(compared, [0.0] * len(lengths))
+        counted = np.where(each.counts, lengths, 0)
+        parts.append(estimates.survey(session.pair, each.prompt, tokens, counted, controls, grids))
+    found = estimates.join(parts)
+    if not len(found.rows):
+        raise FloatingPointError(
+            "no output is left to survey: draft or target gives NaN or infinite logits along each; check their weights"
+        )
+    return found
+
+
+def _shown(alphas: Sequence[float], check: Sequence[float]) -> list[float]:
+    """The α's that are printed: those to be checked, or five over the range."""
+    if len(alphas) == 1:
+        return list(alphas)
+    shares = check or (0.1, 0.3, 0.5, 0.7, 0.9)
+    return [float(f"{alphas[0] + share * (alphas[-1] - alphas[0]):.4g}") for share in shares]
+
+
+def _row(found: Survey, rule: str, alpha: float) -> dict[str, Any]:
+    estimate = found.estimate(rule, alpha)
+    alpha_or_none = None if deferral.get(rule).alpha is None else alpha
+    return {"rule": rule, "alpha": alpha_or_none, "rejection": estimate.rejection, "deferral": estimate.deferral}
+
+
+def _checked(session: Session, point: Point, row: dict[str, Any], block_size: int) -> dict[str, Any]:
+    """The rule really run, and surveyed along what it wrote: the error that is left then is no prefix's."""
+    real = dataclasses.replace(point, method=Method(name=row["rule"], alpha=row["alpha"], block_size=block_size))
+    validate(real)
+    written = write(session, real)
+    own = read(session, real, written, {row["rule"]: (row["alpha"] or 0.0,)}).estimate(row["rule"])
+    measured = rates(written)
+    return {
+        "real_rejection": measured["rejection_rate"],
+        "real_deferral": measured["deferral_rate"],
+        "error": row["rejection"] - measured["rejection_rate"],
+        "error_along_its_own_outputs": own.rejection - measured["rejection_rate"],
+    }
+
+
+def _fuzzy_points(point: Point, names: Sequence[str], taus: Sequence[float], block_size: int) -> list[Point]:
+    """The fuzzy method at every τ for every fuzzy rule of `names`, checked; its draft is sampled unless told."""
+    if any(not 0 < tau < math.inf for tau in taus):
+        raise ValueError(f"bounds={tuple(taus)} must be thresholds above 0: at 0 nothing is kept of the draft")
+    fuzzy = [name for name in names if bounding.is_fuzzy(name)]
+    if len(taus) and not fuzzy:
+        raise ValueError(f"bounds={tuple(taus)} are thresholds of fuzzy rules: add one to rules, as 'fuzzy_tv_scaled'")
+    at = point.sampling  # the method's own draft is greedy unless a temperature is named
+    drafted = at.temperature if at.draft_temperature is None else at.draft_temperature
+    sampling = dataclasses.replace(at, draft_temperature=drafted)
+    found = []
+    for name, tau in itertools.product(fuzzy, taus):
+        method = Method(name="fuzzy", rule=name, alpha=tau, block_size=block_size, bonus="rule")
+        found.append(dataclasses.replace(point, method=method, sampling=sampling))
+        validate(found[-1])
+    return found
+
+
+def _bounded(session: Session, run: Point) -> dict[str, Any]:
+    """A row of bounds: the method run, or for `kl` the target, and its outputs surveyed."""
+    rule, tau = run.method.decides.name, run.method.alpha
+    assert tau is not None
+    along = bounding.outputs_of(bounding.threshold(rule))
+    writer = run if along == "rule" else dataclasses.replace(run, method=WRITERS["target"])
+    found = take(session, writer, {rule: (tau,)})
+    greedy = run.sampling.draft_temperature == 0
+    return {"rule": rule, "tau": tau, "along": along} | bounding.bound(found, rule, tau, along, greedy)._asdict()
+
+
+def show(rows: Sequence[Mapping[str, Any]], along: str, positions: int) -> None:
+    """Print the rows as a table."""
+    heads = {"rule": "rule", "alpha": "α", "rejection": "rejected", "deferral": "deferred"}
+    heads |= {"real_rejection": "really rejected", "real_deferral": "really deferred", "error": "error"}
+    heads |= {"error_along_its_own_outputs": "error along its own outputs"}
+    names = [name for name in heads if name in rows[0]]
+    note = f"Estimates along {positions:,} positions of the {along} outputs: a rule that runs writes other prefixes."
+    table = Table(title="Rejection and deferral rates", caption=note, title_justify="left", caption_justify="left")
+    for name in names:
+        table.add_column(heads[name], justify="left" if name == "rule" else "right")
+    for row in rows:
+        table.add_row(*(_cell(row[name], signed=name.startswith("error")) for name in names))
+    Console(width=120).print(table)
+
+
+def _cell(value: Any, signed: bool) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, str):
+        return value
+    return f"{value:+.3f}" if signed else f"{value:.3g}" if abs(value) >= 1 else f"{value:.3f}"

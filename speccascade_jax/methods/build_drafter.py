@@ -1,0 +1,368 @@
+"""What drafts: from the names, levels and drafters of one's own in `drafters` to a drafter and its parameters.
+
+A drafter of one's own is a function `(pair, block_size) -> (drafter, parameters)` in a file that Python can import,
+named `module.NAME`; docs/extending.md shows one.
+"""
+
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from speccascade_jax.core import names
+from speccascade_jax.core.checks import LONGEST, per_row, whole
+from speccascade_jax.core.controls import make_controls
+from speccascade_jax.core.names import TARGET
+from speccascade_jax.core.protocols import Drafter, Planner, StopPolicy
+from speccascade_jax.core.trees import Tree
+from speccascade_jax.core.types import BoundModel, Controls, Params
+from speccascade_jax.drafters.branching import BranchingDrafter
+from speccascade_jax.drafters.exits import ExitDrafter
+from speccascade_jax.drafters.model import ModelDrafter
+from speccascade_jax.drafters.nested import NestedDrafter
+from speccascade_jax.drafters.planned import PlannedDrafter
+from speccascade_jax.drafters.tail import AppendedDrafter
+from speccascade_jax.engine.engine import Engine, check_bonus
+from speccascade_jax.methods.settings import AUTO, TAIL, TOKEN, Arm, Level, Settings
+from speccascade_jax.models.early_exit import HEAD, EarlyExit
+from speccascade_jax.pairs.head_files import Head
+from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.rules import deferral
+from speccascade_jax.rules.acceptance import VERIFIERS
+from speccascade_jax.rules.block_wise import JOINT
+from speccascade_jax.rules.branching import BranchWise
+from speccascade_jax.rules.rule import Rule, checked_alpha
+from speccascade_jax.rules.verification import TokenWise, Verifier
+from speccascade_jax.stopping.block_planner import Cheapest
+from speccascade_jax.stopping.policies import STOPS, AcceptanceHead, Oracle
+
+
+def policy_of(stop: Any, block_size: int, *, told: bool = False) -> StopPolicy:
+    """The stop policy that is named, or that a class makes, for blocks of at most `block_size`.
+
+    Args:
+        told: whether the method tells the oracle where to stop.
+
+    Raises:
+        ValueError: no such policy, or a block size below 1.
+    """
+    made = names.look_up("stop policy", stop, STOPS, object) if isinstance(stop, str) else stop
+    size = whole("block_size", block_size, 1)
+    policy: Any = made(size) if callable(made) and not isinstance(made, Rule) else None
+    if not all(hasattr(policy, name) for name in ("block", "adaptive", "threshold", "init")):
+        raise ValueError(f"stop policy {stop!r} is none: it must be a class like those of stopping.policies")
+    if isinstance(policy, Oracle) and not told:
+        raise ValueError(f"stop={stop!r} must be told beforehand where to stop: method 'stop_oracle' does that")
+    checked: StopPolicy = policy
+    return checked
+
+
+def verifier_of(accept: str, rule: Rule, verify: str = TOKEN) -> Verifier:
+    """The acceptance of that name under a rule, token after token or of a block jointly.
+
+    Raises:
+        ValueError: no such acceptance, or one that the rule does not go with; no such way to verify, or one that the
+            acceptance does not go with.
+    """
+    if verify not in (TOKEN, *JOINT):
+        raise ValueError(f"unknown verify={names.shown(verify)}: choose one of {', '.join((TOKEN, *JOINT))}")
+    if accept not in VERIFIERS:
+        raise ValueError(f"unknown acceptance {accept!r}: choose one of {', '.join(VERIFIERS)}")
+    if verify == TOKEN:
+        return VERIFIERS[accept](rule)
+    if accept != "speculative":
+        raise ValueError(
+            f"verify={verify!r} keeps as much of a block as the law allows, and accept={accept!r} keeps less: choose "
+            f"accept='speculative' or verify={TOKEN!r}"
+        )
+    return JOINT[verify](rule)
+
+
+def checked_threshold(policy: StopPolicy, whose: str, given: Any) -> Any:
+    """What a stop policy compares with; 0 where it compares nothing.
+
+    Raises:
+        ValueError: a threshold that is needed and missing, given and of no use, or that means nothing.
+    """
+    if policy.threshold and given is None:
+        raise ValueError(f"{whose} needs stop_threshold, or in a sweep stop_thresholds: {policy.threshold}")
+    if given is None:
+        return 0.0
+    if not policy.threshold:
+        raise ValueError(f"{whose} has no stop_threshold ({given}): nothing compares with one; leave it out")
+    (low, high), rows = policy.between, len(given) if np.ndim(given) else 1
+    values = per_row("stop_threshold", given, rows)
+    if (bad := values[(values < low) | (values > high)]).size:
+        raise ValueError(f"stop_threshold={bad[0]:.8g} is outside {low:g} … {high:g}; {whose}: {policy.threshold}")
+    return given
+
+
+Drafters = tuple[str | Level | Arm, ...]
+
+
+def the_one(drafters: Drafters, whose: str) -> str | Level:
+    """The drafter, where there may be but one.
+
+    Raises:
+        ValueError: none, or several.
+    """
+    if len(drafters) != 1:
+        raise ValueError(f"{whose} takes one drafter, got {len(drafters)} ({', '.join(map(str, drafters)) or 'none'})")
+    return _plain(drafters[0])
+
+
+def _plain(drafter: str | Level | Arm) -> str | Level:
+    return drafter.drafter if isinstance(drafter, Arm) else drafter
+
+
+def by_model(drafters: Drafters) -> bool:
+    """Whether the pair's models draft, which alone a stop policy can ask."""
+    return all(isinstance(each, str) and "." not in each for each in map(_plain, drafters))
+
+
+def check_tail(settings: Settings | Level, whose: str) -> None:
+    """Refuse a tail that nothing could append: where what is drafted has no end, or none that is known.
+
+    Raises:
+        ValueError: names the value and the remedy.
+    """
+    size = whole("tail_size", settings.tail_size, 1)
+    if settings.tail is None and size != TAIL:
+        raise ValueError(f"tail_size={size} of {whose} means nothing without a tail: name one, or leave it out")
+    if settings.tail is not None and settings.block_size == AUTO:
+        raise ValueError(f"block_size={AUTO!r} of {whose} plans all that is drafted: give a number, or no tail")
+
+
+def check(drafters: Drafters, whose: str) -> None:
+    """Refuse drafters that cannot be, all the way down, before anything is loaded.
+
+    Raises:
+        ValueError: as `drafter_of`, but for models, which only a pair knows; a choice that nothing would read.
+    """
+    for which in map(_plain, drafters):
+        if isinstance(which, Level):
+            the_one(which.drafters, f"level {which.model!r}")
+            _check_level(which)
+        elif not by_model((which,)):
+            names.look_up("drafter", which, {}, FunctionType)
+
+
+def _check_level(level: Level) -> None:
+    whose = f"level {level.model!r}"
+    whole("budget", level.budget, 1)
+    if level.model == "target":
+        raise ValueError("level 'target' is the target itself: levels stand below it; name a smaller model of the pair")
+    check_tail(level, whose)
+    check_bonus(level.bonus)
+    verifier_of(level.accept, deferral.get(level.rule), level.verify)
+    policy_of(level.stop, level.block_size)
+    check(level.drafters, whose)
+    below, unread = level.drafters[0], list[str]()
+    if not by_model(level.drafters):
+        unread += ["stop", "stop_threshold"]
+    if isinstance(below, Level):
+        unread += ["block_size"] + ["draft_temperature"] * (below.temperature is not None)
+    for name in unread:
+        if (given := getattr(level, name)) is not None and given != Level.__dataclass_fields__[name].default:
+            raise ValueError(f"{name}={given!r} of {whose} means nothing under what drafts for it: leave it out")
+
+
+def asks_head(drafters: Drafters, policy: StopPolicy) -> bool:
+    """Whether a model among them drafts under an acceptance head."""
+    levels = [each for each in map(_plain, drafters) if isinstance(each, Level)]
+    own = by_model(drafters) and isinstance(policy, AcceptanceHead)
+    return own or any(asks_head(each.drafters, policy_of(each.stop, each.block_size)) for each in levels)
+
+
+def drafter_of(
+    pair: Pair,
+    drafters: Drafters,
+    policy: StopPolicy,
+    whose: str,
+    head: Head | None = None,
+    above: str = "target",
+) -> tuple[Drafter, Params]:
+    """What drafts for an engine, and its parameters.
+
+    Args:
+        policy: of a model that drafts; its block size is that of a drafter of one's own too.
+        whose: the method or level that is drafted for, for errors; head: instead of the pair's own.
+        above: the model that is drafted for: an early exit of it drafts in its cache.
+
+    Raises:
+        ValueError: a name that is neither a model of the pair's nor a function of one's own; as `Pair.require_head`.
+    """
+    which = the_one(drafters, whose)
+    if isinstance(which, Level):
+        engine, params = level_engine(pair, which, head)
+        return NestedDrafter(engine, which.budget), params
+    if which in pair.models:
+        return _model_drafter(pair, pair.models[which], policy, head, pair.model(above))
+    build = names.look_up("drafter", which, pair.models, FunctionType)
+    made: tuple[Drafter, Params] = build(pair, policy.block)
+    return made
+
+
+def planned(pair: Pair, drafters: Drafters, plan: Cheapest, whose: str) -> tuple[Planner, Params]:
+    """One of the pair's models in blocks of planned length; its costs are still to be added (`costs.ready`)."""
+    bound = pair.model(str(the_one(drafters, whose)))
+    return PlannedDrafter(bound.model, plan), {"model": bound.params}
+
+
+def _model_drafter(
+    pair: Pair, bound: BoundModel, policy: StopPolicy, head: Head | None, above: BoundModel
+) -> tuple[Drafter, Params]:
+    params: dict[str, Params] = {}
+    if isinstance(policy, AcceptanceHead):
+        own = pair.require_head() if head is None else head
+        if own is not pair.head or bound is not pair.draft:
+            own.check(bound, pair.name)
+        params["stop"] = own.params
+    if _is_exit_of(bound, above):
+        kernel = {HEAD: bound.params["decoder"]["logits_dense"]["kernel"]} if bound.model.own_head else {}
+        return ExitDrafter(bound.model, policy), {**params, **kernel}
+    return ModelDrafter(bound.model, policy), {**params, "model": bound.params}
+
+
+def _is_exit_of(bound: BoundModel, above: BoundModel) -> bool:
+    """Whether a draft is the first layers of the very model above it, or of the one that this is an exit of."""
+    model, over = bound.model, above.model
+    if not isinstance(model, EarlyExit):
+        return False
+    if isinstance(over, EarlyExit):
+        shares = over.of == model.of and over.layer >= model.layer and (model.own_head or not over.own_head)
+    else:
+        shares = over == model.of
+    return shares and bound.params["token_embedder"]["embedding"] is above.params["token_embedder"]["embedding"]
+
+
+def with_tail(pair: Pair, settings: Settings | Level, drafter: Drafter, params: Params) -> tuple[Drafter, Params]:
+    """The drafter with the tail that is asked for, and the parameters of both; ValueError: no such model."""
+    if settings.tail is None:
+        return drafter, params
+    bound = pair.model(settings.tail)
+    tail = ModelDrafter(bound.model, STOPS["fixed"](settings.tail_size))
+    return AppendedDrafter(drafter, tail), {"first": params, "tail": {"model": bound.params}}
+
+
+def branching(
+    pair: Pair, settings: Settings, verifier: Verifier, whose: str
+) -> tuple[BranchingDrafter, Params, BranchWise]:
+    """What drafts a tree and its parameters, and what decides about it.
+
+    Raises:
+        ValueError: no such model, or one that cannot be fed a tree.
+    """
+    assert settings.tree is not None and isinstance(verifier, TokenWise)
+    tree, name = Tree.of_branching(settings.tree), settings.drafters[0]
+    for called in ("target", str(name)):
+        if not hasattr(pair.model(called).model, "extend_branch"):
+            kind = type(pair.model(called).model).__name__
+            raise ValueError(f"tree={settings.tree} of {whose}: {called!r} is a {kind}, which knows no trees")
+    bound: Any = pair.model(str(name))
+    return BranchingDrafter(bound.model, tree), {"model": bound.params}, BranchWise(verifier.rule, tree)
+
+
+def level_engine(pair: Pair, level: Level, head: Head | None = None) -> tuple[Engine, Params]:
+    """The engine that a level is, and its parameters."""
+    whose = f"level {level.model!r}"
+    check_bonus(level.bonus)
+    drafter, params = drafter_of(
+        pair, level.drafters, policy_of(level.stop, level.block_size), whose, head, level.model
+    )
+    drafter, params = with_tail(pair, level, drafter, params)
+    bound = pair.model(level.model)
+    engine = Engine(
+        target=bound.model,
+        drafter=drafter,
+        verifier=verifier_of(level.accept, deferral.get(level.rule), level.verify),
+        bonus=level.bonus,
+    )
+    return engine, {"target": bound.params, "drafter": params}
+
+
+def draft_sampling(drafters: Drafters, own: Any) -> Any:
+    """The temperature that a draft is sampled at: a level's own, if it has one, in place of `own`."""
+    first = drafters[0] if len(drafters) == 1 else None
+    return first.temperature if isinstance(first, Level) and first.temperature is not None else own
+
+
+def inner_controls(above: Settings, temperature: Any, rows: int) -> tuple[Controls, ...]:
+    """The numbers of the levels among `above.drafters`: they mirror the tree of drafters.
+
+    Args:
+        above: what is drafted for; temperature: that its drafts are sampled at.
+    """
+    levels = [each for each in map(_plain, above.drafters) if isinstance(each, Level)]
+    return tuple(_level_controls(each, above, temperature, rows) for each in levels)
+
+
+def _level_controls(level: Level, above: Settings, temperature: Any, rows: int) -> Controls:
+    whose, rule = f"level {level.model!r}", deferral.get(level.rule)
+    own = temperature if level.temperature is None else level.temperature
+    top_p = above.top_p if level.top_p is None else level.top_p
+    top_k = above.top_k if level.top_k is None else level.top_k
+    below = draft_sampling(level.drafters, level.draft_temperature)
+    rule.check_temperatures(own, below)
+    known = Settings(drafters=level.drafters, top_p=top_p, top_k=top_k)
+    return make_controls(
+        rows,
+        alpha=checked_alpha(rule.alpha, f"{whose}: rule {rule.name!r}", level.alpha, rows),
+        temperature=own,
+        top_p=top_p,
+        top_k=top_k,
+        draft_temperature=below,
+        stop_threshold=checked_threshold(policy_of(level.stop, level.block_size), whose, level.stop_threshold),
+        inner=inner_controls(known, own if below is None else below, rows),
+    )
+
+
+def check_length(max_new_tokens: Any, settings: Settings) -> int:
+    """The most tokens to generate, as an int; refuses blocks that no output can hold: they would cost memory alone.
+
+    Raises:
+        ValueError: no whole number from 1 to `checks.LONGEST`; a block, a tail or a level's budget that is larger (one
+            of up to 20, which some methods have of their own, is fine however short the output).
+    """
+    longest = whole("max_new_tokens", max_new_tokens, 1, LONGEST)
+    own = [("block_size", settings.block_size), ("tail_size", settings.tail_size)]
+    own += [("the depth of tree", len(settings.tree or ()))]
+    for name, size in [*own, *_sizes(settings.drafters)]:
+        if isinstance(size, int) and size > max(longest, 20):
+            raise ValueError(f"{name}={size} is more than an output can hold: max_new_tokens is {longest}; lower it")
+    return longest
+
+
+def _sizes(drafters: Drafters) -> list[tuple[str, int]]:
+    arms = [("Arm.block_size", each.block_size) for each in drafters if isinstance(each, Arm) and each.block_size]
+    levels = [each for each in map(_plain, drafters) if isinstance(each, Level)]
+    own = [(f"Level.{name}", getattr(each, name)) for each in levels for name in ("block_size", "budget", "tail_size")]
+    return arms + own + [size for each in levels for size in _sizes(each.drafters)]
+
+
+def levels_of(drafters: Drafters) -> list[Level]:
+    """The levels of a stack, from the one right below the target down."""
+    found: list[Level] = []
+    while len(drafters) == 1 and isinstance(drafters[0], Level):
+        found.append(drafters[0])
+        drafters = drafters[0].drafters
+    return found
+
+
+def models_of(drafters: Drafters, tail: str | None = None) -> list[str]:
+    """The pair's models that are named among drafters, levels and their tails, those of one's own left out."""
+    found = [] if tail is None else [tail]
+    for each in map(_plain, drafters):
+        if isinstance(each, Level):
+            found += [each.model, *models_of(each.drafters, each.tail)]
+        elif "." not in each and each != TARGET:
+            found.append(each)
+    return found
+
+
+def threshold_text(recipe: Any, settings: Settings) -> str:
+    """What a method's stop policy compares with `stop_threshold`, in words and with the number; empty without one."""
+    policy = getattr(recipe, "policy", None)
+    said = getattr(policy(settings), "threshold", "") if policy else ""
+    number = settings.stop_threshold
+    return f"{said}; stop_threshold = {number:g}" if said and isinstance(number, int | float) else said

@@ -1,0 +1,183 @@
+"""Several drafters, one chosen for each query: from `drafters` and `choose` to a `SelectedDrafter` (paper 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from speccascade_jax.core import names
+from speccascade_jax.core.checks import whole
+from speccascade_jax.core.names import TARGET, shown
+from speccascade_jax.core.protocols import Drafter
+from speccascade_jax.core.types import Params
+from speccascade_jax.drafters.chooser import Chooser, always, at_random
+from speccascade_jax.drafters.nested import NestedDrafter
+from speccascade_jax.drafters.none import NoDrafter
+from speccascade_jax.drafters.selected import SelectedDrafter
+from speccascade_jax.methods.settings import AUTO, Arm, Level, Settings
+from speccascade_jax.models.teacher_forcing import features
+from speccascade_jax.pairs import policy_files
+from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.pairs.policy_files import Policy
+from speccascade_jax.rules import deferral
+from speccascade_jax.rules.by_arm import ByArm
+from speccascade_jax.rules.verification import Verifier
+from speccascade_jax.storage.files import point_key
+
+LEARNT = ("greedy", "dynamic", "thompson", "optimistic")
+"""How a trained policy chooses: `drafters.chooser.DRAWS`."""
+RANDOM = "random"
+MOST = 8
+"""Arms: engines inside drafters have keys of their own for so many (`rngs.below`)."""
+
+Part = Callable[[str | Level, int | None], tuple[Drafter, Params]]
+"""A drafter and its parameters from what an arm drafts with and how long its blocks are."""
+
+
+def selects(settings: Settings) -> bool:
+    """Whether a drafter is chosen for each query."""
+    return settings.choose is not None or len(settings.drafters) != 1 or isinstance(settings.drafters[0], Arm)
+
+
+def lossy_arms(settings: Settings) -> bool:
+    """Whether a drafter among several has a rule of its own that is lossy."""
+    rules = [arm.rule for arm in arms_of(settings) if arm.rule is not None] if selects(settings) else []
+    return any(not deferral.get(rule).lossless for rule in rules)
+
+
+def arms_of(settings: Settings) -> tuple[Arm, ...]:
+    """The drafters, each as an arm."""
+    return tuple(each if isinstance(each, Arm) else Arm(drafter=each) for each in settings.drafters)
+
+
+def check(settings: Settings, whose: str, verifier: Callable[[Any], Verifier]) -> None:
+    """Refuse selections that cannot be, before anything is loaded.
+
+    Args:
+        verifier: of a rule, the method's own for `None`.
+
+    Raises:
+        ValueError: names the value and the remedy.
+    """
+    arms = arms_of(settings)
+    called = [arm.called for arm in arms]
+    if not arms:
+        raise ValueError(f"{whose} is to choose among no drafters: name at least one in drafters")
+    if len(arms) > MOST:
+        raise ValueError(f"{whose} chooses among {len(arms)} drafters; at most {MOST} can stand beside each other")
+    if twice := [name for name in called if called.count(name) > 1]:
+        raise ValueError(f"{whose} has two drafters called {twice[0]!r}: give one an Arm(name=…)")
+    if taken := {RANDOM, *LEARNT} & set(called):
+        raise ValueError(f"{whose} has a drafter called {taken.pop()!r}, which says how one chooses: rename it")
+    ways = [*LEARNT, RANDOM, *called]
+    if settings.choose not in ways:
+        said = "" if settings.choose is None else f"choose={shown(settings.choose)} is no way to; "
+        raise ValueError(
+            f"{whose} has {len(arms)} drafters ({', '.join(called)}) and must be told how one is chosen for each "
+            f"query: {said}set choose to one of {', '.join(ways)}"
+        )
+    if settings.policy is not None and settings.choose not in LEARNT:
+        raise ValueError(f"choose={settings.choose!r} of {whose} asks no policy: leave policy={settings.policy!r} out")
+    if settings.tail is not None or settings.block_size == AUTO:
+        what = f"block_size={AUTO!r}" if settings.tail is None else f"tail={settings.tail!r}"
+        raise ValueError(f"{what} of {whose} goes with one drafter, not with a choice: leave it out")
+    for arm in arms:
+        _check_arm(arm, whose, settings.lossy_arms, verifier)
+
+
+def _check_arm(arm: Arm, whose: str, lossy: bool, verifier: Callable[[Any], Verifier]) -> None:
+    if arm.block_size is not None:
+        whole(f"block_size of arm {arm.called!r}", arm.block_size, 1)
+        if isinstance(arm.drafter, Level) or arm.drafter == TARGET:
+            raise ValueError(f"block_size={arm.block_size} of arm {arm.called!r} means nothing there: leave it out")
+    chosen = verifier(arm.rule)
+    if not chosen.lossless and not lossy:
+        raise ValueError(
+            f"arm {arm.called!r} of {whose} is decided by {chosen.name!r}, which is lossy: outputs would have another "
+            f"law where it is chosen; give it rule='spec_decode', or set lossy_arms=True if that is meant"
+        )
+
+
+def verifier_of(settings: Settings, verifier: Callable[[Any], Verifier]) -> Verifier:
+    """What decides: one for all arms if their rules are the same, else each arm's own."""
+    each = tuple(verifier(arm.rule) for arm in arms_of(settings))
+    return each[0] if len(set(each)) == 1 else ByArm(each)
+
+
+def drafter_of(pair: Pair, settings: Settings, whose: str, part: Part, told: bool) -> tuple[SelectedDrafter, Params]:
+    """What chooses and drafts, and its parameters.
+
+    Args:
+        told: whether blocks say which arm wrote them.
+
+    Raises:
+        ValueError: a pair without a policy where one is asked; one of other drafters or another target.
+    """
+    arms = arms_of(settings)
+    made = [(NoDrafter(), {}) if arm.drafter == TARGET else part(arm.drafter, arm.block_size) for arm in arms]
+    drafters, place = list[Drafter](), 0
+    for arm, (drafter, _) in zip(
+        arms, made, strict=True
+    ):  # engines inside read the controls, and have the keys, of their place among them
+        nested = isinstance(drafter, NestedDrafter) and isinstance(arm.drafter, Level)
+        drafters.append(replace(drafter, arm=place) if nested else drafter)  # type: ignore[type-var]
+        place += nested
+    chooser, numbers = chooser_of(pair, settings, whose)
+    return SelectedDrafter(tuple(drafters), chooser, told), {"arms": tuple(own for _, own in made), "policy": numbers}
+
+
+def chooser_of(pair: Pair, settings: Settings, whose: str) -> tuple[Chooser, Params]:
+    """How the arm is chosen, and its numbers; errors as of `drafter_of`."""
+    called = [arm.called for arm in arms_of(settings)]
+    if settings.choose == RANDOM:
+        return at_random(len(called))
+    if settings.choose in called:
+        return always(called.index(settings.choose), len(called))
+    policy = policy_of(pair, settings.policy)
+    numbers = policy.among(prints(pair, arms_of(settings)), *target_of(pair), f"{whose} of pair {pair.name!r}")
+    if settings.choose in ("thompson", "optimistic") and policy.card.scores != "ridge":
+        raise ValueError(
+            f"choose={settings.choose!r} needs to know how sure the policy is, and it is of kind "
+            f"{policy.card.scores!r}: give one that was trained by 'linucb', or choose='greedy'"
+        )
+    return Chooser(policy.card.scores, str(settings.choose)), numbers
+
+
+def policy_of(pair: Pair, given: str | Path | Policy | None) -> Policy:
+    """The policy that is given, read from a file, or the pair's own; ValueError: it has none."""
+    if isinstance(given, Policy):
+        return given
+    if given is not None:
+        return policy_files.load(given)
+    if pair.policy is None:
+        raise ValueError(f"the pair {pair.name!r} has no selection policy: {policy_files.TRAIN}")
+    return pair.policy
+
+
+def prints(pair: Pair, arms: tuple[Arm, ...]) -> dict[str, str]:
+    """The name of each arm -> what it is: the weights that draft, and how they stand together."""
+    return {arm.called: _print(pair, arm.drafter) for arm in arms}
+
+
+def target_of(pair: Pair) -> tuple[str, int]:
+    """The target's fingerprint, and how many features its prefill gives.
+
+    Raises:
+        ValueError: a target that gives none.
+    """
+    found = features(pair.target)
+    if found is None or not hasattr(pair.target.model, "prompt_features"):
+        raise ValueError(
+            f"the target of pair {pair.name!r} says nothing of a prompt, so that nothing can be chosen by it"
+        )
+    return pair.print_of("target"), found
+
+
+def _print(pair: Pair, drafter: str | Level) -> str:
+    if isinstance(drafter, Level):
+        parts = (drafter.model, *drafter.drafters, *([] if drafter.tail is None else [drafter.tail]))
+        return point_key(level=str(drafter), models=[_print(pair, each) for each in parts])
+    name = "target" if drafter == TARGET else drafter
+    return pair.print_of(name) if name in pair.models else names.shown(drafter)

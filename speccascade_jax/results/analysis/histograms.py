@@ -1,0 +1,92 @@
+"""How far apart draft and target are, position by position: the counts behind paper 2's Figure 3. Needs no JAX.
+
+A survey counts (`count`) and writes the counts into its JSON file; `read` takes them up again for a figure.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from speccascade_jax.core import names
+from speccascade_jax.storage.files import expanded
+
+BINS = 30
+_LAST = {"js": 0.3, "tv": 0.3, "js_reference": 0.3, "kl": 1.5, "kl_reversed": 1.5}
+LAST_EDGES = {f"{name}{form}": last for name, last in _LAST.items() for form in ("", "_scaled")}
+"""Quantity of a survey -> where its histogram ends; the paper truncates `js` at 0.3. The same for every file."""
+UNITS = {"js": "bits", "js_reference": "nats", "kl": "nats", "kl_reversed": "nats"}
+
+
+def check(quantity: str) -> None:
+    """Refuse a quantity that has no histogram: ValueError with the nearest names."""
+    if quantity not in LAST_EDGES:
+        near = names.hint(quantity, LAST_EDGES)
+        raise ValueError(f"no histogram of {quantity!r}: {near}choose one of {', '.join(LAST_EDGES)}")
+
+
+def count(quantity: str, values: np.ndarray) -> dict[str, Any]:
+    """The histogram of `values` `[N]`, each at least 0 and possibly infinite, as JSON takes it.
+
+    Returns:
+        `quantity`; `edges` (31, ascending) of bins closed below and open above; `counts` (30); `above`: how many values
+        lie at or beyond the last edge; `median` (`None` if infinite).
+
+    Raises:
+        ValueError: no such quantity, or no values.
+    """
+    check(quantity)
+    if not len(values):
+        raise ValueError(f"no positions to count {quantity} at: the outputs are empty")
+    edges = np.linspace(0.0, LAST_EDGES[quantity], BINS + 1)
+    inside = values[values < edges[-1]]
+    median = float(np.median(values))
+    return {
+        "quantity": quantity,
+        "edges": [float(f"{edge:.6g}") for edge in edges],
+        "counts": np.histogram(inside, edges)[0].tolist(),
+        "above": len(values) - len(inside),
+        "median": median if np.isfinite(median) else None,
+    }
+
+
+def line(histogram: dict[str, Any]) -> str:
+    """A histogram in one line."""
+    total = sum(histogram["counts"]) + histogram["above"]
+    median = "infinite" if histogram["median"] is None else f"{histogram['median']:.3g}"
+    beyond = f"{histogram['above'] / total:.1%} of {total:,} positions from {histogram['edges'][-1]:g} on"
+    return f"{name_of(histogram['quantity'])} of draft and target: median {median}, {beyond}"
+
+
+def name_of(quantity: str) -> str:
+    """A quantity for readers, with its unit."""
+    plain = quantity.removesuffix("_scaled")
+    details = ", ".join([*([UNITS[plain]] if plain in UNITS else []), *(["p̃, q̃"] if plain != quantity else [])])
+    return plain + (f" ({details})" if details else "")
+
+
+def read(paths: Sequence[str | Path]) -> list[dict[str, Any]]:
+    """The surveys in files that `experiments/survey.py` wrote, all with histograms of one quantity.
+
+    Raises:
+        ValueError: a file that is none, or files of different quantities.
+        OSError: a file that cannot be read.
+    """
+    surveys = [_read(expanded(path)) for path in paths]
+    found = {survey["histogram"]["quantity"]: path for survey, path in zip(surveys, paths, strict=True)}
+    if len(found) > 1:
+        each = ", ".join(f"{quantity} in {path}" for quantity, path in found.items())
+        raise ValueError(f"histograms of different quantities ({each}): draw one figure for each")
+    return surveys
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        survey = json.loads(path.read_text())
+        survey["task"], survey["pair"], survey["along"], survey["histogram"]["counts"]
+    except (ValueError, TypeError, KeyError) as error:
+        why = "give the file that experiments/survey.py wrote with --gin.survey.output"
+        raise ValueError(f"{path} holds no histogram: {why}") from error
+    return survey

@@ -1,0 +1,349 @@
+"""From records to curves and to paper 1's Table 2; what tables and plots share. Needs no JAX."""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from speccascade_jax.core.names import DRAFT, TARGET, natural
+from speccascade_jax.results.analysis.curve_labels import HEAD, MIXABLE, POLICY, label, place, suffixes
+from speccascade_jax.results.store.result_store import Record, check_format, read_records
+
+_SHARED = (
+    "pair", "task", "split", "max_new_tokens", "first_example", "quality_examples", "latency_examples",
+    "latency_trials", "temperature", "top_p", "top_k", "draft_temperature",
+)  # fmt: skip
+
+TOGETHER = "what does not keep panels apart: curves that differ in it stand side by side and say so in their names"
+
+
+class Value(NamedTuple):
+    """A number and its spread: `low` to `high`, both equal to `value` where no spread is known."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spot:
+    """One point of a curve, averaged over seeds. `None` where it was not measured or is undefined.
+
+    `method` is the curve's key in its panel, `label` what readers call it.
+    `alpha` is what is swept along the curve; a stop threshold where the rule has no α (`axis` says so).
+
+    Spreads: with one seed those of the record (bootstrap over examples; extremes of the trials), with several one
+    standard deviation over seeds to either side. `records` are what it is the average of, one per seed.
+    """
+
+    method: str
+    label: str
+    alpha: float | None
+    quality: Value
+    latency: Value | None
+    ms_per_example: float | None
+    measures: dict[str, Value]
+    seeds: int
+    inconclusive: bool
+    records: tuple[Record, ...]
+
+    def name(self) -> str:
+        """Label and place on the curve, for lists."""
+        return self.label + ("" if self.alpha is None else f" ({self.axis} {self.alpha:g})")
+
+    @property
+    def axis(self) -> str:
+        """What `alpha` is: the rule's, or the stop threshold of a method whose rule has none."""
+        point = self.records[0]["point"]
+        return "h" if _along(self.records[0])[0] == point["family"] != point["curve"] else "α"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """Everything that may be compared: one pair, task, sampling, block size and bonus.
+
+    Methods whose blocks end where the draft is unsure, or that have none, stand beside those of any block size.
+
+    Attributes:
+        setting: the shared coordinates, `block_size` and `bonus` among them, the weights' fingerprint and the device;
+            `None` where curves differ in one that was to be put side by side.
+        metric: name of the quality metric.
+        target, draft: the two ends; `None` where the records have none.
+        curves: method -> its spots by rising α, in the order of `labels.place`.
+        cooler: temperature -> the target alone at that one, below this panel's, rising.
+    """
+
+    setting: dict[str, Any]
+    metric: str
+    target: Spot | None
+    draft: Spot | None
+    curves: dict[str, list[Spot]]
+    cooler: dict[float, Spot] = field(default_factory=dict)
+
+    @property
+    def ends(self) -> list[Spot]:
+        """Target and draft alone, where the records have them."""
+        return [end for end in (self.target, self.draft) if end]
+
+    @property
+    def spots(self) -> list[Spot]:
+        """Those of all curves."""
+        return [spot for curve in self.curves.values() for spot in curve]
+
+    @property
+    def records(self) -> list[Record]:
+        """Those of all ends and curves."""
+        return [record for spot in (*self.ends, *self.spots) for record in spot.records]
+
+    def required_target(self) -> Spot:
+        """The target alone; ValueError where the records hold none."""
+        if self.target is None:
+            raise ValueError(f"no record of the target alone ({TARGET}) for {self.title()}; sweep.py measures it")
+        return self.target
+
+    def title(self) -> str:
+        """What the panel is, in one line."""
+        s = self.setting
+        parts = [f"{s['task']}, {short_name(s['pair'])}", f"T = {s['temperature']:g}"]
+        if s["draft_temperature"] is not None:
+            parts.append(f"draft T = {s['draft_temperature']:g}")
+        if s["top_p"] < 1:
+            parts.append(f"top-p = {s['top_p']:g}")
+        if s["top_k"]:
+            parts.append(f"top-k = {s['top_k']}")
+        parts += [MIXABLE[name].format(s[name]) for name in ("block_size", "bonus") if s[name] is not None]
+        return ", ".join(parts)
+
+    def asides(self) -> list[str]:
+        """Curves with another block size or bonus than the title's, one sentence each, where their name is silent."""
+        found = []
+        for curve, spots in self.curves.items():
+            point = spots[0].records[0]["point"]
+            own = [name for name in ("block_size", "bonus") if point[name] not in (None, self.setting[name])]
+            words = [MIXABLE[name].format(point[name]) for name in own]
+            if told := [word for word in words if word not in curve]:
+                found.append(f"{spots[0].label}: {', '.join(told)}.")
+        return found
+
+    def sizes(self) -> str:
+        """On how much it rests, in one line."""
+        seeds, s = sorted({spot.seeds for spot in (*self.spots, *self.ends)}), self.setting
+        text = f"{s['quality_examples']} examples for quality"
+        if s["latency_examples"]:
+            text += f", {s['latency_examples']} examples × {s['latency_trials']} trials for latency"
+        return f"{text}, {'–'.join(map(str, seeds))} {'seed' if seeds == [1] else 'seeds'}"
+
+
+def read_points(*paths: str | Path) -> list[Record]:
+    """The records of points in one or more stores; others are passed over.
+
+    Raises:
+        ValueError: there is none; FileNotFoundError, NotAStoreError: as `read_records`.
+    """
+    found = [record for record in read_records(*paths) if "point" in record]
+    if not found:
+        raise ValueError(
+            f"{', '.join(map(str, paths))} holds no record of a point: experiments.sweep and run write them"
+        )
+    return found
+
+
+def short_name(pair: str) -> str:
+    """A pair's name, or the last part of its path."""
+    return pair.rstrip("/").rsplit("/", 1)[-1]
+
+
+def panels(records: Iterable[Record], together: Sequence[str] = ()) -> list[Panel]:
+    """The records sorted into what may be compared with each other.
+
+    Target and draft alone, and methods without a choice of γ, belong to every block size and bonus of their sampling.
+
+    Args:
+        records: from one store or several.
+        together: names in `MIXABLE` that do not separate panels: curves that differ in them say so in their name.
+
+    Raises:
+        ValueError: another name, or records of another version.
+    """
+    records = list(records)
+    check_format(records, "the store")
+    if strange := [name for name in together if name not in MIXABLE]:
+        raise ValueError(f"together={strange[0]!r} is not one of {', '.join(MIXABLE)}")
+    shared: dict[tuple, list[Record]] = defaultdict(list)
+    for record in records:
+        values = {name: record["point"][name] for name in _SHARED if name not in together}
+        values |= {
+            "weights": record["fingerprints"]["weights"],
+            "examples": record["fingerprints"]["examples"],
+            "device": f"{record['device']['kind']} ({record['device']['processor']})",
+        }
+        shared[tuple(values.items())].append(record)
+    found = [panel for values, members in shared.items() for panel in _of_blocks(dict(values), members, together)]
+    return [replace(panel, cooler=_cooler(panel, found)) for panel in found]
+
+
+def _cooler(panel: Panel, others: Sequence[Panel]) -> dict[float, Spot]:
+    """The target alone at lower temperatures, on the same examples; how and whether it was timed does not matter."""
+    if panel.setting["temperature"] is None:
+        return {}
+    free = ("temperature", "draft_temperature", "block_size", "bonus", "latency_examples", "latency_trials")
+    same = {name: value for name, value in panel.setting.items() if name not in free}
+    alone = {
+        other.setting["temperature"]: other.target
+        for other in others
+        if other.target and same.items() <= other.setting.items()
+    }
+    return {at: alone[at] for at in sorted(filter(None.__ne__, alone)) if at < panel.setting["temperature"]}
+
+
+def _of_blocks(setting: dict[str, Any], records: Sequence[Record], together: Sequence[str]) -> Iterator[Panel]:
+    """One panel per block size and bonus that the records swept."""
+    apart = [name for name in ("block_size", "bonus") if name not in together]
+
+    def chosen_for(record: Record) -> tuple:
+        return tuple(record["point"][name] for name in apart)
+
+    swept = [r for r in records if is_swept(r)]
+    for choice in sorted(set(map(chosen_for, swept)), key=lambda choice: natural(str(choice))) or [
+        (None,) * len(apart)
+    ]:
+        mixed = {name: {r["point"][name] for r in swept if chosen_for(r) == choice} for name in together}
+        chosen = dict.fromkeys(MIXABLE) | setting | dict(zip(apart, choice, strict=True))
+        chosen |= {name: next(iter(values)) for name, values in mixed.items() if len(values) == 1}
+        yield _panel(chosen, [r for r in records if not is_swept(r) or chosen_for(r) == choice])
+
+
+def is_swept(record: Record) -> bool:
+    """Whether γ is a choice of the sweep's."""
+    return record["point"]["swept_block"]
+
+
+def _panel(setting: dict[str, Any], records: Sequence[Record]) -> Panel:
+    by_point: dict[tuple[str, float | None], dict[int, Record]] = defaultdict(dict)
+    apart = suffixes(records, [_along(record)[0] for record in records], (*MIXABLE, HEAD, POLICY))
+    words = dict[str, str]()
+    for record, word in zip(records, apart, strict=True):
+        name, at = _along(record)
+        word = "" if name == TARGET else word
+        words[name + word] = word
+        # a point measured again (with larger batches, say) is no further seed: the latest record counts
+        by_point[name + word, at][record["point"]["seed"]] = record
+    curves: dict[str, list[Spot]] = defaultdict(list)
+    for (curve, alpha), members in by_point.items():
+        curves[curve].append(_spot(curve, words[curve], alpha, list(members.values())))
+    first = {spots[0].records[0]["point"]["method"]: curve for curve, spots in reversed(curves.items())}
+    target, draft = (curves.pop(first[end])[0] if end in first else None for end in (TARGET, DRAFT))
+    names = sorted(curves, key=lambda name: order(curves[name][0]))
+    return Panel(
+        setting=setting,
+        metric=records[0]["quality"]["metric"],
+        target=target,
+        draft=draft,
+        curves={name: sorted(curves[name], key=lambda spot: spot.alpha or 0.0) for name in names},
+    )
+
+
+def order(spot: Spot) -> tuple[int, tuple[tuple[float, str], ...]]:
+    """Sorts spots as their curves stand in tables and legends."""
+    return place(spot.records[0], spot.method)
+
+
+def _along(record: Record) -> tuple[str, float | None]:
+    """A record's curve and its place on it: α, or the stop threshold where there is no α to sweep."""
+    point = record["point"]
+    if point["alpha"] is None and point["stop_threshold"] is not None:
+        return point["family"], point["stop_threshold"]
+    return point["curve"], point["alpha"]
+
+
+def _spot(curve: str, apart: str, alpha: float | None, records: Sequence[Record]) -> Spot:
+    point = records[0]["point"]
+    relative = [r["relative_latency"] for r in records if r.get("relative_latency")]
+    absolute = [r["latency"]["ms_per_example"]["value"] for r in records if r.get("latency")]
+    measured = {name: [r["measures"].get(name) for r in records] for record in records for name in record["measures"]}
+    return Spot(
+        method=curve,
+        label=label(records[0], apart, threshold=_along(records[0])[0] == point["curve"]),
+        alpha=alpha,
+        quality=_pool([value_of(r["quality"]) for r in records]),
+        latency=_pool([value_of(each) for each in relative]) if relative else None,
+        ms_per_example=statistics.fmean(absolute) if absolute else None,
+        measures={
+            name: _pool([Value(x, x, x) for x in values])
+            for name, values in measured.items()
+            if all(isinstance(x, int | float) for x in values)
+        },
+        seeds=len(records),
+        inconclusive=point["method"] not in (TARGET, DRAFT) and any(r.get("inconclusive") for r in records),
+        records=tuple(records),
+    )
+
+
+def share_of(spot: Spot, name: str) -> Value | None:
+    """A measure of `labels.SHARES`; `target_share` is what `draft_share` leaves."""
+    if name != "target_share":
+        return spot.measures.get(name)
+    drafted = spot.measures.get("draft_share")
+    return drafted and Value(1 - drafted.value, 1 - drafted.high, 1 - drafted.low)
+
+
+def value_of(entry: dict[str, Any]) -> Value:
+    """A record's entry with `value`, `low` and `high`."""
+    return Value(entry["value"], entry["low"], entry["high"])
+
+
+def _pool(values: Sequence[Value]) -> Value:
+    if len(values) == 1:
+        return values[0]
+    mean, spread = statistics.fmean(v.value for v in values), statistics.stdev(v.value for v in values)
+    return Value(mean, mean - spread, mean + spread)
+
+
+LOSS = 1.0
+"""Of quality, in units of the metric: one point of BLEU, ROUGE or accuracy is about what seeds differ by."""
+
+
+class Row(NamedTuple):
+    """A method's row of Table 2; `None` where no point qualifies.
+
+    `fastest`: the fastest spot that reaches the target's quality; `near`: that is worse by no more than a stated loss;
+    `best`: the best one no slower than the target.
+    """
+
+    method: str
+    fastest: Spot | None
+    near: Spot | None
+    best: Spot | None
+
+
+def table2(panel: Panel, tolerance: float = 0.0, margin: float = 0.0, loss: float = LOSS) -> list[Row]:
+    """Paper 1's Table 2 for one panel.
+
+    Inconclusive points (nothing was drafted) qualify for neither column.
+
+    Args:
+        panel: with a target.
+        tolerance: quality counts as reached from `target − tolerance` on; 0 is the exact comparison.
+        margin: no slower means relative latency up to `1 + margin`.
+        loss: by how much the quality of `Row.near` may lie below the target's, in units of the metric.
+
+    Raises:
+        ValueError: the records hold no target to compare with.
+    """
+    full, rows = panel.required_target().quality.value, list[Row]()
+    for method, spots in panel.curves.items():
+        valid = [spot for spot in spots if spot.latency is not None and not spot.inconclusive]
+        good, near = ([spot for spot in valid if spot.quality.value >= full - less] for less in (tolerance, loss))
+        quick = [spot for spot in valid if latency_of(spot) <= 1 + margin]
+        best = max(quick, key=lambda spot: spot.quality.value, default=None)
+        fastest, nearly = (min(spots, key=latency_of, default=None) for spots in (good, near))
+        rows.append(Row(method, fastest, nearly, best))
+    return rows
+
+
+def latency_of(spot: Spot) -> float:
+    """Relative to the target's; infinite where it was not measured."""
+    return spot.latency.value if spot.latency else math.inf

@@ -1,0 +1,134 @@
+"""What the experiments print: progress with the time left, a record, the tables. Needs no JAX."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from speccascade_jax.results.analysis import provenance
+from speccascade_jax.results.analysis.panels import Panel, Value, value_of
+from speccascade_jax.results.report.tables import table2
+from speccascade_jax.results.report.tables.grid import NONE
+from speccascade_jax.results.store.result_store import Record
+from speccascade_jax.runtime.paths import command, interpreter
+
+
+class Progress:
+    """One line per finished point, with the time left; works in a terminal and in a log alike.
+
+    Args:
+        total: points of the sweep; present: those that the store held already; where: the store, for the first line.
+        clock: seconds.
+    """
+
+    def __init__(self, total: int, present: int = 0, where: str = "", clock: Callable[[], float] = time.monotonic):
+        self.total, self.done, self.present, self.where, self._clock = total, present, present, where, clock
+        self._console = Console(soft_wrap=True, highlight=False)
+
+    def __enter__(self) -> Progress:
+        self._begin = self._clock()
+        resumed = f", {self.present} of them already in" if self.present else ", results go to"
+        self._console.print(f"{self.total} points{resumed} {self.where}")
+        return self
+
+    def advance(self, record: Record) -> None:
+        """Count a finished point and print its line."""
+        self.done += 1
+        spent = self._clock() - self._begin
+        left = spent / (self.done - self.present) * (self.total - self.done)
+        self._console.print(
+            f"[{self.done:>{len(str(self.total))}}/{self.total}] {one_line(record)}", markup=False, end=""
+        )
+        self._console.print(f"  ({clock_time(spent)} elapsed, {clock_time(left)} left)", style="dim")
+
+    def __exit__(self, *_: object) -> None:
+        if measured := self.done - self.present:
+            self._console.print(f"{measured} points measured in {clock_time(self._clock() - self._begin)}")
+
+
+def clock_time(seconds: float) -> str:
+    """`1:02:03` or `2:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def one_line(record: Record) -> str:
+    """A record's point and its main numbers."""
+    point, quality = record["point"], record["quality"]
+    alpha = "" if point["alpha"] is None else f" α={point['alpha']:g}"
+    parts = [f"{point['curve'] + alpha:<24}", f"{quality['metric']} {quality['value']:6.2f}"]
+    if relative := record.get("relative_latency"):
+        parts.append(f"latency {relative['value']:5.2f}×")
+    rejection = record["measures"].get("rejection_rate")
+    if rejection is not None:
+        parts.append(f"rejected {rejection:4.0%}")
+    if record.get("inconclusive") and point["block_size"] is not None:
+        parts.append("inconclusive: nothing was drafted")
+    if lost := record.get("failed_examples"):
+        parts.append(f"{len(lost)} examples left out, {record['failure']}")
+    if early := record.get("failed_timings"):
+        parts.append(f"no latency: {early} timed runs met NaN or infinite logits")
+    return "  ".join(parts)
+
+
+def print_record(record: Record) -> None:
+    """A record as a readable list: what was run, quality, latency, measures, counts, the device."""
+    table = Table(title=one_line(record).strip(), show_header=False, title_justify="left")
+    quality, machine = record["quality"], record["device"]
+    table.add_row(quality["metric"], _spread(value_of(quality), quality["interval"]))
+    table.add_row("examples", f"{quality['examples']}, {quality['tokens_per_example']:.1f} tokens each")
+    if timed := record.get("latency"):
+        shown = {
+            "ms per example": timed["ms_per_example"],
+            "ms per token": timed["ms_per_token"],
+            "target's ms per example": record["target_latency"]["ms_per_example"],
+            "latency / target's": record["relative_latency"],
+        }
+        for name, entry in shown.items():
+            table.add_row(name, _spread(value_of(entry), "over trials"))
+        table.add_row("timed", f"{timed['examples']} examples × {timed['trials']} trials, batch 1")
+    for name, value in {**record["measures"], **record["counts"]}.items():
+        table.add_row(name.replace("_", " "), NONE if value is None else f"{value:.6g}")
+    table.add_row("device", f"{machine['kind']} × {machine['count']} ({machine['platform']}, {machine['cpus']} CPUs)")
+    table.add_row("versions", ", ".join(f"{name} {version}" for name, version in record["versions"].items()))
+    table.add_row("package", provenance.package(record) or NONE)
+    table.add_row("key", record["key"])
+    Console().print(table)
+
+
+def print_points(labels: Sequence[str]) -> None:
+    """The points of a sweep, numbered."""
+    for number, label in enumerate(labels, start=1):
+        print(f"{number:4d}  {label}")
+
+
+def print_next(panels: Sequence[Panel], store: Path, report: Path) -> None:
+    """What one may do with a sweep's results, as commands."""
+    spots = [spot for panel in panels for spot in (*panel.spots, *panel.ends)]
+    keys = [spot.records[0]["key"][:8] for spot in spots]
+    ends = [panel.target.records[0]["key"][:8] for panel in panels if panel.target]
+    print("\nnext:")
+    store_words, python = shlex.quote(str(store)), interpreter()
+    print(f"  open {report} in a browser: every point's outputs, and where draft tokens were rejected")
+    if len(keys) > 1:
+        print(f"  {command('compare', python)} {store_words} {ends[0]} {keys[0]}     two points side by side")
+    print(f"  {command('run', python)} --from_record={keys[0]} --store={store_words}     one point again")
+    print("  your own data and rule (docs/extending.md): --gin.Evaluation.task=\"'mine.csv'\" --import=my_rules.py")
+
+
+def show(panels: Sequence[Panel], points: bool = False, *limits: float) -> None:
+    """Print `tables.table2.grids` to the terminal; 160 columns wide where there is none."""
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    for grid in table2.grids(panels, points, *limits):
+        console.print(grid.rich())
+
+
+def _spread(value: Value, what: str) -> str:
+    return f"{value.value:.2f} ({value.low:.2f} to {value.high:.2f}: {what})"

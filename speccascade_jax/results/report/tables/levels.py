@@ -1,0 +1,59 @@
+"""What every level of a stack did (paper 4): how often its model was called, and what became of the drafts for it.
+
+Needs no JAX.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from speccascade_jax.results.analysis.curve_labels import label
+from speccascade_jax.results.analysis.panels import Panel
+from speccascade_jax.results.report.tables.grid import NONE, Grid
+from speccascade_jax.results.store.result_store import Record
+
+HEADER = ["Method", "α", "model", "calls per token", "tokens per call", "accepted", "kept of drafted"]
+
+
+def level_grids(panel: Panel) -> list[Grid]:
+    """A row for the target and for each level below it, of every stack of a panel.
+
+    Raises:
+        ValueError: no record has levels.
+    """
+    records = [record for spot in panel.spots for record in spot.records if record.get("levels")]
+    if not records:
+        raise ValueError("no record holds the counts of levels: only stacks have any (drafters=(Level(…),))")
+    rows = [row for record in records for row in _rows(record)]
+    notes = [
+        "Calls per token: of the output's tokens; of a level with those that catch up with what others wrote. "
+        "Tokens per call: that the level handed up for a call of its own, those that the level above took back among "
+        "them; the target's are the output's.",
+        "Accepted: of the examined tokens that were drafted for this level; draft steps of the lowest model are the "
+        "last row's.",
+        f"{panel.sizes()}.",
+    ]
+    return [Grid(title=f"Levels: {panel.title()}", header=HEADER, rows=rows, notes=notes)]
+
+
+def _rows(record: Record) -> list[list[str]]:
+    alpha, tokens = record["point"]["alpha"], record["counts"]["committed"]
+    first = [label(record), NONE if alpha is None else f"{alpha:g}"]
+    engines = [{"model": "target", **record["counts"], **record["measures"]}, *record["levels"]]
+    # what an engine counts as steps of its draft, without its tail's, is how often the model below was called
+    below = [engine["draft_steps"] - engine.get("tail_steps", 0) for engine in engines]
+    calls = [engines[0]["target_calls"], *below]
+    rows = [_engine_row(engine, own / tokens) for engine, own in zip(engines, calls, strict=False)]
+    rows.append(["lowest draft", f"{calls[-1] / tokens:.3f}", NONE, NONE, NONE])
+    if tails := sum(engine.get("tail_steps", 0) for engine in engines):
+        rows.append(["tails", f"{tails / tokens:.3f}", NONE, NONE, NONE])
+    return [[*(first if n == 0 else ["", ""]), *row] for n, row in enumerate(rows)]
+
+
+def _engine_row(engine: dict[str, Any], calls: float) -> list[str]:
+    own = [engine["block_efficiency"], engine["acceptance_rate"], engine["draft_utilisation"]]
+    shown = [
+        NONE if each is None else text.format(each)
+        for text, each in zip(("{:.2f}", "{:.1%}", "{:.1%}"), own, strict=True)
+    ]
+    return [engine["model"], f"{calls:.3f}", *shown]

@@ -1,0 +1,1 @@
+"""The store of records and what lies beside it."""

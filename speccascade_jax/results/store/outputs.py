@@ -1,0 +1,144 @@
+"""Outputs kept beside a store: what every point wrote, example by example, and what it was given.
+
+Beside `results/a.jsonl` lies the folder `results/a.outputs`: one JSON-lines file for each record, named by its key, and
+one of the prompts and references that its records share, named by the hash of the examples (the record's
+`fingerprints.examples`). A record's outputs are there before the record is. Nothing here imports JAX.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from speccascade_jax.results.store import shards
+from speccascade_jax.results.store.trace import Trace
+from speccascade_jax.storage import readers
+from speccascade_jax.storage.files import expanded, write_atomically
+
+Record = dict[str, Any]
+ENTRY = "outputs"
+"""A record's entry that is kept here and not in its line: what `Kept` holds."""
+LETTERS = {"d": "draft", "r": "replaced", "b": "bonus", "t": "target"}
+"""How files spell where a token came from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What one point wrote for one example.
+
+    Attributes:
+        id: the example's; prompt: what the models were given; reference: one text or several.
+        output: what is scored; tokens: its ids, a stop id included.
+        pieces: what each token adds to the text as it was written (before it is cut for scoring).
+        sources: a letter per token, `LETTERS`; rounds: how many tokens each round committed. Empty where the method is
+            more than one generation.
+        trace: of the first few examples (`Evaluation.keep_traces`).
+    """
+
+    id: int
+    prompt: str
+    reference: str | tuple[str, ...]
+    output: str
+    tokens: tuple[int, ...]
+    pieces: tuple[str, ...]
+    sources: str = ""
+    rounds: tuple[int, ...] = ()
+    trace: Trace | None = None
+
+
+def folder(store: str | Path) -> Path:
+    """Where the outputs of a store's records lie."""
+    path = expanded(store)
+    return path.with_name(f"{path.stem}.outputs")
+
+
+def write(store: str | Path, record: Record, outputs: Sequence[Output]) -> None:
+    """Write a record's outputs, each file whole or not at all."""
+    where = folder(store)
+    shared = where / _examples(record)
+    if not shared.exists() or not {each.id for each in outputs} <= set(_read_examples(shared)):
+        known = _read_examples(shared) if shared.exists() else {}
+        known |= {each.id: {"id": each.id, "prompt": each.prompt, "reference": each.reference} for each in outputs}
+        write_atomically(shared, *map(_line, known.values()))
+    write_atomically(where / _own(record), *map(_line, map(_told, outputs)))
+
+
+def _told(each: Output) -> Record:
+    told: Record = {"id": each.id, "output": each.output, "tokens": each.tokens, "pieces": each.pieces}
+    told |= {"sources": each.sources, "rounds": each.rounds}
+    return told | ({} if each.trace is None else {"trace": each.trace.to_json()})
+
+
+def _line(entry: Mapping[str, Any]) -> str:
+    return json.dumps(entry, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+def _own(record: Record) -> str:
+    return f"{record['key']}.jsonl"
+
+
+def _examples(record: Record) -> str:
+    return f"examples-{record['fingerprints']['examples']}.jsonl"
+
+
+def read(store: str | Path, record: Record) -> list[Output] | None:
+    """A record's outputs, of a store or of one of its parts; `None` where none were kept.
+
+    Raises:
+        ValueError: a damaged file; names it, and the line.
+    """
+    if (found := _files(store, record)) is None:
+        return None
+    own, known = found[0], _read_examples(found[1])
+    return [_output(entry, known[entry["id"]]) for entry in _entries(own) if entry["id"] in known]
+
+
+def kept(store: str | Path, record: Record) -> bool:
+    """Whether a store, or one of its parts, keeps a record's outputs."""
+    return _files(store, record) is not None
+
+
+def _files(store: str | Path, record: Record) -> tuple[Path, Path] | None:
+    """A record's own file and that of its examples, where both are there."""
+    if "fingerprints" not in record:
+        return None
+    for path in (store, *shards.parts_of(store)):
+        own, shared = folder(path) / _own(record), folder(path) / _examples(record)
+        if own.is_file() and shared.is_file():
+            return own, shared
+    return None
+
+
+def _output(entry: Record, example: Record) -> Output:
+    reference = example["reference"]
+    trace = entry.get("trace")
+    return Output(
+        id=entry["id"],
+        prompt=example["prompt"],
+        reference=reference if isinstance(reference, str) else tuple(reference),
+        output=entry["output"],
+        tokens=tuple(entry["tokens"]),
+        pieces=tuple(entry["pieces"]),
+        sources=entry["sources"],
+        rounds=tuple(entry["rounds"]),
+        trace=trace and Trace.from_json(trace),
+    )
+
+
+def _read_examples(path: Path) -> dict[int, Record]:
+    return {entry["id"]: entry for entry in _entries(path)}
+
+
+def _entries(path: Path) -> Iterator[Record]:
+    for number, line in readers.lines(path):
+        yield readers.parsed(line, f"{path}:{number}", "delete the file, and measure its point into another store")
+
+
+def adopt(store: str | Path, record: Record, others: Iterable[str | Path]) -> None:
+    """Copy what other stores keep of a record that a store takes over."""
+    for other in others:
+        if (found := read(other, record)) is not None:
+            return write(store, record, found)

@@ -1,0 +1,395 @@
+"""The store of results: one JSON line per measured point, safe against kills, torn lines and two writers.
+
+Nothing here imports JAX. A record is a dictionary with a `key`, the hash of everything that determines it
+(`point_key`); a store never holds a key twice, and that is what makes a killed sweep resume. A line has one entry more,
+`checksum`, of all the others; records of before there were checksums are read without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import errno
+import hashlib
+import io
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from speccascade_jax.results.store import outputs, shards
+from speccascade_jax.storage import locks
+from speccascade_jax.storage.files import _sync_folder, expanded, naming, plain, write_atomically
+
+Record = dict[str, Any]
+FORMAT = 2
+"""Of records of points; those of another one are neither read nor added to."""
+CHECKSUM = "checksum"
+StoreLockedError = locks.LockedError
+"""Another process is writing the same store."""
+Job = TypeVar("Job")
+_BEGIN = b'{"key":"'
+"""What every line begins with, so that a first line that was torn can be told from a file of someone else's."""
+
+
+class NotAStoreError(ValueError):
+    """A file that holds something, and no record."""
+
+
+class DamagedLine(NamedTuple):
+    """A line of a store that holds no record: its number (from 1), what is wrong, and its bytes, its end included."""
+
+    number: int
+    reason: str
+    content: bytes
+
+
+class ResultStore:
+    """A JSON-lines file that one process at a time appends records to.
+
+    Opening takes the lock `<path>.lock`, sets damaged lines aside into `<path>.damaged` (reported by number as a
+    warning, and kept in `damaged`) and loads the records. Each record is one `write` of one line, then an `fsync`. A
+    symbolic link is written through, and the lock lies beside the file that it leads to.
+
+    A file that was removed, moved or changed meanwhile is noticed at the next append: what it lacks of `records` is
+    written to the path again, with a warning.
+
+    Args:
+        path: the file; it and its folders are created when missing.
+
+    Raises:
+        StoreLockedError: another process holds the store open.
+        NotAStoreError: the file holds no record; it is left as it is.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = expanded(path)
+        self.records: list[Record] = []
+        self.damaged: list[DamagedLine] = []
+        self._keys: set[str] = set()
+        self._file = self._lock = -1
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        """Load the records on disk; what is no record is moved aside first, and a missing last line end is added."""
+        self._place = Path(os.path.realpath(self.path))
+        self._lock_path = self._place.with_name(self._place.name + ".lock")
+        self._lock = locks.acquire(self._lock_path, self.path)
+        content = _content(self._place)
+        records, damaged = parse_lines(content)
+        _check_store(self.path, content, records)
+        if damaged:
+            aside = self._place.with_name(self._place.name + ".damaged")
+            _set_aside(aside, damaged)
+            _report(self.path, damaged, f"set aside in {aside}")
+        if damaged or (content and not content.endswith(b"\n")):
+            bad = {line.number for line in damaged}
+            kept = b"".join(line for number, line in _lines(content) if number not in bad)
+            write_atomically(self._place, kept + b"\n" * (not kept.endswith(b"\n") and bool(kept)))
+        self._file = os.open(self._place, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        _sync_folder(self._place.parent)
+        self._size = os.fstat(self._file).st_size
+        self.records += [record for record in records if record["key"] not in self._keys]
+        self._keys |= {record["key"] for record in records}
+        self.damaged += damaged
+
+    def append(self, record: Record) -> None:
+        """Add one record, durably: after this returns it survives a kill and a power cut; its outputs go beside it.
+
+        Raises:
+            ValueError: the record has no `key`, the store already holds it, or is closed.
+            OSError: the disk took only a part (the part is removed again); the file is gone and can't be made again, or
+                another process writes it (says where all records are).
+        """
+        key = record.get("key")
+        if not isinstance(key, str) or not key:
+            raise ValueError(f"a record needs a non-empty string 'key', got {key!r}")
+        if key in self._keys:
+            raise ValueError(f"{self.path} already holds a record with key {key}")
+        if self._file < 0:
+            raise ValueError(f"{self.path} is closed: open it again to add a record")
+        if kept := record.get(outputs.ENTRY):  # before the record, which is what makes a sweep pass over its point
+            outputs.write(self.path, record, kept)
+        record = plain({name: value for name, value in record.items() if name != outputs.ENTRY})
+        if self._changed():
+            self._restore(record)
+        if key not in self._keys:  # nor in a file that took the place of this one
+            self._write(_line(record).encode())
+            self.records.append(record)
+            self._keys.add(key)
+
+    def _write(self, lines: bytes) -> None:
+        with naming(self.path):
+            try:
+                if os.write(self._file, lines) != len(lines):  # what a disk does that is full after some bytes
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(self._file)
+            except OSError:
+                os.ftruncate(self._file, self._size)
+                raise
+        self._size += len(lines)
+
+    def _changed(self) -> bool:
+        """Whether the path leads to another file than the one that is written, or others have changed that one."""
+        try:
+            found, own = os.stat(self.path), os.fstat(self._file)
+        except OSError:
+            return True
+        same = os.path.samestat(found, own) and found.st_size == self._size
+        return not (same and locks.is_held(self._lock, self._lock_path))
+
+    def _restore(self, record: Record) -> None:
+        """Open what the path leads to now, and write to it what it lacks.
+
+        Raises:
+            OSError: that can't be done; it says in which file all records are, `record` among them, the next one.
+        """
+        mine = self.records
+        self.close()
+        self.records, self._keys = [], set()
+        try:
+            self._open()
+            lacking = [each for each in mine if each["key"] not in self._keys]
+            self._write("".join(map(_line, lacking)).encode())
+        except (OSError, ValueError, StoreLockedError) as error:
+            self.close()
+            self.records = [*mine, record]
+            aside = _rescue(self._place, self.records)
+            raise OSError(f"{error}; all {len(self.records)} records of this run are in {aside}") from error
+        self.records += lacking
+        self._keys |= {each["key"] for each in lacking}
+        warnings.warn(
+            f"{self.path} was removed, replaced or changed while it was written; it is open again, and the "
+            f"{len(lacking)} of {len(mine)} records that it lacked have been written to it",
+            stacklevel=3,
+        )
+
+    def take_over(self, keys: Iterable[str], paths: Iterable[str | Path]) -> int:
+        """Copy records that other stores hold, so that nothing is measured twice; returns how many.
+
+        Args:
+            keys: of the records that are wanted; paths: the other stores; those that do not exist are passed over.
+        """
+        wanted = set(keys) - self._keys
+        there = [path for path in _with_parts(paths) if path.is_file()]
+        found = [record for record in read_records(*there) if record["key"] in wanted]
+        for record in found:
+            outputs.adopt(self.path, record, there)
+            self.append(record)
+        return len(found)
+
+    def done_keys(self) -> set[str]:
+        """The keys of all records in the store."""
+        return set(self._keys)
+
+    def close(self) -> None:
+        """Release the file and the lock; closing twice is harmless."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        if self._lock >= 0:
+            locks.release(self._lock, self._lock_path)
+            self._lock = -1
+
+    def __enter__(self) -> ResultStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def check_format(records: Iterable[Record], where: str | Path) -> None:
+    """Refuse records of points that another version wrote: their keys, and what they say of methods, are others.
+
+    Raises:
+        ValueError: names the format and the remedy.
+    """
+    for record in records:
+        if "point" in record and record.get("format") != FORMAT:
+            raise ValueError(
+                f"{where} holds records of format {record.get('format')}, this version reads and writes {FORMAT}: "
+                f"name another output and measure again"
+            )
+
+
+def fill(
+    store: ResultStore,
+    groups: Iterable[Sequence[Job]],
+    key: Callable[[Job], str],
+    evaluate: Callable[[Sequence[Job]], Iterator[Record]],
+    on_record: Callable[[Record], None] = lambda record: None,
+) -> int:
+    """Measure what the store does not hold yet: the loop of every sweep.
+
+    Args:
+        store: where the records go, each as soon as it is there.
+        groups: jobs that are cheaper together (the α's of one rule).
+        key: the key that a job's record will have.
+        evaluate: measures the jobs of one group, yielding one record each; called with the missing ones only.
+        on_record: told of each record after it is stored.
+
+    Returns:
+        How many records were added.
+    """
+    added = 0
+    for group in groups:
+        done = store.done_keys()
+        missing = [job for job in group if key(job) not in done]
+        for record in evaluate(missing) if missing else ():
+            store.append(record)
+            on_record(record)
+            added += 1
+    return added
+
+
+def read_records(*paths: str | Path) -> list[Record]:
+    """The records of one or more stores, without a lock and without changing them; damaged lines are reported.
+
+    A key that several files hold is returned once. A path stands for its parts too (`shards`), where there are any.
+
+    Raises:
+        FileNotFoundError: a path that does not exist, named.
+        NotAStoreError: a file that holds no record.
+    """
+    merged: dict[str, Record] = {}
+    for path in _with_parts(paths):
+        if not path.is_file():
+            raise FileNotFoundError(f"no results at {path}: experiments/sweep.py and experiments/run.py write them")
+        content = path.read_bytes()
+        records, damaged = parse_lines(content)
+        _check_store(path, content, records)
+        if damaged:
+            _report(path, damaged, "left out")
+        for record in records:
+            merged.setdefault(record["key"], record)
+    return list(merged.values())
+
+
+def _with_parts(paths: Iterable[str | Path]) -> Iterator[Path]:
+    for path in map(expanded, paths):
+        parts = shards.parts_of(path)
+        if path.is_file() or not parts:
+            yield path
+        yield from parts
+
+
+def parse_lines(content: bytes) -> tuple[list[Record], list[DamagedLine]]:
+    """The records of a store's bytes, and the lines that are none.
+
+    Those are torn, not JSON, without a key, with a key seen before, or not what their checksum was taken of.
+    """
+    records: list[Record] = []
+    damaged: list[DamagedLine] = []
+    first: dict[str, int] = {}
+    for number, line in _lines(content):
+        if not line.strip():
+            continue
+        record, wrong = _parsed(line)
+        if not wrong and (before := first.setdefault(record["key"], number)) != number:
+            wrong = f"the same key as line {before}"
+        if wrong:
+            damaged.append(DamagedLine(number, wrong, line))
+        else:
+            records.append(record)
+    return records, damaged
+
+
+def _lines(content: bytes) -> Iterator[tuple[int, bytes]]:
+    """The lines with their numbers, each with its end."""
+    return enumerate(io.BytesIO(content), start=1)
+
+
+def _parsed(line: bytes) -> tuple[Record, str]:
+    """A line's record without its checksum, and what is wrong with it."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return {}, f"not JSON: {error}"
+    if not isinstance(record, dict) or not isinstance(record.get("key"), str) or not record["key"]:
+        return {}, "not a record with a key"
+    if record.pop(CHECKSUM, None) not in (None, _checksum(record)):
+        return {}, "its checksum is of something else"
+    return record, ""
+
+
+def _checksum(record: Record) -> str:
+    """16 hex digits of a record's canonical JSON."""
+    text = json.dumps(record, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def to_csv(records: Sequence[Record]) -> str:
+    """The records, less their single examples, as CSV text: names joined by dots, lists as JSON, undefined empty."""
+    rows = [dict(_flatten(record)) for record in records]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def _flatten(value: Record, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, item in value.items():
+        if name.startswith("per_example"):
+            continue  # longer than the cells that CSV readers take
+        if isinstance(item, dict):
+            yield from _flatten(item, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", json.dumps(item) if isinstance(item, list) else item
+
+
+def _line(record: Record) -> str:
+    whole = {"key": record["key"], **record, CHECKSUM: _checksum(record)}
+    return json.dumps(whole, allow_nan=False, separators=(",", ":")) + "\n"
+
+
+def _report(path: Path, damaged: Sequence[DamagedLine], fate: str) -> None:
+    listed = [f"line {line.number} ({line.reason})" for line in damaged[:5]]
+    more = [f"and {len(damaged) - 5} more"] * (len(damaged) > 5)
+    warnings.warn(f"{path}: {len(damaged)} damaged line(s) {fate}: {'; '.join(listed + more)}", stacklevel=3)
+
+
+def _content(path: Path) -> bytes:
+    """What a file holds; nothing where there is none."""
+    if path.exists() and not path.is_file():
+        raise NotAStoreError(f"{path} is no file that results could be written to: name another output")
+    return path.read_bytes() if path.exists() else b""
+
+
+def _check_store(path: Path, content: bytes, records: Sequence[Record]) -> None:
+    """Refuse a file of something else; one that holds but the beginning of a first record is a store."""
+    torn = b"\n" not in content and _BEGIN.startswith(content[: len(_BEGIN)])
+    if content.strip() and not records and not torn:
+        raise NotAStoreError(
+            f"{path} holds no record: it is no store of results, or all of it is damaged. Name another file, or move "
+            f"this one away"
+        )
+
+
+def _set_aside(path: Path, damaged: Sequence[DamagedLine]) -> None:
+    """Add lines as they are to a file."""
+    with open(path, "a+b") as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            file.write(b"\n" * (file.read() != b"\n"))  # the last line of a file may have come without its end
+        file.writelines(line.content for line in damaged)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _rescue(place: Path, records: Sequence[Record]) -> Path:
+    """Write records to a file beside a store or, where that can't be, among the system's temporary files."""
+    content, name = "".join(map(_line, records)), f"{place.name}.rescued-{os.getpid()}"
+    for folder in (place.parent, Path(tempfile.gettempdir())):
+        with contextlib.suppress(OSError):
+            write_atomically(folder / name, content)
+            return folder / name
+    raise OSError(f"{place} can't be written, nor any other file: {len(records)} records are lost")

@@ -1,0 +1,1 @@
+"""Durability: atomic files, locks, checksums, archives."""

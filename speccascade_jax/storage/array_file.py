@@ -1,0 +1,72 @@
+"""Files of a few arrays with a card that says what they are: of acceptance heads and of the heads of early exits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import flax.serialization
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from speccascade_jax.core.types import Params
+from speccascade_jax.storage import checksums
+from speccascade_jax.storage.checksums import array_digest
+from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, damaged
+from speccascade_jax.storage.files import expanded, write_atomically
+
+FORMAT = 1
+
+
+def fingerprint(params: Params, card: Mapping[str, Any]) -> str:
+    """Hash of parameters and card."""
+    parts = {name: array_digest(np.asarray(leaf)) for name, leaf in flatten_dict(params, sep="/").items()}
+    return _text_digest(json.dumps({"card": card, **parts}, sort_keys=True))
+
+
+def save(path: str | Path, params: Params, card: Mapping[str, Any]) -> None:
+    """Write parameters, in float32, and card as one file, whole or not at all."""
+    arrays = {name: np.asarray(leaf, np.float32) for name, leaf in flatten_dict(params, sep="/").items()}
+    text = json.dumps(card, sort_keys=True)
+    digests = {name: array_digest(array) for name, array in arrays.items()} | {"card": _text_digest(text)}
+    payload = {"format": FORMAT, "card": text, "digests": digests, "arrays": arrays}
+    content = flax.serialization.msgpack_serialize(payload)
+    write_atomically(path, content, checksums.seal(content))
+
+
+def load(path: str | Path, what: str, again: str) -> tuple[Params, dict[str, Any]]:
+    """Read parameters and card.
+
+    Args:
+        what: the file holds, for errors ("acceptance head"); again: how one comes by another.
+
+    Raises:
+        FileNotFoundError: no such file.
+        CheckpointError: it is damaged (names what in it), or of another format.
+    """
+    path = expanded(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no {what} at {path}: {again}")
+    content = checksums.unsealed(path, path.read_bytes(), COPY_AGAIN, CheckpointError)
+    try:
+        payload = flax.serialization.msgpack_restore(content)
+        number, text, digests, arrays = (payload[name] for name in ("format", "card", "digests", "arrays"))
+        found = {name: array_digest(array) for name, array in arrays.items()} | {"card": _text_digest(text)}
+        missing = digests.keys() - found.keys()
+    except Exception as error:  # msgpack has an error of its own for every kind of damage
+        raise damaged(path, {"the file": f"it is no {what} ({error!r})"}) from error
+    if number != FORMAT:
+        raise CheckpointError(f"{path} has format {number!r}, this version reads {FORMAT}: {again}")
+    changed = [name for name, one in found.items() if one != digests.get(name)]
+    wrong = dict.fromkeys(changed, "its bytes are not those written") | dict.fromkeys(missing, "it is not there")
+    if wrong:
+        raise damaged(path, wrong)
+    return jax.tree.map(jnp.asarray, unflatten_dict(arrays, sep="/")), json.loads(text)
+
+
+def _text_digest(text: str) -> str:
+    return array_digest(np.frombuffer(text.encode(), np.uint8))

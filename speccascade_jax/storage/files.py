@@ -1,0 +1,113 @@
+"""Files that are whole or not there, and hashes of what determines a record."""
+
+import contextlib
+import errno
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from speccascade_jax.storage.readers import json_object
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """A path as a user writes it: `~` and `~name` are home folders.
+
+    Raises:
+        ValueError: there is no such home folder.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{path}: {error}; write the whole path") from error
+
+
+def claim(path: Path, settings: dict[str, Any], remedy: str) -> None:
+    """Say in `path` (JSON) what its folder is made with; refuse a folder that was begun with other settings.
+
+    Args:
+        settings: as JSON gives them back: lists, no tuples.
+        remedy: the end of the error's sentence.
+
+    Raises:
+        ValueError: names the settings that differ.
+    """
+    if path.exists():
+        begun = json_object(path, f"what was begun in {path.parent} can't be told; {remedy}")
+        names = dict.fromkeys([*settings, *begun])
+        if changed := [name for name in names if begun.get(name) != settings.get(name)]:
+            raise ValueError(f"{path.parent} was begun with another {', '.join(changed)}: {remedy}")
+    else:
+        write_atomically(path, json.dumps(settings, indent=1).encode())
+
+
+def point_key(**parts: Any) -> str:
+    """Hash (32 hex digits) of everything that determines a record; equal parts give equal keys in every process."""
+    text = json.dumps(plain(parts), sort_keys=True, ensure_ascii=True, allow_nan=False)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON knows it: NumPy scalars and arrays become numbers and lists, nan and inf `None`."""
+    if isinstance(value, dict):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def write_atomically(path: str | Path, *content: str | bytes) -> None:
+    """Write a whole file so that a reader, or a kill, sees the old content or the new, never a part.
+
+    Args:
+        content: its parts, in order.
+
+    Raises:
+        OSError: it can't be written; names it, and what to do about a full disk.
+    """
+    path = expanded(path)
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=path.name + ".", suffix=".tmp", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                for part in content:
+                    file.write(part.encode() if isinstance(part, str) else part)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        _sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Errors of the system inside the block name `path`, and what to do about a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        full = "; what was there before is unchanged: free some space, or write elsewhere"
+        raise OSError(error.errno, f"{error.strerror}{full * (error.errno in _FULL)}", str(path)) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,202 @@
+"""Making what acceptance heads are trained on: what `experiments/make_acceptance_data.py` calls.
+
+Paper 3, section 3.3; METHODS section 6. The target writes an output `X` for every prompt, alone and under its own
+sampling. At every position of `X` both models then give their laws in one pass, one token `Y_i ~ q̃` is drawn from the
+draft's, and the rule's probability of keeping it, `P_i = min(1, π(Y_i)/q̃(Y_i))`, is its label. `shards` says how
+that is stored.
+"""
+
+import dataclasses
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade_jax.core import rngs
+from speccascade_jax.core.arrays import bucket
+from speccascade_jax.core.checks import whole
+from speccascade_jax.core.sampling import log_laws, make_law_pair, raw_and_scaled, sample
+from speccascade_jax.core.types import Array, Controls
+from speccascade_jax.engine.generate import raise_on_failure
+from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.session import Session
+from speccascade_jax.evaluation.studies.survey import surveying
+from speccascade_jax.evaluation.studies.survey.surveying import Written
+from speccascade_jax.evaluation.validation import validate
+from speccascade_jax.models import fingerprints, teacher_forcing
+from speccascade_jax.results.report.printing import clock_time
+from speccascade_jax.rules import deferral, laws, measures
+from speccascade_jax.rules.rule import Rule
+from speccascade_jax.storage import locks
+from speccascade_jax.storage.files import expanded
+from speccascade_jax.training.heads import shards
+from speccascade_jax.training.heads.mixing import uniforms
+from speccascade_jax.training.heads.shards import Examples
+
+PROPOSALS = 0x59
+"""Folded into the seed's key before the proposals' draws: those of `X` hang on the same seed and the same ids."""
+
+
+def make(
+    *,
+    pair: ModelPair,
+    evaluation: Evaluation,
+    sampling: Sampling,
+    rule: str = "spec_decode",
+    alpha: float | None = None,
+    seed: int = 0,
+    shard_size: int = 512,
+    output: str,
+) -> dict[str, int]:
+    """Write a folder of acceptance data; one that was killed goes on after its last shard, to the same bytes.
+
+    Args:
+        pair, evaluation, sampling, seed: as for a run; prompts are the evaluation's examples for quality.
+        rule, alpha: whose probability of keeping a token is the label, a name in `rules.deferral.RULES`.
+        shard_size: prompts per shard; a kill loses one shard's work at most.
+        output: the folder.
+
+    Returns:
+        How many `prompts` and `positions` the folder holds.
+
+    Raises:
+        ValueError: a value without meaning; a folder that was begun with other settings (says which), or whose shards
+            are damaged.
+        LockedError: another process writes it.
+    """
+    method = Method(name="speculative", rule=rule, alpha=alpha)
+    point = Point(pair=pair, evaluation=evaluation.resolved(), method=method, sampling=sampling, seed=seed)
+    validate(point)
+    whole("shard_size", shard_size, 1)
+    return write(Session(pair, point.evaluation), point, shard_size, expanded(output))
+
+
+def write(session: Session, point: Point, shard_size: int, folder: Path) -> dict[str, int]:
+    """`make` with models and examples already loaded."""
+    with locks.held(folder / "lock", folder):
+        return _write(session, point, shard_size, folder)
+
+
+def _write(session: Session, point: Point, shard_size: int, folder: Path) -> dict[str, int]:
+    manifest = _manifest(session, point, shard_size)
+    shards.begin(folder, manifest)
+    count = point.evaluation.quality_examples
+    starts = list(range(0, count, shard_size))
+    missing = [n for n in range(len(starts)) if not shards.shard_path(folder, n).exists()]
+    print(f"{len(starts)} shards in {folder}, {len(missing)} of them to be made")
+    there = [shards.read_shard(shards.shard_path(folder, n), manifest) for n in range(len(starts)) if n not in missing]
+    began, positions = time.monotonic(), sum(int(each.lengths.sum()) for each in there)
+    for done, number in enumerate(missing, 1):
+        first = point.evaluation.first_example + starts[number]
+        size = min(shard_size, count - starts[number])
+        window = dataclasses.replace(point.evaluation, first_example=first, quality_examples=size)
+        found = examples(session, dataclasses.replace(point, evaluation=window))
+        shards.write_shard(folder, number, manifest, found)
+        positions += int(found.lengths.sum())
+        spent = time.monotonic() - began
+        left = clock_time(spent / done * (len(missing) - done))
+        print(f"[{done}/{len(missing)}] {positions:,} positions ({clock_time(spent)} elapsed, {left} left)", flush=True)
+    return {"prompts": count, "positions": positions}
+
+
+def _manifest(session: Session, point: Point, shard_size: int) -> dict[str, Any]:
+    at = point.coordinates()
+    names = ("pair", "task", "split", "first_example", "max_new_tokens", "seed", *shards.MEANING[3:])
+    return {name: at[name] for name in names} | {
+        "format": shards.FORMAT,
+        "pair_fingerprint": session.loaded["weights"],
+        "code": session.code(point.method),
+        "draft_fingerprint": fingerprints.of_model(session.pair.draft),
+        "examples_fingerprint": session.loaded["examples"],
+        "dtype": point.pair.dtype,
+        "prompts": point.evaluation.quality_examples,
+        "batch": point.evaluation.quality_batch,
+        "shard_size": shard_size,
+    }
+
+
+def examples(session: Session, point: Point) -> Examples:
+    """The evaluation's examples for quality: written by the target, labelled for the point's rule."""
+    written = surveying.write(session, dataclasses.replace(point, method=surveying.WRITERS["target"]))
+    window = session.window(point.evaluation, point.evaluation.quality_examples)
+    ids = np.asarray([session.examples[row].id for row in window], np.int32)
+    parts, start = [], 0
+    for each in written:
+        count = int(each.counts.sum())
+        parts.append(_labelled(session, point, each, ids[start : start + count]))
+        start += count
+    return shards.join(parts)
+
+
+def _labelled(session: Session, point: Point, written: Written, ids: np.ndarray) -> Examples:
+    """One batch; rows that only filled it up are left out."""
+    raise_on_failure(written.generation)
+    lengths, rows = np.asarray(written.generation.lengths), len(written.counts)
+    width = min(bucket(int(lengths.max())), written.generation.tokens.shape[1])
+    tokens = written.generation.tokens[:, :width]
+    controls = session.controls(point, [point.method.alpha] * rows)
+    q, p = (teacher_forcing.along(b, written.prompt, tokens) for b in (session.pair.draft, session.pair.target))
+    if (failed := np.flatnonzero(teacher_forcing.failing(q, jnp.asarray(lengths))[: len(ids)])).size:
+        raise FloatingPointError(
+            f"the draft model gave NaN or infinite logits along the output of example {ids[failed[0]]}: check its "
+            "weights"
+        )
+    found = jax.device_get(
+        label(q, p, controls, proposal_uniforms(point.seed, np.resize(ids, rows), width), point.method.decides)
+    )
+    real, kept = np.arange(rows) < len(ids), np.arange(width)[None] < lengths[:, None]
+    prompt = jax.device_get(written.prompt)
+    encoder = np.zeros((rows, 0), np.int32) if prompt.encoder_tokens is None else prompt.encoder_tokens
+    return Examples(
+        ids=ids,
+        prompt_tokens=prompt.tokens[real],
+        prompt_lengths=prompt.length[real],
+        encoder_tokens=encoder[real],
+        tokens=np.asarray(tokens)[real],
+        lengths=lengths[real].astype(np.int32),
+        **{name: np.where(kept, value, 0).astype(value.dtype)[real] for name, value in found.items()},
+    )
+
+
+def proposal_uniforms(seed: int, ids: np.ndarray, width: int) -> Array:
+    """float32 `[B, width]` in [0, 1): an example's draws hang on seed, id and position, and on nothing else."""
+    return uniforms(jax.random.fold_in(rngs.root(seed), PROPOSALS), ids, width)
+
+
+@partial(jax.jit, static_argnames="rule")
+def label(q_logits: Array, p_logits: Array, controls: Controls, uniforms: Array, rule: Rule | str) -> dict[str, Array]:
+    """Draw a proposal at every position and say with what probability the rule keeps it.
+
+    Args:
+        q_logits, p_logits: `[B, L, V]`; uniforms: `[B, L]`.
+        controls: sampling of both models and α, per row.
+
+    Returns:
+        `proposals` int32, `kept`, `max_q`, `entropy_q` and `q_of_proposal` float32, each `[B, L]`.
+    """
+    q, q_tilde, _ = raw_and_scaled(q_logits, controls.draft)
+    logs = log_laws(q_logits, q_tilde, controls.draft)
+    pair = make_law_pair(q, q_tilde, controls.draft.temperature <= 0, p_logits, controls.target, logs)
+    proposals = sample(q_tilde, uniforms)
+    return {"proposals": proposals} | judged(pair, proposals, controls.alpha, deferral.get(rule))
+
+
+def judged(pair: Any, tokens: Array, alpha: Array, rule: Rule) -> dict[str, Array]:
+    """What is known of drafted tokens `[B, L]`: the probability that they are kept, and the draft's certainty.
+
+    Args:
+        pair: `LawPair` over `[B, L, V]`; alpha: `[B]`.
+    """
+    column = jnp.broadcast_to(alpha[:, None, None], (*tokens.shape, 1))
+    drawn = laws.at_tokens(pair.q_tilde, tokens)[..., 0]
+    kept = rule.kept_at(pair, column, tokens)
+    return {
+        "kept": jnp.clip(kept / jnp.where(drawn > 0, drawn, 1.0), 0.0, 1.0),
+        "max_q": measures.max_of(pair.q)[..., 0],
+        "entropy_q": measures.entropy(pair.q)[..., 0],
+        "q_of_proposal": drawn,
+    }

@@ -1,0 +1,54 @@
+"""A flat tree of parameters is the tree it was made of, wherever one is expected."""
+
+import jax
+import numpy as np
+import pytest
+
+from speccascade_jax.core.flat_params import Flat
+
+TREE = {"target": {"b": np.float32(2), "a": {"w": np.arange(3.0)}}, "drafter": {}}
+
+
+def test_it_reads_as_the_dictionary_does():
+    flat = Flat(TREE)
+    assert dict(flat) == TREE and len(flat) == 2 and {**flat, "drafter": 1} == {**TREE, "drafter": 1}
+    with pytest.raises(KeyError):
+        flat["draft"]
+
+
+def test_leaves_and_their_places_are_those_of_the_dictionary():
+    """Profiles tell modules by the places."""
+    found = [[(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+             for tree in (Flat(TREE), TREE)]  # fmt: skip
+    assert [path for path, _ in found[0]] == ["['target']['a']['w']", "['target']['b']"]
+    assert all(a[0] == b[0] and a[1] is b[1] for a, b in zip(*found, strict=True))
+
+
+def test_programs_take_and_give_it():
+    @jax.jit
+    def double(params):
+        assert params["drafter"] == {}
+        return jax.tree.map(lambda x: 2 * x, params)
+
+    twice = double(double(Flat(TREE)))
+    assert isinstance(twice, Flat) and float(twice["target"]["b"]) == 8
+    np.testing.assert_array_equal(twice["target"]["a"]["w"], [0, 4, 8])
+    assert double._cache_size() <= 2  # host, then device
+    other = Flat({"target": {"b": np.float32(2), "c": {"w": np.arange(3.0)}}, "drafter": {}})
+    assert jax.tree.structure(Flat(TREE)) == jax.tree.structure(twice) != jax.tree.structure(other)
+
+
+def test_its_leaves_are_not_looked_for_again():
+    """What it is for: the dictionaries are taken apart when it is made, and by no call."""
+    tree = {"target": {"a": np.zeros(1)}, "drafter": {}}
+    flat = Flat(tree)
+    tree["target"]["b"] = np.ones(1)
+    assert len(jax.tree.leaves(flat)) == 1
+
+
+def test_no_part_of_it_can_be_changed():
+    flat = Flat({"target": np.ones(2), "drafter": {"model": np.ones(3)}})
+    with pytest.raises(ValueError, match="FrozenDict is immutable"):
+        flat["drafter"]["stop"] = np.ones(1)
+    more = Flat({**flat, "drafter": {**flat["drafter"], "stop": np.ones(1)}})
+    assert len(jax.tree.leaves(more)) == 3 and len(jax.tree.leaves(flat)) == 2

@@ -1,0 +1,277 @@
+"""`calibrate` from its arguments to the files it writes, with fake and with tabular models."""
+
+import dataclasses
+import json
+
+import gin
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.data.tasks.table import TASKS
+from speccascade_jax.evaluation import experiment, session
+from speccascade_jax.evaluation.points import Evaluation, Method, Sampling
+from speccascade_jax.evaluation.studies.calibration import calibrating
+from speccascade_jax.evaluation.studies.calibration.thresholds import AppendixD
+from speccascade_jax.results.store import result_store
+from speccascade_jax.runtime import gin_flags
+from speccascade_jax.runtime.paths import repository_root
+from speccascade_jax.storage.files import plain
+from tests.support import calibration_fakes, text_pair
+
+HELD_OUT = set(range(180, 280))
+
+
+def law(method):
+    """`opt` loses 1% of quality, and 1% more per tenth of α, which wins 5% of time."""
+    if method.name == "autoregressive_draft":
+        return 0.8, 0.1, 1.0
+    if method.alpha is None:
+        return 1.0, 0.95, 0.5
+    if method.rule:  # fuzzy
+        return 1.035 - 0.1 * method.alpha, 0.8 - 0.3 * method.alpha, method.alpha
+    return 0.99 - 0.1 * method.alpha, 0.9 - 0.5 * method.alpha, 0.5
+
+
+@pytest.fixture
+def calibrate(tmp_path, monkeypatch):
+    """`calibrate(max_loss=…)`, and `calibrate.loaded` of the last call."""
+
+    def call(loaded=None, **given):
+        call.loaded = loaded or calibration_fakes.FakeSession(law, noise=0.5)
+        monkeypatch.setattr(calibrating, "Session", lambda *_: call.loaded)
+        shared = {"pair": calibration_fakes.SOURCE, "evaluation": calibration_fakes.TASK, "sampling": Sampling()}
+        shared |= {
+            "methods": ("spec_decode", "opt"),
+            "alphas": {"opt": (0.0, 0.1, 0.2, 0.3, 0.4)},
+            "block_sizes": (3, 5),
+        }
+        shared |= {
+            "search_examples": 120,
+            "test_examples": 60,
+            "held_out_examples": 100,
+            "output": str(tmp_path / "new" / "found.jsonl"),
+        }
+        return calibrating.calibrate(**shared | given)
+
+    call.folder = tmp_path / "new"
+    return call
+
+
+def test_the_answer_is_measured_on_examples_that_the_search_did_not_see(calibrate):
+    report = calibrate(max_loss=0.035)
+    chosen, *others = report["settings"]
+    assert (chosen["name"], chosen["method"]["name"], chosen["method"]["alpha"]) == ("chosen", "opt", 0.2)
+    assert [each["name"] for each in others] == ["runner-up 1", "runner-up 2", "runner-up 3", "target"]
+    on_held_out = [p for p in calibrate.loaded.asked if HELD_OUT & {*calibration_fakes.examples_of(p)}]
+    assert {*calibration_fakes.examples_of(on_held_out[0])} == HELD_OUT
+    assert len(on_held_out) == 5 and on_held_out == calibrate.loaded.asked[-5:]
+    searched = set().union(*(calibration_fakes.examples_of(p) for p in calibrate.loaded.asked[:-5]))
+    assert searched == set(range(180))
+    tested = [p for p in calibrate.loaded.asked[:-5] if set(range(120, 180)) & {*calibration_fakes.examples_of(p)}]
+    assert {*calibration_fakes.examples_of(tested[0])} == set(range(120, 180)) and len(tested) <= 1 + 4
+
+
+def test_the_report_has_intervals_and_says_what_was_kept(calibrate, capsys):
+    report = calibrate(max_loss=0.035)
+    chosen, *_, target = report["settings"]
+    for name, about in (("difference_percent", -3.0), ("latency", 0.8)):
+        value, low, high = chosen[name]
+        assert low < value < high and value == pytest.approx(about, abs=0.3)
+    assert chosen["kept"] is True and chosen["share"] > 0.9
+    assert target["difference_percent"] == [0, 0, 0] and target["latency"] is None
+    assert json.loads((calibrate.folder / "found.json").read_text()) == report
+    said = capsys.readouterr().out
+    assert "on 100 examples that nothing was chosen by" in said and "yes, 100%" in said and "runner-up 3" in said
+    assert (calibrate.folder / "found.gin").read_text() in said
+
+
+def test_held_out_numbers_are_not_those_of_the_search(calibrate):
+    """A tolerance that the searched examples keep and the others do not is reported as it is."""
+    optimist = calibration_fakes.FakeSession(law, noise=0.5)
+    optimist.law_on_held_out = lambda method: (0.9, 0.5, 0.5) if method.alpha else law(method)
+    record = optimist._record
+
+    def record_of(point):
+        optimist.law = optimist.law_on_held_out if point.evaluation.first_example == min(HELD_OUT) else law
+        return record(point)
+
+    optimist._record = record_of
+    chosen = calibrate(optimist, max_loss=0.035)["settings"][0]
+    assert chosen["kept"] is False and chosen["share"] == 0.0 and chosen["difference_percent"][0] < -9
+
+
+def test_a_missing_head_is_refused_before_anything_is_measured(calibrate):
+    gone = Method(name="specdecpp", stop_threshold=0.5, head="gone.msgpack")
+    with pytest.raises(FileNotFoundError, match="no acceptance head at gone.msgpack"):
+        calibrate(max_loss=0.035, methods=["opt", gone])
+    assert calibrate.loaded.asked == []
+
+
+def test_the_gin_file_is_a_run_with_the_files_of_a_run(calibrate, monkeypatch):
+    report = calibrate(max_loss=0.035)
+    seen = []
+    monkeypatch.setattr(experiment, "open_session", lambda points: seen.extend(points) or _stop())
+    files = ["gin/run.gin", "gin/models/tatoeba_en_de.gin", "gin/tasks/tiny_translation.gin"]
+    text = (calibrate.folder / "found.gin").read_text()
+    for block in [text, _uncommented(text)]:
+        (calibrate.folder / "some.gin").write_text(block)
+        gin.clear_config()
+        gin_flags.parse_gin([*(str(repository_root() / name) for name in files), str(calibrate.folder / "some.gin")])
+        with pytest.raises(KeyboardInterrupt):
+            gin.get_configurable(experiment.run)()
+    gin.clear_config()
+    assert [plain(dataclasses.asdict(p.method)) for p in seen] == [report["settings"][n]["method"] for n in (0, 1)]
+    assert [dataclasses.asdict(p.sampling) for p in seen] == [report["settings"][0]["sampling"]] * 2
+
+
+def _stop():
+    raise KeyboardInterrupt
+
+
+def _uncommented(text: str) -> str:
+    """The file with the first runner-up in the chosen one's place."""
+    head, _, rest = text.partition("# chosen:")
+    block = rest.partition("# runner-up 1:")[2].partition("\n")[2].partition("\n\n")[0]
+    return head + block.replace("# ", "")
+
+
+def test_nothing_is_measured_twice_when_it_is_called_again(calibrate):
+    first = calibrate(max_loss=0.035)
+    assert len(calibrate.loaded.asked) > 12
+    assert calibrate(max_loss=0.035) == first and not calibrate.loaded.asked
+    calibrate(max_loss=0.025)
+    assert calibrate.loaded.asked
+    assert all(p.evaluation.quality_examples > 32 for p in calibrate.loaded.asked)  # another search, the same rung 1
+
+
+def test_where_nothing_will_do_the_report_comes_before_the_error(calibrate, capsys):
+    with pytest.raises(
+        ValueError, match=r"no setting keeps the tolerance \(latency at most 0\.05 of .*\) in 90% .* 0%"
+    ):
+        calibrate(max_latency=0.05)
+    said = capsys.readouterr().out
+    assert "safest" in said and "on 60 examples of the test" in said
+    pasted = (calibrate.folder / "found.gin").read_text()
+    assert "No setting will do" in pasted and "\npoints." not in pasted and "# points.Method:" in pasted
+    assert not HELD_OUT & calibrate.loaded.seen
+
+
+def test_the_draft_alone_is_a_candidate(calibrate):
+    chosen, *_ = calibrate(max_loss=0.3)["settings"]
+    assert chosen["method"]["name"] == "autoregressive_draft" and chosen["latency"][0] == pytest.approx(0.1, abs=0.02)
+
+
+def test_appendix_d_is_a_mode(calibrate, capsys):
+    given = {"sampling": Sampling(temperature=0.6, top_p=0.9), "seeds": (0, 1)}
+    report = calibrate(mode="appendix_d", appendix_d=AppendixD(lengths=(5, 10)), **given)
+    assert [each["name"] for each in report["settings"]] == ["Low", "Med", "High", "target"]
+    alphas = [each["method"]["alpha"] for each in report["settings"][:3]]
+    assert alphas == sorted(alphas) and report["trail"]["threshold"] == 0.5
+    assert [step["held"] for step in report["trail"]["steps"]][-1] is False
+    pasted = (calibrate.folder / "found.gin").read_text()
+    live = [line for line in pasted.splitlines() if line.startswith("  alpha")]
+    assert live == [f"  alpha = {alphas[2]}"] and "  draft_temperature = 0.0" in pasted
+    on_held_out = [p for p in calibrate.loaded.asked if HELD_OUT & {*calibration_fakes.examples_of(p)}]
+    assert len(on_held_out) == 2 * 4 and on_held_out == calibrate.loaded.asked[-8:]
+    assert "Appendix D with fuzzy_js_reference" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "max_loss and max_latency are both None"),
+        ({"max_loss": 2}, "max_loss=2 is no share"),
+        ({"mode": "halfing"}, "mode='halfing' is not one of halving, appendix_d"),
+        ({"mode": "appendix_d", "max_loss": 0.1}, "leave max_loss and max_latency out"),
+        ({"mode": "appendix_d", "appendix_d": AppendixD(rule="diff")}, "rule='diff' has no divergence"),
+        ({"mode": "appendix_d", "sampling": Sampling(temperature=-1.0)}, "is negative"),
+        ({"max_loss": 0.1, "methods": ("optt",)}, "unknown method 'optt': did you mean opt"),
+        ({"max_loss": 0.1, "alphas": {"opt": (float("inf"),)}}, r"alphas\['opt'\]\[0\]=inf is not a finite number"),
+        ({"max_loss": 0.1, "alphas": {"diff": 0.1}}, r"alphas\['diff'\]=0.1 is one value where a tuple is meant"),
+        ({"max_loss": 0.1, "block_sizes": ()}, "block_sizes=.. is empty"),
+        ({"max_loss": 0.1, "search_examples": 40.5}, "search_examples=40.5 is not a whole number"),
+        ({"max_loss": 0.1, "methods": "opt"}, "methods='opt' is one value where a tuple is meant"),
+        ({"max_loss": 0.1, "seeds": ()}, "seeds=.. is empty"),
+        ({"max_loss": 0.1, "seeds": (1, 1)}, "names a point twice"),
+        ({"max_loss": 0.1, "search_examples": 5}, "search_examples=5 is too few for an interval: give at least 8"),
+        ({"max_loss": 0.1, "test_examples": 3}, "test_examples=3 is too few"),
+        ({"max_loss": 0.1, "held_out_examples": 7}, "held_out_examples=7 is too few"),
+        ({"max_loss": 0.1, "runners_up": -1}, "runners_up=-1 is not a whole number >= 0"),
+        ({"max_loss": 0.1, "output": "found.json"}, "output='found.json' does not end in .jsonl"),
+        (
+            {"max_loss": 0.1, "evaluation": dataclasses.replace(calibration_fakes.TASK, latency_examples=0)},
+            "latency_examples=0 is too few",
+        ),
+        (
+            {"max_loss": 0.1, "evaluation": dataclasses.replace(calibration_fakes.TASK, first_example=-1)},
+            "first_example=-1 is not a whole number >= 0",
+        ),
+    ],
+)
+def test_what_has_no_meaning_is_refused_before_anything_is_loaded(calibrate, monkeypatch, changes, message):
+    with pytest.raises(ValueError, match=message):
+        calibrate(**changes)
+    assert not calibrate.loaded.asked and not calibrate.folder.exists()
+
+
+def test_a_task_with_too_few_examples_is_refused(tmp_path, monkeypatch):
+    pair = text_pair.make(tmp_path)
+    monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
+    given = {
+        "pair": calibration_fakes.SOURCE,
+        "evaluation": calibration_fakes.TASK,
+        "sampling": Sampling(),
+        "max_loss": 0.1,
+    }
+    with pytest.raises(ValueError, match="200 examples in split 'test', fewer than the 308 asked for"):
+        calibrating.calibrate(
+            **given, search_examples=200, test_examples=8, held_out_examples=100, output=str(tmp_path / "out.jsonl")
+        )
+
+
+def _some_german(folder) -> sc.Pair:
+    """The tabular pair, its target shifted towards neighbours in the references: the draft shares no word with them."""
+    pair = text_pair.make(folder)
+    counts, end = np.zeros((text_pair.PIECES, text_pair.PIECES)), pair.vocabulary.eos_id
+    for example in TASKS["tiny_translation"].load():
+        ids = [end, *pair.vocabulary.encode(example.reference)]  # a prompt's last token is the end too
+        np.add.at(counts, (ids[:-1], ids[1:]), 1)
+    return dataclasses.replace(pair, target=sc.TableLM(np.asarray(pair.target.params) / 8 + 3 * np.log1p(counts)))
+
+
+@pytest.mark.laws
+def test_a_tabular_pair_is_calibrated_from_end_to_end(tmp_path, monkeypatch):
+    pair = _some_german(tmp_path)
+    monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
+    monkeypatch.setitem(
+        TASKS, "words", dataclasses.replace(TASKS["tiny_translation"], name="words", metrics=("rougeL",))
+    )
+    small = Evaluation(
+        task="words",
+        keep_outputs=False,
+        keep_traces=0,
+        max_new_tokens=6,
+        quality_batch=16,
+        latency_examples=8,
+        resamples=10,
+    )
+    given = {
+        "pair": calibration_fakes.SOURCE, "evaluation": small, "sampling": Sampling(), "methods": ("spec_decode",),
+        "block_sizes": (2,), "max_loss": 0.0, "search_examples": 64, "test_examples": 16,
+        "held_out_examples": 24, "output": str(tmp_path / "out.jsonl"),
+    }  # fmt: skip
+    report = calibrating.calibrate(**given)
+    chosen, *_, target = report["settings"]
+    assert chosen["setting"] == "spec_decode block=2 T=0" and chosen["kept"] and chosen["share"] == 1
+    assert chosen["quality"] == target["quality"] and target["quality"][0] > 0
+    records = result_store.read_records(tmp_path / "out.jsonl")
+    judged = {0: set(), 64: set(), 80: set()}
+    for record in records:
+        judged[record["point"]["first_example"]].add(tuple(sorted(record["quality"]["per_example"]["ids"])))
+    (tested,), (held_out,) = judged[64], judged[80]
+    assert (len(tested), len(held_out)) == (16, 24) and {len(each) for each in judged[0]} == {32, 64}
+    assert not set(held_out) & set(tested) and not {*held_out, *tested} & set().union(*judged[0])
+    assert calibrating.calibrate(**given) == report and len(result_store.read_records(tmp_path / "out.jsonl")) == len(
+        records
+    )

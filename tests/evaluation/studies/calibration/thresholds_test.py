@@ -1,0 +1,146 @@
+"""Paper 2's Appendix D on records from formulas: the trail, its levels, its ends."""
+
+import dataclasses
+
+import pytest
+
+from speccascade_jax.evaluation.points import Sampling
+from speccascade_jax.evaluation.studies.calibration import thresholds
+from speccascade_jax.evaluation.studies.calibration.bench import Bench, Window
+from speccascade_jax.evaluation.studies.calibration.thresholds import AppendixD
+from speccascade_jax.results.store.result_store import ResultStore
+from tests.support import calibration_fakes
+
+BASE = dataclasses.replace(calibration_fakes.point("autoregressive"), sampling=Sampling(temperature=0.6, top_p=0.9))
+WINDOW, SUBSET = Window(first=0, judged=200, timed=16), Window(first=0, judged=50, timed=8)
+
+
+def law(method):
+    """Target 100%, draft 80%; the baseline is fastest in blocks of 10 and keeps 0.62; fuzzy keeps 0.4 + τ/2.
+
+    Fuzzy loses 1% of quality per tenth of τ above 0.3: at 0.7 it holds exactly, minus a hair, and at 0.8 no more.
+    """
+    if method.name == "autoregressive_draft":
+        return 0.8, 0.1, 1.0
+    if method.alpha is None:
+        return 1.0, 0.8 + 0.01 * abs((method.block_size or 10) - 10), 0.62
+    return 1.005 - 0.1 * max(method.alpha - 0.3, 0), 0.7 - 0.3 * method.alpha, min(0.4 + method.alpha / 2, 1.0)
+
+
+def _run(tmp_path, law=law, settings=None, seeds=(0, 1), base=BASE):
+    with ResultStore(tmp_path / "store.jsonl") as store:
+        loaded = calibration_fakes.FakeSession(law, noise=0.0)
+        return thresholds.run(Bench(store, loaded, seeds), base, settings or AppendixD(), WINDOW, SUBSET), loaded
+
+
+def test_the_trail_is_the_papers(tmp_path, capsys):
+    found, loaded = _run(tmp_path)
+    assert found.block_size == 10 and found.baseline_acceptance == pytest.approx(0.62)
+    assert found.threshold == 0.4  # keeps 0.60; 0.5 keeps 0.65
+    assert found.floor == pytest.approx(found.target - 0.2 * (found.target - found.draft))
+    assert [step.threshold for step in found.steps] == [0.4, 0.5, 0.6, 0.7, 0.8]
+    assert [step.held for step in found.steps] == [True] * 4 + [False]
+    assert found.stopped == "quality fell below the floor"
+    assert [each.method.alpha for each in found.levels.values()] == pytest.approx([0.5, 0.6, 0.7])
+    assert list(found.levels) == ["Low", "Med", "High"]
+    thresholds.show(found, AppendixD())
+    said = capsys.readouterr().out
+    assert "0.8" in said and "(too low)" in said and "fastest in blocks of 10" in said
+
+
+def test_the_draft_is_greedy_and_the_bonus_the_targets(tmp_path):
+    _, loaded = _run(tmp_path)
+    assert {each.sampling for each in loaded.asked} == {Sampling(temperature=0.6, top_p=0.9, draft_temperature=0.0)}
+    assert {each.method.bonus for each in loaded.asked} == {"target", None}
+    assert {each.method.decides.name for each in loaded.asked if each.method.alpha} == {"fuzzy_js_reference"}
+
+
+def test_blocks_grow_where_nearly_all_is_kept(tmp_path):
+    def generous(method):
+        quality, latency, kept = law(method)
+        return (quality, latency, kept) if method.alpha is None else (quality, latency, kept + 0.22)
+
+    found, _ = _run(tmp_path, generous)
+    # keeps 0.62 + τ/2, so 0.1 is nearest to 0.62, and from 0.6 on at least 0.9 is kept
+    assert [(step.threshold, step.block_size) for step in found.steps] == [
+        (0.1, 10), (0.2, 10), (0.3, 10), (0.4, 10), (0.5, 10), (0.6, 10), (0.7, 15), (0.8, 20),
+    ]  # fmt: skip
+    lengths = {each.method.alpha: each.method.block_size for each in found.levels.values()}
+    assert lengths == {0.3: 10, 0.5: 10, 0.7: 15}
+
+
+def test_where_quality_never_falls_the_end_is_where_all_is_kept_or_the_range_ends(tmp_path):
+    def harmless(method):
+        return law(method) if method.alpha is None else (1.0, 0.5, min(0.5 + method.alpha / 2, 1.0))
+
+    found, _ = _run(tmp_path, harmless, AppendixD(lengths=(5,)))
+    assert found.steps[-1].threshold == 1.0 and found.stopped == "every drafted token is kept"
+
+    def stubborn(method):
+        return law(method) if method.alpha is None else (1.0, 0.5, 0.6)
+
+    found, _ = _run(tmp_path / "other", stubborn, AppendixD(rule="fuzzy_js"))
+    assert found.steps[-1].threshold == 1.0 and found.stopped == "the range of fuzzy_js ends at 1"
+
+
+def test_means_over_seeds_decide(tmp_path):
+    found, loaded = _run(tmp_path, seeds=(0, 1, 2))
+    assert {each.seed for each in loaded.asked} == {0, 1, 2}
+    counts = {}
+    for each in loaded.asked:
+        counts[dataclasses.replace(each, seed=0)] = counts.get(dataclasses.replace(each, seed=0), 0) + 1
+    assert set(counts.values()) == {3} and len(found.steps) == 5
+
+
+def test_a_target_that_is_not_better_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"the target's quality, .* is not above the draft's, .* on 200 examples"):
+        _run(tmp_path, lambda method: (1.0, 0.5, 0.5))
+
+
+def test_a_first_threshold_that_loses_too_much_is_refused(tmp_path):
+    def bad(method):
+        return law(method) if method.alpha is None else (0.9, 0.5, 0.62)
+
+    found, *_ = _run(tmp_path, bad)
+    assert not found.levels and len(found.steps) == 1
+    with pytest.raises(ValueError, match=r"quality at the first threshold, 0\.1, is .* below .* already: give more"):
+        found.check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rule": "chow"}, "rule='chow' has no divergence to bound: choose fuzzy_js_reference"),
+        ({"rule": "fuzzy_jss"}, "unknown rule 'fuzzy_jss': did you mean fuzzy_js"),
+        ({"baseline": "lossy"}, "baseline='lossy' is not one of spec_decode, sd_reference"),
+        ({"lengths": (10, 5)}, r"lengths=\(10, 5\) must be a tuple of rising block sizes"),
+        ({"lengths": 5}, "lengths=5 must be a tuple"),
+        ({"lengths": ()}, r"lengths=\(\) must be a tuple"),
+        ({"lengths": (0, 5)}, "lengths=0 is not a whole number >= 1"),
+        ({"lost": 1.0}, "lost=1.0 is no share between 0 and 1"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        thresholds.check(BASE, AppendixD(**changes))
+
+
+def test_what_is_kept_of_drafted_tokens_decides_and_not_of_examined_ones(tmp_path):
+    """Of a block that is rejected at its first token one is examined: kept / examined says little about the length."""
+
+    def examined_few(method):
+        quality, latency, kept = law(method)
+        return quality, latency, min(kept + 0.35, 1.0), kept
+
+    found, _ = _run(tmp_path, examined_few)
+    assert found.baseline_acceptance == pytest.approx(0.62) and found.threshold == 0.4
+    # from 0.5 on at least 0.9 of examined tokens are kept, and never so many of drafted ones
+    assert {step.block_size for step in found.steps} == {10}
+    assert all(step.acceptance == pytest.approx(min(step.utilisation + 0.35, 1.0)) for step in found.steps)
+
+    def examined_many(method):
+        quality, latency, kept = law(method)
+        return quality, latency, kept, min(kept + 0.4, 1.0)
+
+    grown, _ = _run(tmp_path / "other", examined_many)
+    assert grown.baseline_acceptance == pytest.approx(1.0) and {step.block_size for step in grown.steps} > {10, 15}

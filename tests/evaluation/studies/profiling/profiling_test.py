@@ -1,0 +1,159 @@
+"""A profile of a very small pair: every part of a round is there, and the parts add up to what the trace took."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from speccascade_jax import checkpoints
+from speccascade_jax.data.tasks.table import get_task
+from speccascade_jax.data.vocabularies import load
+from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Sampling
+from speccascade_jax.evaluation.studies.profiling import profiling
+from speccascade_jax.evaluation.studies.profiling.traces import Spent
+from speccascade_jax.models.t5 import T5, T5Config
+from tests.support import random_t5
+
+EVALUATION = Evaluation(task="tiny_translation", max_new_tokens=8)
+METHOD = Method(name="opt", alpha=0.2, block_size=3)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> ModelPair:
+    folder = tmp_path_factory.mktemp("pair")
+    texts = [text for example in get_task("tiny_translation").load(limit=40) for text in (example.source,)]
+    (folder / "vocabulary.model").write_bytes(load.train(texts, 320))
+    for seed, part in enumerate(("target", "draft")):
+        config = T5Config(320, 320, 16, 2, 8, 16, 1, 1)
+        checkpoints.save(folder / part, T5(config), random_t5.parameters(config, seed))
+    return ModelPair(name=str(folder))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("profile")
+
+
+@pytest.fixture(scope="module")
+def measured(pair, folder) -> dict:
+    return profiling.profile(
+        pair=pair,
+        evaluation=EVALUATION,
+        method=METHOD,
+        sampling=Sampling(temperature=1.0),
+        batch=2,
+        generations=2,
+        trials=2,
+        output=str(folder / "profile.json"),
+        keep=str(folder / "trace"),
+    )
+
+
+def _seen(measured) -> dict[str, set[str]]:
+    """Phase -> modules."""
+    out: dict[str, set[str]] = {}
+    for one in measured["instructions"]:
+        out.setdefault("/".join(one["phase"]), set()).add(one["module"])
+    return out
+
+
+@pytest.mark.tools
+def test_every_part_of_a_round_is_there(measured):
+    seen = _seen(measured)
+    assert {"draft/model", "draft/sampling", "score", "sampling", "verify", "verify/rule", "commit", "prefill"} <= set(
+        seen
+    )
+    parts = {"self_attention", "encoder_decoder_attention", "mlp", "logits_dense", "norms"}
+    assert parts <= seen["draft/model"] and parts <= seen["score"]
+    assert not any(seen[phase] - {""} for phase in ("sampling", "verify", "verify/rule", "commit"))
+
+
+@pytest.mark.tools
+def test_the_models_run_once_per_round_and_once_per_draft_step(measured):
+    """An instruction placed in the wrong part, inside or outside of the drafting loop, would have another count."""
+    counts = {phase: {x["count"] for x in measured["instructions"] if x["phase"] == phase.split("/") and x["module"]}
+              for phase in ("score", "draft/model", "prefill")}  # fmt: skip
+    rounds = measured["rounds"]
+    assert counts["score"] == {rounds}
+    assert len(counts["draft/model"]) == 1
+    assert rounds < min(counts["draft/model"]) <= (METHOD.block_size + 1) * rounds
+    assert counts["prefill"] == {measured["generations"]}
+
+
+@pytest.mark.tools
+def test_the_parts_add_up_to_what_the_trace_took(measured):
+    traced = sum(one["traced_us"] for one in measured["instructions"]) / 1e3
+    assert 0 < traced <= measured["traced_ms"]
+    for one in measured["instructions"]:
+        assert 0 <= one["waiting_us"] <= one["traced_us"] and 0 < one["us"] <= one["traced_us"]
+
+
+def test_what_tracing_adds_is_taken_off_each_execution():
+    assert profiling.without_profiler(Spent(running=9000.0, waiting=1000.0, count=4), 0.5) == 10 - 4 * 0.5
+    assert profiling.without_profiler(Spent(running=1000.0, count=4), 0.5) == 0.25
+
+
+@pytest.mark.tools
+def test_what_tracing_adds_is_measured(tmp_path):
+    assert 0 <= profiling.tracing_cost(tmp_path, calls=2, passes=2) < 1000
+
+
+@pytest.mark.tools
+def test_totals(measured):
+    assert (measured["batch"], measured["generations"]) == (2, 2)
+    assert 1 <= measured["tokens_per_round"] <= METHOD.block_size + 1
+    assert measured["tokens"] <= 2 * 2 * 8
+
+
+@pytest.mark.tools
+def test_json_and_traces_are_kept_on_request(measured, folder):
+    assert json.loads((folder / "profile.json").read_text()) == measured
+    assert len(list((folder / "trace").rglob("*.xplane.pb"))) == 2
+
+
+@pytest.fixture
+def persistent_cache(tmp_path):
+    """JAX's persistent cache in a folder of the test's own; off again afterwards."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: jax.config.values[name] for name in names}
+    for name, value in zip(names, (str(tmp_path), 0.0), strict=True):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield tmp_path
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def test_programs_of_an_older_source_are_not_taken_from_the_cache(persistent_cache):
+    """The same computation under another scope is compiled anew: its names are what the table is made of."""
+
+    def program(scope):
+        class Sines:
+            @staticmethod
+            def generate(params, seed, max_new_tokens):
+                with jax.named_scope(scope):
+                    return jnp.sin(params) @ params + seed
+
+        return profiling._prepare(Sines, [{"max_new_tokens": 1, "params": jnp.eye(3)}], 0)[0].as_text()
+
+    assert "/first/" in program("first") and list(persistent_cache.iterdir())
+    assert "/second/" in program("second")
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"batch": 0}, "batch=0 is not a whole number >= 1"),
+        ({"generations": 1.5}, "generations=1.5 is not a whole number >= 1"),
+        ({"trials": 0}, "trials=0 is not a whole number >= 1"),
+        ({"top": -1}, "top=-1 is not a whole number >= 0"),
+        ({"method": Method(name="lossy", alpha=1.5)}, "alpha=1.5 is outside the domain"),
+    ],
+)
+def test_a_bad_setting_is_named_before_anything_is_loaded(setting, said):
+    given = {"evaluation": EVALUATION, "method": METHOD, "sampling": Sampling()} | setting
+    with pytest.raises(ValueError, match=said):
+        profiling.profile(pair=ModelPair(name="no such pair"), **given)

@@ -1,0 +1,342 @@
+"""Spec-Bench end to end with a tabular pair: its answer schema, its arithmetic, its timing."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.data import directory
+from speccascade_jax.engine.generate import Generator
+from speccascade_jax.evaluation.points import Method, ModelPair, Sampling
+from speccascade_jax.evaluation.studies.spec_bench import answering, conversing
+from speccascade_jax.evaluation.studies.spec_bench.questions import Conversation, Question, get_conversation
+from speccascade_jax.methods import table
+from speccascade_jax.pairs import prompts
+from speccascade_jax.pairs.prompts import text_ids
+from speccascade_jax.results.store.result_store import ResultStore
+from speccascade_jax.rules.deferral import RULES
+from tests.support import text_pair
+from tests.support.acceptance_heads import head_for
+
+QUESTIONS = [
+    {"question_id": 81, "category": "writing", "turns": ["The dog sleeps.", "And the cat?"]},
+    {"question_id": 92, "category": "math", "turns": ["One and one.", "And two?"]},
+    {"question_id": 250, "category": "qa", "turns": ["Who is it?"], "reference": ["nobody"]},
+]
+LONGEST = 9
+PLAIN = get_conversation("plain")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> sc.Pair:
+    return text_pair.make(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture
+def run(pair, tmp_path, monkeypatch):
+    monkeypatch.setenv(directory.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(answering, "load_source", lambda source: pair)
+    monkeypatch.setattr(prompts, "bucket", lambda length: 128)  # all turns in one program
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
+
+    def run(**changes):
+        given = {
+            "pair": ModelPair(name="some/tiny"),
+            "method": Method(name="spec_decode", block_size=2),
+            "sampling": Sampling(),
+            "questions": "q.jsonl",
+            "max_new_tokens": LONGEST,
+            "output": str(tmp_path / "answers"),
+        }
+        return answering.run(**given | changes)
+
+    return run
+
+
+def read(folder, name) -> list[dict]:
+    return [json.loads(line) for line in (folder / "answers" / name).read_text(encoding="utf-8").splitlines()]
+
+
+def test_answers_have_the_schema_that_spec_benchs_scripts_read(run, tmp_path):
+    rows = run()
+    ours, target = (read(tmp_path, f"tiny-{name}.jsonl") for name in ("spec_decode", "autoregressive"))
+    for answers, question in zip((*ours, *target), QUESTIONS * 2, strict=True):
+        assert {"question_id", "category", "answer_id", "model_id", "choices", "tstamp", "key", "checksum"} == set(
+            answers
+        )
+        assert (answers["question_id"], answers["category"]) == (question["question_id"], question["category"])
+        (choice,) = answers["choices"]
+        assert set(choice) == {"index", "turns", "decoding_steps", "new_tokens", "wall_time", "accept_lengths"}
+        for name in ("turns", "decoding_steps", "new_tokens", "wall_time"):
+            assert len(choice[name]) == len(question["turns"])
+        assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"])
+        assert len(choice["accept_lengths"]) == sum(choice["decoding_steps"])
+        assert all(1 <= count <= LONGEST for count in choice["new_tokens"])
+        assert all(1 <= length <= 3 for length in choice["accept_lengths"]) and min(choice["wall_time"]) > 0
+    assert {answer["model_id"] for answer in ours} == {"tiny-spec_decode"}
+    assert all(set(answer["choices"][0]["accept_lengths"]) == {1} for answer in target)
+    assert max(length for answer in ours for length in answer["choices"][0]["accept_lengths"]) > 1
+    # greedy and lossless: the same answers, hence the same second prompts
+    assert [answer["choices"][0]["turns"] for answer in ours] == [answer["choices"][0]["turns"] for answer in target]
+    assert [(row.category, row.questions, row.same) for row in rows] == [
+        ("mt_bench", 2, 2),
+        ("qa", 1, 1),
+        ("overall", 3, 3),
+    ]
+
+
+def test_the_second_prompt_contains_the_first_answer(pair, monkeypatch):
+    speaker = conversing.Speaker(pair, Method(name="autoregressive"), Sampling(), PLAIN, max_new_tokens=LONGEST)
+    asked, answer = [], speaker.answer
+    monkeypatch.setattr(speaker, "answer", lambda text, number: asked.append(text) or answer(text, number))
+    first, _ = speaker.converse(Question(81, "writing", ("The dog sleeps.", "And the cat?")))
+    assert asked == [
+        "User: The dog sleeps.\nAssistant:",
+        f"User: The dog sleeps.\nAssistant: {first.text}\nUser: And the cat?\nAssistant:",
+    ]
+
+
+def test_compilation_is_not_timed(pair, monkeypatch):
+    speaker = conversing.Speaker(pair, Method(name="autoregressive"), Sampling(), PLAIN, max_new_tokens=LONGEST)
+    clock, calls, generate = [0.0], [], speaker.program.generate
+
+    def slow_at_first(_, *arguments, **more):
+        clock[0] += 1.0 if calls else 100.0
+        calls.append(arguments)
+        return generate(*arguments, **more)
+
+    monkeypatch.setattr(Generator, "generate", slow_at_first)
+    monkeypatch.setattr(conversing.time, "perf_counter", lambda: clock[0])
+    assert [speaker.answer("The dog sleeps.").seconds for _ in range(3)] == [1.0, 1.0, 1.0]
+    assert len(calls) == 4
+
+
+def test_a_long_prompt_reaches_the_models_whole(pair, monkeypatch):
+    class ReachedError(Exception):
+        pass
+
+    def generate(program, params, prompt, *arguments, **more):
+        raise ReachedError(prompt)
+
+    monkeypatch.setattr(Generator, "generate", generate)
+    speaker = conversing.Speaker(pair, Method(name="autoregressive"), Sampling(), PLAIN, max_new_tokens=LONGEST)
+    text = speaker.prompt(Question(81, "writing", ("The dog sleeps, and the cat is not at home. " * 15,)))
+    ids = text_ids(pair, text)
+    with pytest.raises(ReachedError) as reached:
+        speaker.answer(text)
+    (prompt,) = reached.value.args
+    assert 300 < len(ids) == prompt.length[0]
+    assert prompt.tokens[0, : len(ids)].tolist() == ids
+
+
+def test_generation_stops_at_a_turns_end_that_is_one_token(pair):
+    token = next(t for t in range(40, text_pair.PIECES) if pair.vocabulary.encode(pair.vocabulary.piece(t))[-1] == t)
+    ends = Conversation(user="{text}", answer="{text}", stop=(pair.vocabulary.piece(token), "zzqq zzqq"))
+    for conversation, own in ((ends, (token,)), (PLAIN, ())):
+        speaker = conversing.Speaker(pair, Method(name="autoregressive"), Sampling(), conversation)
+        assert speaker.program.engine.stop_ids == (*pair.vocabulary.stop_ids, *own)
+
+
+def answers(speeds: dict[str, list[tuple[list[int], list[float], list[int]]]]) -> list[dict]:
+    return [
+        {
+            "question_id": number,
+            "category": category,
+            "choices": [{"new_tokens": tokens, "wall_time": times, "accept_lengths": lengths, "turns": [str(number)]}],
+        }
+        for category, choices in speeds.items()
+        for number, (tokens, times, lengths) in enumerate(choices)
+    ]
+
+
+def test_speeds_are_means_over_questions_and_accepted_tokens_over_rounds():
+    ours = answers({"math": [([10, 20], [1.0, 2.0], [3, 3]), ([40], [1.0], [1])], "rag": [([6], [2.0], [2, 4])]})
+    alone = answers({"math": [([10, 20], [3.0, 3.0], [1]), ([10], [1.0], [1])], "rag": [([6], [3.0], [1])]})
+    alone[-1]["choices"][0]["turns"] = ["another"]
+    first, second, overall = answering.table(ours, alone)
+    assert (first.category, first.speed, first.target_speed) == ("mt_bench", 25.0, 7.5)
+    assert first.accepted == pytest.approx(7 / 3) and first.speed_up == pytest.approx(25 / 7.5)
+    assert (second.category, second.speed, second.same, first.same) == ("rag", 3.0, 0, 2)
+    assert (overall.questions, overall.speed) == (3, pytest.approx(53 / 3))
+    with pytest.raises(ValueError, match="different questions"):
+        answering.table(ours, alone[:-1])
+
+
+def test_who_answers_first_alternates(tmp_path):
+    said = []
+
+    class Fake:
+        def __init__(self, name):
+            self.name = name
+
+        def converse(self, question):
+            said.append(self.name)
+            return [conversing.Turn(text="x", new_tokens=1, target_calls=1, seconds=1.0, accept_lengths=[1])]
+
+    questions = [Question(n, "qa", ("x",)) for n in range(3)]
+    with ResultStore(tmp_path / "a.jsonl") as one, ResultStore(tmp_path / "b.jsonl") as other:
+        sides = [answering.Side(Fake(store.path.stem), store, {}) for store in (one, other)]
+        answering.answer_all(sides, questions)
+    assert said == ["a", "b", "b", "a", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"categories": ("writing",)}, "categories: 'writing' is not one of mt_bench"),
+        ({"categories": "qa"}, "is one value where a tuple is meant"),
+        ({"categories": ("rag",)}, "there are no questions of rag: give others"),
+        ({"conversation": "chat"}, "unknown conversation 'chat'"),
+        ({"per_category": 0}, "per_category=0 is not a whole number >= 1"),
+        ({"method": Method(name="autoregressive")}, "autoregressive is measured beside every method"),
+        ({"method": Method(name="seq_cascade", alpha=-3.0)}, "decides about whole outputs"),
+        ({"method": Method(name="chow")}, "rule 'chow' needs alpha"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(run, changes, message):
+    with pytest.raises(ValueError, match=message):
+        run(**changes)
+
+
+@pytest.mark.parametrize("content", ["hours of work\n", '{"question_id": 81}\n', '{"key": "another"}\n'])
+@pytest.mark.parametrize("name", ["spec_decode", "autoregressive"])
+def test_answers_of_others_are_never_touched(run, tmp_path, name, content):
+    file = tmp_path / f"answers/tiny-{name}.jsonl"
+    file.parent.mkdir()
+    file.write_text(content)
+    with pytest.raises(ValueError, match=rf"tiny-{name}.jsonl holds answers of another run already .*; remove it"):
+        run()
+    assert file.read_text() == content and len(list(file.parent.iterdir())) == 1
+
+
+@pytest.mark.laws
+def test_answers_under_another_head_are_another_runs(run, pair, tmp_path, monkeypatch):
+    asked = {"categories": ("qa",), "sampling": Sampling(temperature=1.0)}
+    asked["method"] = Method(name="specdecpp", stop_threshold=0.5)
+    for seed, said in ((0, None), (1, "holds answers of another run already")):
+        monkeypatch.setattr(
+            answering, "load_source", lambda source, seed=seed: replace(pair, head=head_for(pair, seed=seed))
+        )
+        with pytest.raises(ValueError, match=said) if said else nullcontext():
+            assert run(**asked)
+
+
+def lines(tmp_path) -> dict[str, list[str]]:
+    return {file.stem: file.read_text().splitlines() for file in sorted((tmp_path / "answers").glob("*.jsonl"))}
+
+
+def asked(monkeypatch, stop_at: int = 99) -> list[tuple[str, int]]:
+    """Who is asked what from now on; the question number `stop_at` ends the process."""
+    said, converse = [], conversing.Speaker.converse
+
+    def noted(speaker, question):
+        if len(said) == stop_at:
+            raise KeyboardInterrupt
+        said.append((speaker.method.name, question.question_id))
+        return converse(speaker, question)
+
+    monkeypatch.setattr(conversing.Speaker, "converse", noted)
+    return said
+
+
+def test_a_run_that_was_killed_goes_on_where_it_stood(run, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        asked(patched, stop_at=3)
+        run()
+    before = lines(tmp_path)
+    assert [len(each) for each in before.values()] == [1, 1]
+    (tmp_path / "answers/tiny-spec_decode.jsonl").open("a").write('{"key": "half a li')
+    said = asked(monkeypatch)
+    with pytest.warns(UserWarning, match="1 damaged line"):
+        rows = run()
+    after = lines(tmp_path)
+    assert [after[name][:1] for name in before] == list(before.values())
+    assert said == [("autoregressive", 92), ("spec_decode", 92), ("spec_decode", 250), ("autoregressive", 250)]
+    assert [[json.loads(line)["question_id"] for line in each] for each in after.values()] == [[81, 92, 250]] * 2
+    said.clear()
+    assert run() == rows and rows[-1].questions == 3 and not said and lines(tmp_path) == after
+
+
+def test_answers_of_one_side_alone_are_kept(run, tmp_path, monkeypatch):
+    run()
+    file = tmp_path / "answers/tiny-autoregressive.jsonl"
+    kept = file.read_text().splitlines()
+    file.write_text("\n".join(kept[:2]) + "\n")
+    said = asked(monkeypatch)
+    assert run()[-1].questions == 3 and said == [("autoregressive", 250)]
+
+
+def test_a_run_of_more_questions_keeps_what_is_answered_and_one_of_other_settings_is_refused(run, monkeypatch):
+    said = asked(monkeypatch)
+    run(per_category=1)
+    assert run()[-1].questions == 3
+    assert run(per_category=1)[-1].questions == 2  # of fewer again: the file holds more
+    assert sorted(said) == sorted(
+        (name, q["question_id"]) for name in ("autoregressive", "spec_decode") for q in QUESTIONS
+    )
+    for changes in (
+        {"seed": 1}, {"max_new_tokens": 8}, {"instruction": "Be kind."}, {"sampling": Sampling(temperature=0.5)},
+        {"method": Method(name="spec_decode", block_size=3)}, {"conversation": "vicuna"},
+        {"method": Method(name="opt", alpha=0.5)},  # whose own file is new: the target's was timed beside another
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="holds answers of another run already"):
+            run(**changes)
+
+
+def test_a_changed_rule_is_another_runs_and_whole_numbers_are_one_run(run, monkeypatch):
+    run(per_category=1)
+    said = asked(monkeypatch)
+    run(per_category=1, seed=0.0, max_new_tokens=float(LONGEST))
+    assert not said
+    rule = replace(RULES["spec_decode"], kept=None)  # the same law by other operations: nobody could tell
+    monkeypatch.setitem(table.METHODS, "spec_decode", table.of_rule("spec_decode", rule))
+    with pytest.raises(ValueError, match="holds answers of another run already"):
+        run(per_category=1)
+
+
+def turns(pair, question: dict) -> list[int]:
+    """Tokens of the first turn's prompt, and the least that the second's can have."""
+    said = question["turns"]
+    texts = [PLAIN.prompt(said[:n], [""] * (n - 1)) for n in range(1, len(said) + 1)]
+    return [len(text_ids(pair, text)) for text in texts]
+
+
+def test_a_first_turn_that_is_too_long_is_refused_before_anything_is_answered(run, pair, tmp_path, monkeypatch):
+    monkeypatch.setattr(Generator, "generate", lambda *_, **__: pytest.fail("answered"))
+    longest = max(turns(pair, question)[0] for question in QUESTIONS)
+    limit = r"turn 1, has \d+ tokens, over the limit of {}; raise spec_bench.run.max_prompt_length"
+    with pytest.raises(ValueError, match=limit.format(longest - 1)):
+        run(max_prompt_length=longest - 1)
+    monkeypatch.setattr(sc.Pair, "max_length", longest + LONGEST - 1)
+    with pytest.raises(ValueError, match=rf"and max_new_tokens is {LONGEST}: .* the {longest + LONGEST - 1} positions"):
+        run()
+    assert not (tmp_path / "answers").exists()
+
+
+def test_a_conversation_that_outgrows_the_room_is_left_out_and_named(run, pair, tmp_path, monkeypatch, capsys):
+    longest = max(turns(pair, question)[0] for question in QUESTIONS)
+    assert min(turns(pair, question)[1] for question in QUESTIONS[:2]) > longest
+    rows = run(max_prompt_length=longest)
+    assert [(row.category, row.questions) for row in rows] == [("qa", 1), ("overall", 1)]
+    said = capsys.readouterr().out
+    assert said.count("left out: question") == 2 and "turn 2, has " in said and "raise it and run again" in said
+    assert [[json.loads(line)["question_id"] for line in each] for each in lines(tmp_path).values()] == [[250]] * 2
+    already = asked(monkeypatch)
+    assert run()[-1].questions == 3 and (len(already), ("spec_decode", 250) in already) == (4, False)
+
+
+def test_positions_that_the_models_were_made_for_are_room_too(run, pair, capsys, monkeypatch):
+    longest = max(turns(pair, question)[0] for question in QUESTIONS)
+    monkeypatch.setattr(sc.Pair, "max_length", longest + LONGEST)
+    assert run()[-1].questions == 1 and f"the {longest + LONGEST} positions" in capsys.readouterr().out
+
+
+def test_a_pair_without_a_vocabulary_is_refused(pair):
+    bare = sc.Pair(target=pair.target, draft=pair.draft, name="bare")
+    with pytest.raises(ValueError, match="pair 'bare' has no vocabulary"):
+        conversing.Speaker(bare, Method(name="autoregressive"), Sampling(), PLAIN)

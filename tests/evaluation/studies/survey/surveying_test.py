@@ -1,0 +1,174 @@
+"""Surveys of a task: printed, held against real runs, and planning a sweep."""
+
+import dataclasses
+import json
+import warnings
+
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.evaluation import experiment, session
+from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.studies.survey import surveying
+from tests.support import text_pair
+
+SOURCE = ModelPair(name="tabular")
+SMALL = Evaluation(
+    task="tiny_translation",
+    keep_outputs=False,
+    keep_traces=0,
+    max_new_tokens=8,
+    quality_examples=16,
+    quality_batch=16,
+    latency_examples=0,
+    resamples=10,
+)
+SHARED = {"pair": SOURCE, "evaluation": SMALL}
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    return session.Session(SOURCE, SMALL, text_pair.make(tmp_path_factory.mktemp("pair")))
+
+
+@pytest.fixture(autouse=True)
+def _this_evaluator(monkeypatch, loaded):
+    for module in (surveying, experiment):
+        monkeypatch.setattr(module, "Session", lambda *_: loaded)
+
+
+def test_estimates_are_printed_written_and_checked(tmp_path, capsys):
+    given = {"rules": ("diff",), "sampling": Sampling(temperature=1.0), "check": (0.55,), "block_size": 2}
+    rows = surveying.survey(**SHARED, **given, along="target", output=str(tmp_path / "new" / "survey.json"))
+    said = capsys.readouterr().out
+    assert "positions of the target outputs" in said and "really rejected" in said
+    assert [(row["rule"], row["alpha"]) for row in rows] == [("diff", 0.1)]
+    assert json.loads((tmp_path / "new" / "survey.json").read_text())["rows"] == rows
+    for row in rows:
+        assert 0.02 < row["rejection"] < 0.9 and row["error"] == row["rejection"] - row["real_rejection"]
+        # some 100 examined positions each: four standard errors
+        assert abs(row["error_along_its_own_outputs"]) < 0.2
+
+
+def test_a_batch_that_is_filled_up_counts_no_row_twice(loaded):
+    method = Method(name="diff", alpha=0.1, block_size=2)
+    odd = dataclasses.replace(SMALL, quality_batch=12)  # 16 examples: a batch, and four rows filled up with themselves
+    point = Point(pair=SOURCE, evaluation=odd, method=method, sampling=Sampling(temperature=1.0))
+    written = surveying.write(loaded, point)
+    assert [each.counts.sum() for each in written] == [12, 4]
+    lengths = [np.asarray(each.generation.lengths) for each in written]
+    found = surveying.read(loaded, point, written, {"diff": (0.1,)})
+    positions = lengths[0].sum() + lengths[1][:4].sum()
+    assert {len(values) for values in found.positions.values()} == {positions}
+    assert surveying.rates(written)["committed"] == positions
+
+
+def _written(session, along):
+    """The point, what its writer wrote greedily, and those outputs `[16, 8]`."""
+    method = surveying.WRITERS[along]
+    point = Point(pair=SOURCE, evaluation=SMALL, method=method, sampling=Sampling(temperature=0.0))
+    (written,) = surveying.write(session, point)
+    return point, written, np.asarray(written.generation.tokens)
+
+
+@pytest.mark.parametrize("along", ["target", "draft"])
+def test_outputs_that_met_no_law_are_left_out_of_a_survey(loaded, along, capsys):
+    """Of the writer, which ends there, and of the other model, which reads on: all else is as if they were healthy."""
+    point, _, outputs = _written(loaded, along)
+    whole = surveying.take(loaded, point, {"diff": (0.1, 0.5)})
+    pair, lost = text_pair.damaged(loaded.pair, outputs, "target")
+    opened = session.Session(SOURCE, SMALL, pair)
+    if along == "target":
+        found = surveying.take(opened, point, {"diff": (0.1, 0.5)})
+        assert f"{len(lost)} outputs are left out: the target model gave NaN" in capsys.readouterr().out
+        assert surveying.rates(surveying.write(opened, point))["committed"] == len(found.rows)
+    else:
+        with pytest.warns(UserWarning, match=f"{len(lost)} outputs are left out: the target model gives NaN"):
+            found = surveying.take(opened, point, {"diff": (0.1, 0.5)})
+    well = ~np.isin(whole.rows, lost)
+    assert 0 < well.sum() < len(well) and found.rows.tolist() == whole.rows[well].tolist()
+    for name, values in whole.positions.items():
+        np.testing.assert_array_equal(found.positions[name], values[well], err_msg=name)
+    np.testing.assert_array_equal(found.curves["diff"].rejection, whole.curves["diff"].rejection[:, well])
+    assert np.isfinite(found.estimate("diff", 0.3)).all()
+
+
+def test_a_survey_of_nothing_is_refused(loaded):
+    broken = sc.TableLM(np.full((text_pair.PIECES, text_pair.PIECES), np.nan))
+    for model, along in (("target", "target"), ("target", "mixed"), ("draft", "target")):
+        opened = session.Session(SOURCE, SMALL, dataclasses.replace(loaded.pair, **{model: broken}))
+        point = dataclasses.replace(_written(loaded, "target")[0], method=surveying.WRITERS[along])
+        with warnings.catch_warnings(), pytest.raises(FloatingPointError, match="no output is left to survey: "):
+            warnings.simplefilter("ignore")
+            surveying.take(opened, point, {"diff": (0.1,)})
+
+
+def test_fuzzy_rules_are_run_and_held_against_their_bound(tmp_path, capsys, monkeypatch):
+    asked, take = [], surveying.take
+    monkeypatch.setattr(
+        surveying, "take", lambda loaded, point, grids: asked.append(point) or take(loaded, point, grids)
+    )
+    path, rules = tmp_path / "survey.json", ("spec_decode", "fuzzy_tv_scaled", "fuzzy_kl_scaled")
+    given = {"rules": rules, "alphas": 2, "bounds": (0.5, 0.9), "block_size": 2, "histogram": "tv"}
+    surveying.survey(**SHARED, **given, sampling=Sampling(temperature=1.0), output=str(path))
+    said, kept = capsys.readouterr().out, json.loads(path.read_text())
+    writers = [
+        (p.method.name, p.method.rule, p.method.alpha, p.method.bonus, p.sampling.draft_temperature) for p in asked
+    ]
+    assert writers[1:3] == [("fuzzy", "fuzzy_tv_scaled", tau, "rule", 1.0) for tau in (0.5, 0.9)]
+    assert {writer[0] for writer in writers[3:]} == {"autoregressive"}  # kl: along the target's outputs
+    assert [(row["rule"], row["tau"], row["along"]) for row in kept["bounds"]] == [
+        (rule, tau, along) for rule, along in zip(rules[1:], ("rule", "target"), strict=True) for tau in (0.5, 0.9)
+    ]
+    for row in kept["bounds"]:
+        assert row["standing"] == "proven" and row["share"] <= 1 and row["incurred"] <= row["bound"]
+        assert row["bound"] == pytest.approx(row["tokens"] * row["share"] * row["tau"])
+    # the larger threshold keeps some of the draft
+    assert all(row["share"] > 0 and row["incurred"] > 0 for row in kept["bounds"][1::2])
+    assert "Divergence from the target" in said and "tv of draft and target: median" in said
+    assert (kept["pair"], kept["task"], kept["temperature"]) == ("tabular", "tiny_translation", 1.0)
+    assert kept["histogram"]["quantity"] == "tv"
+    assert sum(kept["histogram"]["counts"]) + kept["histogram"]["above"] == kept["positions"]
+
+
+def test_a_greedy_draft_is_run_and_named_where_it_is_asked_for(tmp_path, capsys):
+    greedy, path = Sampling(temperature=1.0, draft_temperature=0.0), tmp_path / "survey.json"
+    surveying.survey(
+        **SHARED, rules=("fuzzy_tv_scaled",), alphas=2, bounds=(0.6,), block_size=2, sampling=greedy, output=str(path)
+    )
+    (row,) = json.loads(path.read_text())["bounds"]
+    assert row["standing"].startswith("proven (") and "one-hot" in capsys.readouterr().out
+
+
+@pytest.mark.laws
+def test_a_sweep_is_planned_where_its_curves_move(tmp_path, loaded):
+    store = tmp_path / "sweep.jsonl"
+    experiment.sweep(
+        **SHARED, methods=("token_v3", "chow"), alphas={"chow": (0.5,)}, temperatures=(1.0,), plan=4, output=str(store)
+    )
+    records = [json.loads(line) for line in store.read_text().splitlines()]
+    found = {name: [r for r in records if r["point"]["method"] == name] for name in ("token_v3", "chow")}
+    assert [r["point"]["alpha"] for r in found["chow"]] == [0.5]
+    rates = [r["measures"]["rejection_rate"] for r in sorted(found["token_v3"], key=lambda r: r["point"]["alpha"])]
+    assert len(rates) == 4 and np.abs(np.diff(rates)).max() < 0.75 * (max(rates) - min(rates))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"along": "nobody"}, "along='nobody' is not one of target, draft, mixed"),
+        ({"rules": ()}, "rules=.. is empty"),
+        ({"bounds": 0.1}, "bounds=0.1 is one value where a tuple is meant"),
+        ({"check": (1.5,)}, "must be shares of a rule's range"),
+        ({"bounds": (0.1,)}, r"bounds=\(0.1,\) are thresholds of fuzzy rules: add one to rules"),
+        ({"bounds": (0.0,), "rules": ("fuzzy_js",)}, r"bounds=\(0.0,\) must be thresholds above 0"),
+        ({"histogram": "max_p"}, "no histogram of 'max_p'"),
+        ({"rules": ("chw",)}, "unknown rule 'chw': did you mean chow"),
+        ({"sampling": Sampling(temperature=-1.0)}, "is negative"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(changes, message):
+    given = {"rules": ("chow",), "sampling": Sampling()} | changes
+    with pytest.raises(ValueError, match=message):
+        surveying.survey(**SHARED, **given)

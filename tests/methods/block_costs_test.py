@@ -1,0 +1,184 @@
+"""`block_size="auto"` from the front door: what is measured and kept, and what it does not go with. No time is looked
+at for its size."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.core.types import BoundModel, Prompt
+from speccascade_jax.engine.generate import compilations
+from speccascade_jax.methods import block_costs, round_timing
+from speccascade_jax.methods.assemble import assemble, build
+from speccascade_jax.methods.settings import Level, Settings
+from speccascade_jax.models.fake import Fake
+from speccascade_jax.runtime import compilation_cache
+from speccascade_jax.stopping.block_planner import LENGTHS
+from tests.support import conformance, planning
+
+AUTO = {"block_size": "auto"}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """Laws that hang on the whole prefix."""
+    target, draft = (BoundModel(params=(), model=Fake(16, **more)) for more in ({"seed": 2}, {"noise": 0.3, "seed": 1}))
+    return sc.Pair(target=target, draft=draft)
+
+
+@pytest.fixture
+def kept(pair, monkeypatch, tmp_path):
+    """Where costs are kept, empty; nothing is known yet, and timing is over soon."""
+    monkeypatch.setenv(compilation_cache.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(round_timing, "SECONDS", 0.0)
+    monkeypatch.setattr(round_timing, "STEADY", np.inf)
+    forget(pair, monkeypatch)
+    return tmp_path / "auto"
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Grows by one with every timing."""
+    seen, real = [], round_timing.Rounds.timed
+    monkeypatch.setattr(round_timing.Rounds, "timed", lambda self: seen.append(self) or real(self))
+    return seen
+
+
+def forget(pair, monkeypatch):
+    """As in another process."""
+    monkeypatch.setattr(block_costs, "_KNOWN", {})
+    pair.plans.clear()
+
+
+def decode(pair, rows=2, **more):
+    given = {"max_new_tokens": 16, "temperature": 0.0} | AUTO | more
+    return sc.decode(pair, [[3, 4]] * rows, **given)
+
+
+@pytest.mark.laws
+def test_costs_are_measured_once_and_kept(pair, kept, timed, monkeypatch):
+    first, compiled = decode(pair), compilations()
+    assert len(timed) == 1
+    files = {path.name: path.read_text() for path in kept.iterdir()}
+    assert [name.partition("-")[0] for name in files] == ["rounds"], "acceptance of so few drafts is not kept"
+    held = json.loads(next(iter(files.values())))
+    assert held["steady"] and len(held["rounds"]) == len(LENGTHS) and held["rounds"] == sorted(held["rounds"])
+    again = decode(pair)
+    forget(pair, monkeypatch)
+    later = decode(pair, seed=3)
+    assert len(timed) == 1 and compilations() == compiled, "one program is timed, walked and run"
+    for other in (again, later):
+        np.testing.assert_array_equal(first.tokens, other.tokens)
+    np.testing.assert_array_equal(first.tokens, decode(pair, block_size=3).tokens)
+    assert {path.name: path.read_text() for path in kept.iterdir()} == files
+    decode(pair, rows=3)
+    assert len(timed) == 2 and len(list(kept.iterdir())) == 2
+
+
+@pytest.mark.laws
+def test_much_acceptance_is_kept_too(pair, kept, monkeypatch):
+    monkeypatch.setattr(block_costs, "TELLING", 5)
+    decode(pair)
+    found = next(json.loads(path.read_text()) for path in kept.glob("acceptance-*"))
+    assert found["examined"] >= 5 and 0 <= found["kept"] <= found["examined"] and found["ended"] <= 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        '{"rounds": [1, 2], "prefill": 0, "steady": true}',
+        '{"rounds": [1, 2], "prefill": "x", "steady": true}',
+        '{"rounds": [-1.0], "prefill": 0, "steady": true}',
+    ],
+)
+def test_a_damaged_file_is_measured_anew(pair, kept, timed, monkeypatch, content):
+    decode(pair)
+    path = next(kept.glob("rounds-*"))
+    path.write_text(content)
+    forget(pair, monkeypatch)
+    decode(pair)
+    assert len(timed) == 2 and json.loads(path.read_text())["prefill"] >= 0
+
+
+def test_times_of_a_busy_machine_are_not_kept(pair, kept, monkeypatch):
+    monkeypatch.setattr(round_timing, "STEADY", 0.0)
+    decode(pair)
+    assert not list(kept.glob("rounds-*"))
+
+
+def test_other_numbers_ask_for_their_own_acceptance_and_no_other_times(pair, kept, timed, monkeypatch):
+    walked = []
+    monkeypatch.setattr(
+        round_timing.Rounds, "walked", lambda self: walked.append(self) or round_timing.Walked(40, 100, 1, 9)
+    )
+    for temperature in (0.5, 0.9, 0.9):
+        decode(pair, temperature=temperature)
+    assert len(walked) == 2 and len(timed) == 1
+    chance = (40 + round_timing.USUAL * round_timing.USUAL_TOKENS) / (100 + round_timing.USUAL_TOKENS)
+    known = [each for each in block_costs._KNOWN.values() if isinstance(each, block_costs.Costs)]
+    np.testing.assert_allclose([each.acceptance for each in known], chance, rtol=1e-6)
+
+
+@pytest.mark.laws
+def test_streams_are_what_decode_writes(pair, kept):
+    settings = AUTO | {"max_new_tokens": 16, "temperature": 1.0, "seed": 4}
+    streamed = sc.stream(pair, [3, 4], **settings)
+    assert not kept.exists(), "nothing is measured before the first token is asked for"
+    ids = [token.id for token in streamed]
+    assert ids == sc.decode(pair, [[3, 4]], **settings).tokens[0].tolist()
+
+
+def test_an_engine_without_costs_says_where_they_come_from(pair):
+    engine, params = assemble(pair, **AUTO)
+    prompt = Prompt(jnp.ones((1, 2), jnp.int32), jnp.full(1, 2))
+    with pytest.raises(ValueError, match=r"costs are not known: .*methods\.costs\.ready"):
+        build(pair, Settings(**AUTO)).program.generate(
+            params, prompt, controls=conformance.controls(1), max_new_tokens=4
+        )
+    told = planning.told(params, planning.forcing(LENGTHS, 0))
+    assert block_costs.ready(pair, engine, told, prompt, conformance.controls(1), max_new_tokens=4) is told
+    plain, own = assemble(pair)
+    assert block_costs.ready(pair, plain, own, prompt, conformance.controls(1), max_new_tokens=4) is own
+
+
+def test_where_no_draft_pays_the_draft_is_left_out(pair, monkeypatch):
+    engine, params = assemble(pair, **AUTO)
+    prompt = Prompt(jnp.ones((1, 2), jnp.int32), jnp.full(1, 2))
+    for length, parts in ((0, {"costs"}), (3, {"costs", "model"})):
+        known = planning.forcing(LENGTHS, length)
+        monkeypatch.setattr(block_costs, "costs", lambda *_, known=known: known)
+        found = block_costs.ready(pair, engine, params, prompt, conformance.controls(1), max_new_tokens=4)
+        assert set(found["drafter"]) == parts and found["drafter"]["costs"] is known
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"stop": "confidence", "stop_threshold": 0.5}, "and stop='confidence' both say how long blocks are"),
+        ({"method": "stop_entropy", "stop_threshold": 1.0}, "and stop='entropy' both say how long blocks are"),
+        ({"method": "oracle_cascade", "alpha": 0.1}, "has blocks of 1: leave block_size='auto' out"),
+        ({"rule": "opt", "alpha": 0.1, "bonus": "target"}, "needs bonus='rule' or 'none'"),
+        ({"method": "fuzzy", "alpha": 0.1}, "needs bonus='rule' or 'none'"),
+        ({"method": "seq_cascade", "alpha": -3.0}, "block_size"),
+        ({"drafters": (Level(model="draft", budget=3),)}, "plans the drafts of one of the pair's models"),
+        ({"block_size": "five"}, "block_size='five' is not a whole number or 'auto' or None"),
+    ],
+)
+def test_what_it_does_not_go_with_is_refused(pair, settings, words):
+    with pytest.raises(ValueError, match=words):
+        sc.decode(pair, [[1]], **AUTO | settings)
+
+
+def test_a_level_has_a_number():
+    with pytest.raises(ValueError, match="level 'draft': block_size='auto' is for what drafts for the target"):
+        Level(model="draft", budget=3, block_size="auto")
+
+
+def test_rules_that_read_q_always_draft(pair):
+    assert assemble(pair, rule="token_v3", **AUTO)[0].drafter.lengths == LENGTHS[1:]
+    assert assemble(pair, rule="spec_decode", **AUTO)[0].drafter.lengths == LENGTHS

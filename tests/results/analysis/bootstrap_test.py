@@ -1,0 +1,252 @@
+"""Paired bootstrap: against sacrebleu, against scipy, by example id, with the coverage it promises."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import sacrebleu
+from scipy import stats
+
+from speccascade_jax.data.tasks.table import get_task
+from speccascade_jax.metrics import quality
+from speccascade_jax.results.analysis import bootstrap as paired
+from speccascade_jax.results.analysis.bootstrap import Bootstrap
+from speccascade_jax.storage.files import plain
+
+
+def record(scores=(), ids=None, *, method="opt", metric="rougeL", seed=0, ms=(), target_ms=(), examples="same"):
+    """What a comparison reads of a record; `scores` are the statistics of its examples."""
+    ids = list(range(len(scores))) if ids is None else list(ids)
+    return {
+        "key": f"{method}-{seed}-record", "point": {"method": method, "alpha": 0.5, "seed": seed, "first_example": 0},
+        "fingerprints": {"examples": examples},
+        "quality": {"metric": metric, "per_example": {"ids": ids, "statistics": {metric: plain(np.asarray(scores))}}},
+        "latency": {"per_example_ms": list(ms)}, "target_latency": {"per_example_ms": list(target_ms)},
+    }  # fmt: skip
+
+
+def corpus(dropped: float, seed: int) -> tuple[list[str], list[str]]:
+    """Real sentences, and the same with a share of the words dropped or doubled; one empty, one without a match."""
+    rng = np.random.default_rng(seed)
+    references = [example.reference for example in get_task("tiny_translation").load(limit=60)]
+    times = [rng.choice(3, len(text.split()), p=[dropped, 1 - 1.2 * dropped, 0.2 * dropped]) for text in references]
+    predictions = [" ".join(np.repeat(text.split(), n).tolist()) for text, n in zip(references, times, strict=True)]
+    predictions[3:5] = ["", "xyz"]
+    return predictions, references
+
+
+def measured(dropped: float, seed: int, order=None) -> dict:
+    """A BLEU record as an evaluation writes it, read back from JSON; its examples in the given order."""
+    predictions, references = corpus(dropped, seed)
+    order = range(len(references)) if order is None else order
+    scored = quality.measure(
+        ["bleu", "rougeL"], [100 + n for n in order], [predictions[n] for n in order], [references[n] for n in order]
+    )
+    return record(metric="bleu") | {"quality": json.loads(json.dumps(plain(scored)))}
+
+
+def test_bleu_of_any_resample_is_sacrebleus_to_the_last_bit():
+    (predictions, references), given = corpus(0.2, 0), measured(0.2, 0)["quality"]
+    statistics = np.asarray(given["per_example"]["statistics"]["bleu"])
+    assert given["value"] == sacrebleu.corpus_bleu(predictions, [references]).score
+    for drawn in np.random.default_rng(1).integers(60, size=(20, 60)):
+        texts, truth = [predictions[n] for n in drawn], [references[n] for n in drawn]
+        (found,) = quality.get_metric("bleu").from_sums((np.bincount(drawn, minlength=60) @ statistics)[None], 60)
+        assert found == sacrebleu.corpus_bleu(texts, [truth]).score
+
+
+@pytest.mark.parametrize(
+    "predictions",
+    [["a b c", "e f", "", "h i"], ["a b c d x", "e f g", "", "h i j k"], ["", "", "", ""]],
+    ids=["no 4-gram at all", "4-grams without a match", "nothing written"],
+)
+def test_bleu_of_a_corpus_that_needs_smoothing_is_sacrebleus(predictions):
+    references = ["a b c x y", "e f g h", "l m", "h i k j"]
+    held = quality.measure(["bleu"], range(4), predictions, references)["per_example"]["statistics"]["bleu"]
+    (found,) = quality.get_metric("bleu").from_sums(np.sum(held, axis=0, keepdims=True), 4)
+    assert found == sacrebleu.corpus_bleu(predictions, [references]).score
+
+
+def test_the_value_is_the_difference_of_the_two_corpus_scores():
+    ours, theirs = measured(0.1, 0), measured(0.3, 1)
+    found = Bootstrap().quality_difference([ours], [theirs])
+    assert found.value == ours["quality"]["value"] - theirs["quality"]["value"] > 0
+    assert found.low < found.value < found.high and found.excludes(0) and not found.excludes(found.value)
+
+
+def test_the_interval_is_that_of_sacrebleu_on_resampled_texts():
+    """The same resamples, scored from texts one after the other."""
+    both, bootstrap = [corpus(0.1, 0), corpus(0.15, 1)], Bootstrap(samples=40)
+    differences = []
+    for counts in bootstrap._resamples(60)[1:].astype(int):
+        drawn = np.repeat(np.arange(60), counts)
+        scores = [sacrebleu.corpus_bleu([p[n] for n in drawn], [[r[n] for n in drawn]]).score for p, r in both]
+        differences.append(scores[0] - scores[1])
+    found = bootstrap.quality_difference([measured(0.1, 0)], [measured(0.15, 1)])
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(differences, [0.025, 0.975])), rel=1e-12)
+
+
+def test_a_record_does_not_differ_from_itself():
+    one = measured(0.2, 0) | {"latency": {"per_example_ms": [3.0] * 9}, "target_latency": {"per_example_ms": [4.0] * 9}}
+    assert Bootstrap().quality_difference([one], [one]) == (0, 0, 0)
+    assert Bootstrap().quality_difference([one], [json.loads(json.dumps(one))]) == (0, 0, 0)
+    assert Bootstrap().latency_ratio([one], [one]) == (1, 1, 1)
+
+
+def test_pairs_are_made_by_id_not_by_place():
+    shuffled = np.random.default_rng(3).permutation(60)
+    same = Bootstrap().quality_difference([measured(0.2, 0)], [measured(0.2, 0, shuffled)])
+    assert same == (0, 0, 0)
+    straight = Bootstrap().quality_difference([measured(0.1, 0)], [measured(0.3, 1)])
+    assert straight == Bootstrap().quality_difference([measured(0.1, 0, shuffled)], [measured(0.3, 1)])
+
+
+def test_a_mean_agrees_with_scipys_paired_bootstrap():
+    rng = np.random.default_rng(0)
+    ours = rng.normal(50, 10, 80)
+    theirs = ours + rng.normal(-1, 2, 80)
+    found = Bootstrap(samples=20_000).quality_difference([record(ours)], [record(theirs)])
+    expected = stats.bootstrap(
+        (ours, theirs), lambda x, y, axis: np.mean(x - y, axis), paired=True, n_resamples=20_000, method="percentile",
+        rng=np.random.default_rng(1),
+    ).confidence_interval  # fmt: skip
+    assert found.value == pytest.approx(np.mean(ours - theirs))
+    assert (found.low, found.high) == pytest.approx(tuple(expected), abs=0.02)
+
+
+def test_what_makes_examples_hard_cancels():
+    rng = np.random.default_rng(0)
+    hard = rng.normal(50, 20, 100)
+    found = Bootstrap().quality_difference([record(hard + 1)], [record(hard + rng.normal(0, 1, 100))])
+    assert found.excludes(0) and found.high - found.low < 1  # of either mean alone: about 8
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says():
+    rng, bootstrap, inside = np.random.default_rng(0), Bootstrap(samples=500), 0
+    for _ in range(400):
+        hard = rng.normal(50, 10, 60)
+        ours, theirs = (hard + gain + rng.normal(0, 3, 60) for gain in (1, 0))
+        inside += not bootstrap.quality_difference([record(ours)], [record(theirs)]).excludes(1)
+    assert 0.915 <= inside / 400 <= 0.975  # 0.944 is what 64 normal numbers give; 0.012 is one standard deviation
+
+
+def test_seeds_are_averaged_on_every_resample():
+    rng = np.random.default_rng(0)
+    first, second, other = (rng.normal(50, 10, 40) for _ in range(3))
+    pooled = Bootstrap().quality_difference([record(first), record(second, seed=1)], [record(other)])
+    assert pooled == pytest.approx(Bootstrap().quality_difference([record((first + second) / 2)], [record(other)]))
+
+
+def test_equal_seeds_give_equal_intervals():
+    ours, theirs = [measured(0.1, 0)], [measured(0.15, 1)]
+    assert Bootstrap().quality_difference(ours, theirs) == Bootstrap().quality_difference(ours, theirs)
+    assert Bootstrap(seed=1).quality_difference(ours, theirs) != Bootstrap().quality_difference(ours, theirs)
+
+
+def test_latencies_are_ratios_of_totals():
+    rng = np.random.default_rng(0)
+    target = rng.uniform(50, 150, 30)
+    fast, slow = (target * ratio * rng.normal(1, 0.05, 30) for ratio in (0.5, 0.9))
+    ours, theirs = record(ms=fast, target_ms=target), record(ms=slow, target_ms=target)
+    alone = Bootstrap().latency_ratio([ours])
+    assert alone.value == pytest.approx(fast.sum() / target.sum()) and alone.low < 0.5 < alone.high < 0.55
+    versus = Bootstrap().latency_ratio([ours], [theirs])
+    assert versus.value == pytest.approx(fast.sum() / slow.sum()) and versus.low < 5 / 9 < versus.high
+
+
+def test_a_machine_that_drifts_makes_no_method_better():
+    """Equal methods, timed at different times: within each record examples agree to the last digit, trials do not."""
+    target = np.linspace(50, 150, 16)
+
+    def drifting(name, *ratios):
+        return record(ms=[target * ratio for ratio in ratios], target_ms=[target] * len(ratios), method=name)
+
+    one, other = drifting("opt", 0.82, 0.77, 0.80, 0.79), drifting("diff", 0.825, 0.85, 0.81, 0.80)
+    alone, ratios = Bootstrap().latency_ratio([one]), np.asarray([0.82, 0.77, 0.80, 0.79])
+    half = stats.t.ppf(0.975, 3) * ratios.std(ddof=1) / ratios.mean() / 2
+    assert np.log([alone.low, alone.high]) == pytest.approx(np.log(ratios.mean()) + [-half, half], abs=0.005)
+    assert not Bootstrap().latency_ratio([one], [other]).excludes(1)
+    assert Bootstrap().latency_ratio([one], [drifting("diff", 0.9, 0.95, 0.93, 0.92)]).excludes(1)
+
+
+def test_rates_are_of_tokens_made_on_both_sides():
+    """Sampled outputs differ in length: twice the tokens in twice the time are no slower."""
+    rng = np.random.default_rng(0)
+    target, tokens = rng.uniform(50, 150, (3, 12)), rng.integers(5, 50, (3, 12))
+    made = record(ms=target, target_ms=target / 2)
+    made["latency"] |= {f"per_example_{name}": 2 * tokens for name in paired.TIMED}
+    made["target_latency"] |= {f"per_example_{name}": tokens for name in paired.TIMED}
+    rate, over = Bootstrap().rates([made])
+    assert rate[0] == pytest.approx(2 * tokens.sum() / target.sum() * 1e3) and over == pytest.approx(np.ones(1001))
+    sums = Bootstrap().timed([made, made])
+    assert sums["seconds"] == pytest.approx(2 * target.sum() / 1e3) and sums["alone_tokens"] == 2 * tokens.sum()
+
+
+def test_whole_requests_sent_at_random_have_the_expected_statistics():
+    ours, theirs = measured(0.1, 0), measured(0.3, 1)
+    bootstrap = Bootstrap(samples=50)
+    both = bootstrap.qualities([ours], [theirs])
+    for share, expected in zip((0.0, 1.0), both, strict=True):
+        assert bootstrap.mixed([ours], [theirs], share) == pytest.approx(expected)
+    half = bootstrap.mixed([ours], [theirs], 0.5)[0]
+    statistics = [np.asarray(each["quality"]["per_example"]["statistics"]["bleu"]) for each in (ours, theirs)]
+    drawn = [np.where(np.random.default_rng(n).random(60)[:, None] < 0.5, *statistics).sum(0) for n in range(500)]
+    assert half == pytest.approx(quality.get_metric("bleu").from_sums(np.asarray(drawn), 60).mean(), abs=0.2)
+    shares = np.linspace(0, 1, 51)
+    assert bootstrap.mixed([ours], [theirs], shares)[[0, -1]] == pytest.approx([both[0][0], both[1][-1]])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"ids": range(1, 11)},
+            r"opt α=0\.5 seed=0 \(record opt-0-re\) and chow .* have different examples and cannot",
+        ),
+        ({"examples": "others"}, "and chow .* have different examples"),
+        ({"metric": "exact_match"}, "and chow .* have different metrics"),
+    ],
+)
+def test_what_is_not_a_pair_is_refused_by_name(change, message):
+    other = record([1.0] * 10, method="chow", **change)
+    with pytest.raises(ValueError, match=message):
+        Bootstrap().quality_difference([record([1.0] * 10)], [other])
+
+
+def test_times_of_other_examples_are_refused():
+    few, many = record(ms=[1.0] * 8, target_ms=[1.0] * 8), record(ms=[1.0] * 9, target_ms=[1.0] * 9, method="chow")
+    with pytest.raises(ValueError, match=r"opt .* and chow .* have different examples"):
+        Bootstrap().latency_ratio([few], [many])
+
+
+def test_times_that_begin_at_another_example_are_refused():
+    ours, theirs = (record(ms=[1.0] * 8, target_ms=[1.0] * 8, method=name) for name in ("opt", "chow"))
+    assert Bootstrap().latency_ratio([ours], [theirs]) == (1, 1, 1)
+    theirs["point"]["first_example"] = 8
+    with pytest.raises(ValueError, match=r"opt .* and chow .* have different examples"):
+        Bootstrap().latency_ratio([ours], [theirs])
+
+
+def test_intervals_are_those_of_the_resamples_given_out():
+    ours, theirs = measured(0.1, 0), measured(0.15, 1)
+    first, second = Bootstrap().qualities([ours], [theirs])
+    assert first.shape == (1001,) and (first[0], second[0]) == (ours["quality"]["value"], theirs["quality"]["value"])
+    assert Bootstrap().interval(first - second) == Bootstrap().quality_difference([ours], [theirs])
+    timed = record(ms=np.linspace(5, 9, 9), target_ms=np.linspace(10, 12, 9))
+    assert Bootstrap().interval(Bootstrap().latencies([timed])) == Bootstrap().latency_ratio([timed])
+
+
+def test_records_without_single_examples_or_with_too_few_are_refused():
+    old = record([1.0] * 10, method="chow")
+    del old["quality"]["per_example"], old["latency"]
+    few = record([1.0] * 7, ms=[1.0] * 7, target_ms=[1.0] * 7)
+    for one in (old, few):
+        assert not paired.has_quality(one) and not paired.has_latency(one)
+        with pytest.raises(
+            ValueError, match="does not hold the quality of 8 or more single examples; measure it again"
+        ):
+            Bootstrap().quality_difference([record([1.0] * 10)], [one])
+        with pytest.raises(ValueError, match="does not hold the latency"):
+            Bootstrap().latency_ratio([one])

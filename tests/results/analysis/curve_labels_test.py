@@ -1,0 +1,49 @@
+"""Names of methods for readers."""
+
+import pytest
+
+from speccascade_jax.evaluation.points import Method
+from speccascade_jax.methods.settings import Level
+from speccascade_jax.results.analysis.curve_labels import label, place
+
+
+def record(**chosen):
+    method = Method(**chosen)
+    return {"point": {"head": method.head, "stop_threshold": method.stop_threshold, **method.facts()}}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "text"),
+    [
+        ({"name": "token_v3"}, "SpecCascade [Token]"),
+        ({"name": "fuzzy"}, "FSD [js]"),
+        ({"name": "fuzzy", "rule": "fuzzy_kl_top50"}, "FSD [kl_top50]"),
+        ({"name": "oracle_cascade", "rule": "opt"}, "Oracle [OPT]"),
+        ({"name": "bild", "stop_threshold": 0.3}, "BiLD α_f 0.3"),
+        ({"name": "bild", "rule": "fuzzy_tv", "stop_threshold": 0.3}, "BiLD [tv] α_f 0.3"),
+        ({"name": "specdecpp", "stop_threshold": 0.7}, "SpecDec++ h 0.7"),
+        (
+            {"name": "specdecpp", "rule": "opt", "head": "x/depth3_wrej6.msgpack", "stop_threshold": 0.7},
+            "SpecDec++ [OPT] depth3_wrej6 h 0.7",
+        ),
+        ({"name": "seq_cascade"}, "SeqCascade [sum]"),
+        (
+            {"name": "spec_decode", "drafters": (Level(model="mid", budget=3, rule="opt", alpha=0.2),)},
+            "SpecDecode [draft 5 → mid 3 rule opt alpha 0.2]",
+        ),
+    ],
+)
+def test_a_curve_is_named_by_its_method_and_by_what_was_chosen_for_it(chosen, text):
+    assert label(record(**chosen)) == text
+
+
+def test_what_sets_it_apart_comes_last_and_a_threshold_may_be_what_the_curve_runs_along():
+    stopped = record(name="specdecpp", stop_threshold=0.7)
+    assert label(stopped, " (γ = 20)", threshold=False) == "SpecDec++ (γ = 20)"
+
+
+def test_curves_come_in_the_papers_order():
+    given = ["token_v3", "fuzzy", "bild", "opt", "spec_decode"]
+    assert sorted(given, key=lambda name: place(record(name=name), name)) == [
+        "bild", "spec_decode", "opt", "token_v3", "fuzzy",
+    ]  # fmt: skip

@@ -1,0 +1,84 @@
+"""Two points side by side: who is meant, what is worst and best, what differs."""
+
+from __future__ import annotations
+
+import pytest
+
+from speccascade_jax.results.analysis import example_diff
+from speccascade_jax.results.store import outputs
+from speccascade_jax.results.store.outputs import Output
+from tests.support import fake_records
+
+RECORDS = [fake_records.run(point) for point in fake_records.coordinates()]
+TEXTS = {"first": ["the cat sat on the mat", "a b c d", "same"], "second": ["the cat sat", "a b c d e f", "same"]}
+REFERENCES = ["the cat sat on the mat", "a b c d e f", "same"]
+
+
+def kept(texts):
+    return [
+        Output(id=n, prompt=f"p{n}", reference=reference, output=text, tokens=(), pieces=())
+        for n, (text, reference) in enumerate(zip(texts, REFERENCES, strict=True))
+    ]
+
+
+@pytest.fixture
+def store(tmp_path):
+    path = tmp_path / "a.jsonl"
+    for record, texts in zip(RECORDS, TEXTS.values(), strict=False):
+        outputs.write(path, record, kept(texts))
+    return path
+
+
+def test_points_are_found_by_key_method_and_alpha():
+    assert example_diff.find(RECORDS, RECORDS[5]["key"][:8]) is RECORDS[5]
+    assert example_diff.find(RECORDS, "spec_decode")["point"]["method"] == "spec_decode"
+    assert example_diff.find(RECORDS, "token_v3@0.97")["point"]["alpha"] == 0.97
+    with pytest.raises(ValueError, match=r"5 records are called 'chow'.*chow@0.1"):
+        example_diff.find(RECORDS, "chow")
+    twice = [*RECORDS, *(fake_records.run(point) for point in fake_records.coordinates(temperature=0.0))]
+    with pytest.raises(ValueError, match=r"2 records are called 'token_v3@0.97'"):
+        example_diff.find(twice, "token_v3@0.97")
+    with pytest.raises(ValueError, match=r"no record is called 'chau@0.1': did you mean chow@0.1"):
+        example_diff.find(RECORDS, "chau@0.1")
+
+
+def test_examples_are_sorted_from_the_seconds_worst_to_its_best(store):
+    found = example_diff.pairs(store, *RECORDS[:2])
+    assert [each.first.id for each in found] == [0, 2, 1]
+    assert found[0].gain < 0 == found[1].gain < found[2].gain
+    assert found[0].scores[0] == pytest.approx(100) == found[2].scores[1]
+
+
+def test_scores_of_other_metrics_are_the_records_own(tmp_path):
+    """Also where they cannot be had from the text again: a metric that runs code."""
+    told = ([100.0, 0.0, 100.0], [0.0, 100.0, 100.0])
+    records = [
+        record
+        | {"quality": {"metric": "pass_at_1", "per_example": {"ids": [0, 1, 2], "statistics": {"pass_at_1": own}}}}
+        for record, own in zip(RECORDS, ([one / 100 for one in each] for each in told), strict=False)
+    ]
+    for record in records:
+        outputs.write(tmp_path / "a.jsonl", record, kept(TEXTS["first"]))
+    found = example_diff.pairs(tmp_path / "a.jsonl", *records)
+    assert [(each.first.id, each.gain) for each in found] == [(0, -100.0), (2, 0.0), (1, 100.0)]
+
+
+def test_what_differs_is_marked():
+    text = example_diff.marked("the big cat sat", "the cat sat down", "red")
+    assert text.plain == "the big cat sat"
+    assert [text.plain[span.start : span.end] for span in text.spans if span.style == "red"] == [" big"]
+
+
+def test_lines_show_both(store):
+    found = example_diff.pairs(store, *RECORDS[:2])
+    shown = "\n".join(line.plain for line in example_diff.shown(*RECORDS[:2], found[:1]))
+    assert "example 0, 100.0 → " in shown and TEXTS["second"][0] in shown and REFERENCES[0] in shown
+
+
+def test_what_cannot_be_compared_is_said(store):
+    with pytest.raises(ValueError, match=rf"outputs of {RECORDS[4]['key']} were not kept"):
+        example_diff.pairs(store, RECORDS[0], RECORDS[4])
+    other = RECORDS[1] | {"fingerprints": {"examples": "others"}}
+    outputs.write(store, other, kept(TEXTS["second"]))
+    with pytest.raises(ValueError, match="judged on other examples"):
+        example_diff.pairs(store, RECORDS[0], other)

@@ -1,0 +1,150 @@
+"""Forward times: planted coefficients come back, scipy agrees, and what cannot be told apart is refused."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from speccascade_jax.core.names import DRAFT, TARGET
+from speccascade_jax.results.analysis import forward_times
+from tests.support import measured_records as made
+
+RNG = np.random.default_rng(0)
+CALLS = RNG.integers(3, 60, 200)
+STEPS = RNG.integers(10, 150, 200)
+
+
+@given(st.floats(1e-5, 1.0), st.floats(1e-5, 1.0), st.floats(0, 1.0))
+def test_planted_times_come_back_exactly(draft, target, constant):
+    seconds = constant + draft * STEPS + target * CALLS
+    found = forward_times.fit(seconds, draft_steps=STEPS, target_calls=CALLS)
+    assert (found.draft, found.target) == pytest.approx((draft, target), rel=1e-6)
+    assert found.constant == pytest.approx(constant, rel=1e-6, abs=1e-9)
+    assert found.r_squared == pytest.approx(1.0) and found.generations == 200
+    assert found.seconds(200, STEPS.sum(), CALLS.sum()) == pytest.approx(seconds.sum())
+
+
+def test_one_regressor_is_scipys_line():
+    seconds = 0.01 + 0.003 * CALLS + RNG.normal(0, 0.01, 200)
+    found, theirs = forward_times.fit(seconds, target_calls=CALLS), stats.linregress(CALLS, seconds)
+    assert (found.target, found.constant) == pytest.approx((theirs.slope, theirs.intercept))
+    # scipy's are of residuals of one variance, ours of any
+    assert found.errors["target_calls"] == pytest.approx(theirs.stderr, rel=0.1)
+    assert found.errors["generation"] == pytest.approx(theirs.intercept_stderr, rel=0.1)
+    assert found.r_squared == pytest.approx(theirs.rvalue**2) and 0.5 < found.r_squared < 0.999
+    assert found.draft == 0 and "draft_steps" not in found.errors
+
+
+def test_standard_errors_are_how_far_estimates_scatter():
+    fits = [
+        forward_times.fit(0.01 + 0.002 * STEPS + 0.01 * CALLS + noise, draft_steps=STEPS, target_calls=CALLS)
+        for noise in np.random.default_rng(2).normal(0, 0.05, (400, 200))
+    ]
+    for name, values in {"draft_steps": [f.draft for f in fits], "target_calls": [f.target for f in fits]}.items():
+        assert np.std(values) == pytest.approx(np.mean([f.errors[name] for f in fits]), rel=0.12)
+
+
+def drifting(rng) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds and clusters: ten records of twenty generations, each ran on a machine of another speed."""
+    records = np.repeat(np.arange(10), 20)
+    speed = np.exp(rng.normal(0, 0.1, 10))[records]
+    return (0.01 + 0.002 * STEPS + 0.01 * CALLS) * speed + rng.normal(0, 0.002, 200), records
+
+
+def test_errors_are_of_records_not_of_their_generations():
+    """Of generations as witnesses each, estimates scatter by over 1.5 of the errors that they report."""
+    off = {"records": [], "generations": []}
+    for n in range(300):
+        seconds, records = drifting(np.random.default_rng(n))
+        for name, clusters in (("records", records), ("generations", None)):
+            found = forward_times.fit(seconds, draft_steps=STEPS, target_calls=CALLS, clusters=clusters)
+            off[name].append((found.target - 0.01) / found.errors["target_calls"])
+    assert np.std(off["records"]) < 1.5 < np.std(off["generations"])
+
+
+def test_draws_hold_the_true_time_as_often_as_they_say():
+    counts, inside = np.ones(1001), 0
+    true = 0.01 + 0.002 * 100 + 0.01 * 30
+    for n in range(300):
+        seconds, records = drifting(np.random.default_rng(n))
+        found = forward_times.fit(seconds, draft_steps=STEPS, target_calls=CALLS, clusters=records)
+        drawn = found.draws(1000, (n, 0)).seconds(1, 100 * counts, 30 * counts)
+        assert drawn[0] == pytest.approx(found.seconds(1, 100, 30)) and drawn.min() > 0
+        inside += np.quantile(drawn[1:], 0.025) <= true <= np.quantile(drawn[1:], 0.975)
+    assert 0.9 <= inside / 300 <= 0.99, inside / 300
+
+
+def test_few_clusters_are_few_witnesses():
+    """Four records: the sandwich with its factor 4/3, and draws from Student's t of what four leave."""
+    rng, records = np.random.default_rng(5), np.repeat(np.arange(4), 50)
+    seconds = 0.01 + 0.01 * CALLS * np.exp(rng.normal(0, 0.1, 4))[records]
+    found = forward_times.fit(seconds, target_calls=CALLS, clusters=records)
+    design = np.stack([CALLS, np.ones(200)], axis=-1)
+    residuals = seconds - design @ [found.target, found.constant]
+    scores = np.stack([(design * residuals[:, None])[records == n].sum(0) for n in range(4)])
+    bread = np.linalg.inv(design.T @ design)
+    expected = 4 / 3 * bread @ scores.T @ scores @ bread
+    assert found.errors["target_calls"] == pytest.approx(np.sqrt(expected[0, 0]), rel=1e-6)
+    off = found.draws(40_000, (0, 0)).off[:, 1] / found.errors["target_calls"]
+    assert np.quantile(off, 0.9) == pytest.approx(stats.t.ppf(0.9, 1), rel=0.05)  # 3.08; of a normal law 1.28
+
+
+def test_errors_wider_than_the_times_leave_them_positive():
+    steps = 5 * CALLS + RNG.integers(-40, 41, 200)
+    seconds = 0.1 * CALLS * np.exp(RNG.normal(0, 1.5, 200))
+    drawn = forward_times.fit(seconds, draft_steps=steps, target_calls=CALLS).draws(1000, (0, 0))
+    assert drawn.seconds(1, np.full(1001, 1.0), np.full(1001, 3.0)).min() > 0
+
+
+def test_without_a_constant_its_time_goes_elsewhere_and_the_fit_is_worse():
+    seconds = 0.2 + 0.002 * STEPS + 0.01 * CALLS
+    found = forward_times.fit(seconds, draft_steps=STEPS, target_calls=CALLS, intercept=False)
+    assert found.constant == 0 and found.draft > 0.0025 and found.r_squared < 0.99
+    exact = forward_times.fit(seconds - 0.2, draft_steps=STEPS, target_calls=CALLS, intercept=False)
+    assert (exact.draft, exact.target, exact.r_squared) == pytest.approx((0.002, 0.01, 1.0))
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+def test_one_block_size_cannot_tell_the_two_apart(intercept):
+    steps = 5 * CALLS - RNG.integers(0, 2, 200)  # a last block is shorter
+    with pytest.raises(
+        ValueError, match=r"nearly collinear over these 200 generations \(r = [01]\..*several block siz"
+    ):
+        forward_times.fit(0.1 * CALLS, draft_steps=steps, target_calls=CALLS, intercept=intercept)
+    mixed = np.where(np.arange(200) < 100, 2, 8) * CALLS
+    assert forward_times.fit(0.1 * CALLS, draft_steps=mixed, target_calls=CALLS).target == pytest.approx(0.1)
+
+
+def test_too_few_generations_and_outputs_of_one_length_are_refused():
+    with pytest.raises(ValueError, match="9 timed generations are too few .* raise latency_examples"):
+        forward_times.fit(np.ones(9), target_calls=CALLS[:9])
+    with pytest.raises(ValueError, match=r"same target_calls \(7\)"):
+        forward_times.fit(np.ones(20), target_calls=np.full(20, 7))
+
+
+def test_records_give_what_was_planted_in_them():
+    records = made.sweep()
+    both = forward_times.speculative(records)
+    assert (both.draft, both.target, both.constant) == pytest.approx((0.002, 0.011, 0.004))
+    assert both.generations == 9 * 32 and both.r_squared == pytest.approx(1.0)
+    target, draft = forward_times.alone(records, TARGET), forward_times.alone(records, DRAFT)
+    assert (target.target, target.constant, target.draft) == pytest.approx((0.010, 0.003, 0.0))
+    assert target.generations == 12 * 32  # its own record's, and those beside all eleven
+    assert (draft.draft, draft.target, draft.generations) == (pytest.approx(0.002), 0.0, 32)
+
+
+def test_records_that_were_not_timed_are_passed_over():
+    records = made.sweep()
+    del records[2]["latency"], records[2]["target_latency"]
+    assert forward_times.speculative(records).generations == 8 * 32
+
+
+def test_the_suggested_threshold_is_the_theorems():
+    assert forward_times.suggested_threshold(0.0234, 0.112) == pytest.approx(1 - 0.0234 / 0.112)
+    cost_draft, cost_target, delta = 0.0234, 0.112 - 0.0234, 0.05
+    general = (cost_target + delta) / (cost_draft + cost_target + delta)
+    assert forward_times.suggested_threshold(0.0234, 0.112, delta) == pytest.approx(general)
+    for draft, target in ((0.2, 0.1), (-0.001, 0.1), (0.1, 0.1)):
+        with pytest.raises(ValueError, match="theorem 3.1 needs 0 < t_draft < t_target"):
+            forward_times.suggested_threshold(draft, target)

@@ -1,0 +1,242 @@
+"""Table 2's two summaries and the sorting of records into panels, on records made by hand."""
+
+import copy
+
+import pytest
+
+from speccascade_jax.results.analysis import panels as summary
+from speccascade_jax.results.analysis.panels import panels, table2
+from speccascade_jax.results.report.tables import table2 as tables
+from tests.support import fake_records as fake
+
+
+def _record(method, alpha=None, quality=20.0, latency=1.0, seed=0, inconclusive=False, **point):
+    block = None if method in (summary.TARGET, summary.DRAFT) else 5
+    given = {**fake.coordinates()[0], "method": method, "alpha": alpha, "seed": seed, "block_size": block, **point}
+    given["bonus"] = None if given["block_size"] is None else given.get("bonus") or "rule"
+    record = copy.deepcopy(fake.run(given))
+    record["quality"] |= {"value": quality, "low": quality - 1, "high": quality + 1}
+    record["relative_latency"] |= {"value": latency, "low": latency - 0.1, "high": latency + 0.1}
+    return record | {"inconclusive": inconclusive}
+
+
+_ENDS = [_record(summary.TARGET), _record(summary.DRAFT, quality=12.0, latency=0.1)]
+
+
+def _rows(*records, **how):
+    (panel,) = panels([*_ENDS, *records])
+    return {row.method: row for row in table2(panel, **how)}
+
+
+def test_the_two_summaries():
+    row = _rows(
+        _record("opt", 0.1, quality=21.0, latency=0.9),
+        _record("opt", 0.2, quality=20.0, latency=0.7),
+        _record("opt", 0.3, quality=19.9, latency=0.5),
+        _record("opt", 0.0, quality=25.0, latency=1.1),
+    )["opt"]
+    assert row.fastest.alpha == 0.2  # exactly the target's quality is enough
+    assert row.best.alpha == 0.1  # the better point is slower than the target
+
+
+def test_tolerance_and_margin():
+    records = [_record("opt", 0.3, quality=19.9, latency=0.5), _record("opt", 0.0, quality=25.0, latency=1.1)]
+    strict, loose = _rows(*records)["opt"], _rows(*records, tolerance=0.2, margin=0.1)["opt"]
+    assert (strict.fastest.alpha, strict.best.alpha) == (0.0, 0.3)
+    assert (loose.fastest.alpha, loose.best.alpha) == (0.3, 0.0)
+
+
+def test_speed_at_quality_that_is_worse_by_no_more_than_a_stated_loss():
+    """46.05 against 46.12 is no speed-up at all where only equal quality counts."""
+    records = [_record("opt", 0.1, quality=19.93, latency=0.9), _record("opt", 0.3, quality=19.0, latency=0.5)]
+    records.append(_record("opt", 0.5, quality=18.9, latency=0.2))
+    row = _rows(*records)["opt"]
+    assert row.fastest is None and row.near.alpha == 0.3  # a loss of 1 is allowed, 1.1 is not
+    assert _rows(*records, loss=0.5)["opt"].near.alpha == 0.1
+    assert _rows(*records, loss=2.0)["opt"].near.alpha == 0.5
+    assert _rows(*records, loss=0.05)["opt"].near is None
+
+
+def test_the_target_at_lower_temperatures_stands_beside_a_panel():
+    hot = [*_ENDS, _record("opt", 0.3, quality=21.0, latency=0.8)]
+    cold = [copy.deepcopy(_ENDS[0]) for _ in range(2)]
+    for record, at, quality in zip(cold, (0.5, 0.0), (20.5, 22.0), strict=True):
+        record["key"] += f"{at}"
+        record["point"] |= {"temperature": at, "latency_examples": 0}
+        record["quality"]["value"] = quality
+        del record["latency"], record["relative_latency"]
+    found = panels([*hot, *cold])
+    (panel,) = (each for each in found if each.curves)
+    assert panel.setting["temperature"] == 1.0
+    assert {at: spot.quality.value for at, spot in panel.cooler.items()} == {0.0: 22.0, 0.5: 20.5}
+    assert list(panel.cooler) == [0.0, 0.5]
+    assert not [each for each in found if each.setting["temperature"] == 0.0][0].cooler
+    (grid,) = tables.table2_grids(found)
+    assert (
+        "The target alone at lower temperatures, which sharpen as some rules do: 22.00 at T = 0, 20.50 at T = 0.5."
+        in (grid.notes)
+    )
+
+
+def test_a_method_without_a_qualifying_point_has_a_dash():
+    row = _rows(_record("opt", 0.3, quality=10.0, latency=1.5))["opt"]
+    assert row.fastest is None and row.best is None
+    (grid,) = tables.table2_grids(panels([*_ENDS, _record("opt", 0.3, quality=10.0, latency=1.5)]))
+    assert grid.rows[0] == ["SpecCascade [OPT]", "–", "–", "–"]
+
+
+def test_inconclusive_points_do_not_count_and_are_named():
+    records = [*_ENDS, _record("opt", 0.3, quality=30.0, latency=0.2, inconclusive=True)]
+    assert _rows(*records[2:])["opt"].fastest is None
+    (grid,) = tables.table2_grids(panels(records))
+    assert any("Inconclusive (nothing was drafted), left out: SpecCascade [OPT] (α 0.3)" in note for note in grid.notes)
+    (points,) = [tables.points_grid(panel) for panel in panels(records)]
+    assert points.rows[-1][0] == "SpecCascade [OPT] (inconclusive)"
+
+
+def test_seeds_are_averaged_and_spread():
+    records = [_record("opt", 0.1, quality=q, latency=r, seed=n) for n, (q, r) in enumerate([(20, 0.5), (22, 0.7)])]
+    (panel,) = panels([*_ENDS, *records])
+    (spot,) = panel.curves["opt"]
+    assert (spot.seeds, spot.quality.value, spot.latency.value) == (2, 21, pytest.approx(0.6))
+    assert spot.quality.high - spot.quality.value == pytest.approx(2**0.5)
+    assert "1–2 seeds" in panel.sizes()
+
+
+def test_panels_keep_apart_what_cannot_be_compared():
+    records = [
+        *_ENDS,
+        _record("opt", 0.1),
+        _record("opt", 0.1, block_size=3),
+        _record("opt", 0.1, bonus="none"),
+        _record("opt", 0.1, temperature=0.0),
+        _record("opt", 0.1, task="multi30k"),
+        _record("opt", 0.1, quality_examples=500),
+    ]
+    assert len(panels(records)) == 6
+    other = copy.deepcopy(_record("opt", 0.1))
+    other["device"]["kind"] = "another"
+    assert len(panels([*records, other])) == 7
+    assert sum(panel.target is not None for panel in panels(records)) == 3  # one per block size and bonus
+
+
+def test_a_panel_without_the_target_is_refused_by_name():
+    (panel,) = panels([_record("opt", 0.1)])
+    with pytest.raises(ValueError, match=r"no record of the target alone \(autoregressive\) for tiny_translation"):
+        table2(panel)
+
+
+def test_methods_come_in_the_papers_order_and_alphas_rise():
+    (panel,) = panels([fake.run(point) for point in reversed(fake.coordinates())])
+    assert list(panel.curves) == ["spec_decode", "lossy", "chow", "diff", "opt", "token_v3"]
+    alphas = [[spot.alpha for spot in curve] for curve in panel.curves.values()]
+    assert alphas == [sorted(each) for each in alphas] and max(map(len, alphas)) > 1
+
+
+def test_records_without_latency_still_make_curves():
+    records = [_record(summary.TARGET), _record("opt", 0.1)]
+    for record in records:
+        del record["latency"], record["relative_latency"], record["target_latency"]
+    (panel,) = panels(records)
+    assert panel.curves["opt"][0].latency is None
+    (row,) = table2(panel)
+    assert row.fastest is None and row.best is None
+    assert "rel. latency" not in tables.points_grid(panel).header
+
+
+def test_a_point_measured_again_is_no_further_seed():
+    first, again = _record("opt", 0.1), _record("opt", 0.1)
+    again["key"], again["quality"] = "again", again["quality"] | {"value": first["quality"]["value"] + 1}
+    (panel,) = summary.panels([_record("autoregressive", None), first, again])
+    (spot,) = panel.curves["opt"]
+    assert spot.seeds == 1 and spot.quality.value == first["quality"]["value"] + 1
+
+
+def test_other_examples_are_another_panel():
+    other = _record("opt", 0.1)
+    other["fingerprints"] = other["fingerprints"] | {"examples": "others"}
+    assert len(summary.panels([_record("opt", 0.1), other])) == 2
+
+
+def test_what_is_put_together_shares_a_panel_and_says_so_in_its_name():
+    records = [
+        *_ENDS,
+        _record("opt", 0.1),
+        _record("opt", 0.1, block_size=3),
+        _record("token_v3", 0.1, block_size=3),
+        _record("opt", 0.1, bonus="none"),
+    ]
+    rule, none = sorted(panels(records, together=("block_size",)), key=lambda panel: -len(panel.curves))
+    assert list(rule.curves) == ["opt (γ = 3)", "opt (γ = 5)", "token_v3"]
+    assert rule.setting["block_size"] is None and rule.title().endswith("T = 1, bonus rule")
+    assert rule.asides() == ["SpecCascade [Token]: γ = 3."]
+    assert list(none.curves) == ["opt"] and none.setting["block_size"] == 5  # all of its curves have this one
+    (both,) = panels(records, together=("block_size", "bonus"))
+    assert list(both.curves)[:2] == ["opt (γ = 3, bonus rule)", "opt (γ = 5, bonus none)"]
+    with pytest.raises(ValueError, match="together='temperature' is not one of block_size, bonus, draft_temperature"):
+        panels(records, together=("temperature",))
+
+
+def test_drafts_of_two_temperatures_stand_side_by_side_and_the_first_is_the_end():
+    greedy = {"draft_temperature": 0.0}
+    ends = [*_ENDS, _record(summary.TARGET, **greedy), _record(summary.DRAFT, quality=13.0, latency=0.1, **greedy)]
+    (panel,) = panels([*ends, _record("opt", 0.1), _record("opt", 0.1, **greedy)], together=("draft_temperature",))
+    assert list(panel.curves)[-2:] == ["opt (draft T = 0)", "opt (draft T = own)"]
+    assert panel.target.seeds == 1 and (panel.draft.quality.value, len(panel.curves)) == (12.0, 3)
+
+
+def test_methods_without_a_choice_of_block_size_stand_beside_every_block_size():
+    own = {"swept_block": False, "bonus": "target"}
+    cascade = [_record("token_cascade", alpha, block_size=10, **own) for alpha in (0.1, 0.2)]
+    whole = _record("seq_cascade", -3.0, swept_block=False) | {"inconclusive": False}
+    whole["point"] |= {"block_size": None, "bonus": None}
+    three, five = panels([*_ENDS, *cascade, whole, _record("opt", 0.1), _record("opt", 0.1, block_size=3)])
+    for panel, size in ((three, 3), (five, 5)):
+        assert panel.setting["block_size"] == size
+        assert list(panel.curves) == ["seq_cascade", "token_cascade", "opt"]
+        assert panel.asides() == ["TokenCascade [Chow]: γ = 10, bonus target."]
+    (alone,) = panels([*_ENDS, *cascade, _record("token_cascade", 0.1, block_size=5, **own)])
+    assert list(alone.curves) == ["token_cascade (γ = 5)", "token_cascade (γ = 10)"] and "γ" not in alone.title()
+
+
+def test_stop_thresholds_are_one_curve_where_the_rule_has_no_alpha():
+    own = {"family": "specdecpp", "block_size": 20, "swept_block": False}
+    stopped = [_record("specdecpp", stop_threshold=h, **own) for h in (0.7, 0.3)]
+    with_alpha = _record("bild", 2.0, stop_threshold=0.5, family="bild", block_size=10, swept_block=False)
+    (panel,) = panels([*_ENDS, *stopped, with_alpha])
+    assert [(spot.alpha, spot.axis) for spot in panel.curves["specdecpp"]] == [(0.3, "h"), (0.7, "h")]
+    assert [(spot.alpha, spot.axis) for spot in panel.curves["bild@0.5"]] == [(2.0, "α")]
+
+
+def _headed(stop, head, path=None, quality=20.0, rule=""):
+    named = {"family": f"specdecpp{rule}", "stop_threshold": stop, "swept_block": False, "head": path}
+    record = _record("specdecpp", 0.1 if rule else None, quality=quality, **named)
+    record["fingerprints"] = record["fingerprints"] | ({"head": head} if head else {})
+    return record | {"key": f"{record['key']}{head}{path}"}
+
+
+def test_heads_of_other_weights_are_other_curves_whatever_their_files_are_called():
+    first, second = [_headed(h, "a" * 32) for h in (0.1, 0.3)], [_headed(h, "b" * 32) for h in (0.3, 0.5)]
+    (panel,) = panels([*_ENDS, *first])
+    assert list(panel.curves) == ["specdecpp"]
+    (panel,) = panels([*_ENDS, *first, *second])
+    places = {curve: [spot.alpha for spot in spots] for curve, spots in panel.curves.items()}
+    assert places == {
+        "specdecpp (head aaaaaa)": [0.1, 0.3],
+        "specdecpp (head bbbbbb)": [0.3, 0.5],
+    }
+    assert tables.points_grid(panel).rows[-1][0].startswith("SpecDec++ (head")
+    (panel,) = panels([*_ENDS, _headed(0.3, "a" * 32, rule="[opt]"), _headed(0.3, "b" * 32, rule="[opt]")])
+    assert list(panel.curves) == ["specdecpp[opt]@0.3 (head aaaaaa)", "specdecpp[opt]@0.3 (head bbbbbb)"]
+
+
+def test_what_is_numbered_stands_in_the_order_of_its_numbers():
+    """Curves of methods without a place of their own, what sets curves apart, and panels."""
+    sizes = (5, 10, 3, 20)
+    records = [_record("autoregressive"), *(_record(f"my.token_v{n}", 0.5) for n in (10, 2, 1))]
+    records += [_record("opt", 0.5, block_size=n) for n in sizes]
+    assert [panel.setting["block_size"] for panel in panels(records)] == sorted(sizes)
+    together = panels(records, together=("block_size",))[0]
+    names = list(together.curves)
+    assert [name for name in names if "token" in name] == ["my.token_v1", "my.token_v2", "my.token_v10"]
+    assert [name for name in names if "opt" in name] == [f"opt (γ = {n})" for n in sorted(sizes)]

@@ -1,0 +1,85 @@
+"""Tables say where numbers of several versions of the code meet in them, and nothing where they do not."""
+
+import copy
+
+import pytest
+
+from speccascade_jax.results.analysis import families, panels, provenance
+from speccascade_jax.results.report.tables import stopping, table2
+from tests.support import made_records as hand
+from tests.support import measured_records
+
+FIRST = {"version": "0.1.0", "revision": "a" * 40, "dirty": False}
+SECOND = {"version": "0.1.0", "revision": "b" * 40, "dirty": True}
+METHODS = (panels.TARGET, panels.DRAFT, "chow", "opt")
+
+
+def _records(*packages, records=None):
+    """Records, each of the next of these packages; `None`: it does not say."""
+    made = copy.deepcopy(records or [hand.point(name) for name in METHODS])
+    for number, record in enumerate(made):
+        package = packages[number % len(packages)]
+        record["versions"] = {"python": f"3.{number}", "jax": "0.10"}
+        if package is not None:
+            record["package"] = package
+    return made
+
+
+SAID = (
+    "Measured by several versions of the code, whose numbers may not compare: speccascade_jax 0.1.0 (aaaaaaaaaa) and "
+    "0.1.0 (bbbbbbbbbb, files changed)."
+)
+
+
+def test_one_version_is_not_worth_a_word():
+    for packages in ((FIRST,), (SECOND,), (None,)):
+        assert provenance.notes(panels.panels(_records(*packages))) == []
+
+
+def test_several_revisions_are_named_in_one_line_of_every_table():
+    found = panels.panels(_records(FIRST, SECOND))
+    assert provenance.notes(found) == [SAID]
+    for grid in (
+        *table2.table2_grids(found),
+        table2.points_grid(found[0]),
+        table2.beside_grid(found[0], "chow", "rejection_rate"),
+    ):
+        assert grid.notes.count(SAID) == 1
+
+
+@pytest.mark.parametrize("name", ["forward_times", "throughput", "dominance"])
+def test_so_they_are_in_paper_3s(name):
+    told = []
+    for packages in ((FIRST,), (FIRST, SECOND)):
+        (every,) = families.of_records(_records(*packages, records=measured_records.sweep()))
+        told.append([note for grid in stopping.GRIDS[name](every) for note in grid.notes if note == SAID])
+    assert list(map(len, told)) == [0, 1]
+
+
+def test_panels_of_one_revision_each_that_stand_in_one_table_are_named_too():
+    records = _records(FIRST)
+    for record in _records(SECOND):
+        record["point"]["pair"] = "another"
+        records.append(record)
+    found = panels.panels(records)
+    assert [provenance.notes([panel]) for panel in found] == [[], []]
+    (grid,) = table2.table2_grids(found)
+    assert SAID in grid.notes
+
+
+def test_other_libraries_and_records_that_do_not_say_are_named():
+    records = _records(FIRST, None)
+    records[2]["versions"]["jax"] = "0.9"
+    (note,) = provenance.notes(panels.panels(records))
+    assert "speccascade_jax 0.1.0 (aaaaaaaaaa) and of unknown version; jax 0.10 and 0.9." in note
+
+
+def test_points_of_one_curve_whose_rule_changed_between_them_are_named():
+    records = _records(FIRST)
+    for alpha, code in ((0.1, "x"), (0.2, "y"), (0.3, "x")):
+        one = hand.point("token_v3") | {"package": FIRST, "versions": {"jax": "0.10"}}
+        one["point"] |= {"alpha": alpha}
+        one["fingerprints"] = one["fingerprints"] | {"code": code}
+        records.append(copy.deepcopy(one))
+    (note,) = provenance.notes(panels.panels(records))
+    assert note == "Rule, stop policy or drafter changed between points of SpecCascade [Token]: measure them again."

@@ -1,0 +1,192 @@
+"""Who is called best and who is tied, on records whose examples are made by hand."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from speccascade_jax.results.analysis import panels, significance
+from speccascade_jax.results.analysis.bootstrap import Bootstrap
+from tests.results.coverage_test import timed
+from tests.support.made_records import TARGET, point, strip, working
+
+
+def spots(*records):
+    (panel,) = panels.panels([TARGET, *records])
+    return panel, [curve[0] for curve in panel.curves.values()]
+
+
+def quality_marks(*records):
+    return significance.quality_marks(spots(*records)[1], Bootstrap())
+
+
+def latency_marks(*records):
+    panel, shown = spots(*records)
+    return significance.latency_marks(shown, Bootstrap(), significance.noise(panel))
+
+
+def test_a_clear_winner_is_best():
+    records = [point("chow"), point("diff", gain=5), point("opt", gain=1)]
+    assert quality_marks(*records) == ["", "*", ""]
+    records = [point("chow", ratio=0.9), point("diff", ratio=0.95), point("opt", ratio=0.5)]
+    assert latency_marks(*records) == ["", "", "*"]
+
+
+def test_ties_are_marked_on_both_sides_and_nobody_is_best():
+    records = [point("chow", gain=-5), point("diff", own=7), point("opt", own=8)]
+    assert quality_marks(*records) == ["", "≈", "≈"]
+    records = [point("chow", ratio=0.9), point("diff", ratio=0.5, own=7), point("opt", ratio=0.5, own=8)]
+    assert latency_marks(*records) == ["", "≈", "≈"]
+
+
+def test_equal_outputs_tie():
+    records = [point("chow", gain=1, noise=0), point("diff", gain=1, noise=0), point("opt", noise=0)]
+    assert quality_marks(*records) == ["≈", "≈", ""]
+
+
+def test_a_noisy_third_that_ties_leaves_no_best():
+    records = [point("chow", gain=3, noise=0.5), point("diff", gain=2, noise=0.5), point("opt", gain=1, noise=40)]
+    assert quality_marks(*records) == ["≈", "", "≈"]
+
+
+def test_a_small_difference_is_found_because_examples_are_paired():
+    """The two intervals of the records, each 7 points wide, would call this a tie."""
+    assert quality_marks(point("chow", gain=0, noise=0.5), point("opt", gain=0.5, noise=0.5)) == ["", "*"]
+
+
+def test_an_entry_alone_is_not_best_of_anything():
+    assert quality_marks(point("opt", gain=9)) == [""]
+    (spot,) = spots(point("opt", gain=9))[1]
+    assert significance.quality_marks([None, spot, None], Bootstrap()) == ["", "", ""]
+
+
+def test_without_single_examples_nothing_is_called_better():
+    old = strip(point("chow", gain=-9))
+    assert quality_marks(old, point("diff", gain=5), point("opt")) == ["", "", ""]
+    assert quality_marks(old, point("diff", own=7), point("opt", own=8)) == ["", "≈", "≈"]
+    assert quality_marks(strip(point("chow", gain=9)), point("diff", gain=5), point("opt")) == ["", "", ""]
+    panel, (spot, *_) = spots(old, point("opt"))
+    assert significance.quality_gain(panel, spot, Bootstrap()) is significance.latency(spot, Bootstrap()) is None
+    assert significance.uncompared(panel) == [
+        "No interval and no mark for the quality of 1 and the latency of 1 of 3 points: their records hold no single "
+        "examples, or fewer than 8."
+    ]
+
+
+def test_nothing_is_said_where_all_were_compared():
+    assert significance.uncompared(spots(point("opt"))[0]) == []
+
+
+def test_gains_are_over_the_target():
+    panel, (spot,) = spots(point("opt", gain=2, ratio=0.7))
+    gain, ratio = significance.quality_gain(panel, spot, Bootstrap()), significance.latency(spot, Bootstrap())
+    assert gain.value == pytest.approx(spot.quality.value - panel.target.quality.value) and gain.excludes(0)
+    assert ratio.value == pytest.approx(spot.latency.value) and ratio.excludes(1)
+    assert significance.quality_gain(panel, panel.target, Bootstrap()) is None
+
+
+def test_seeds_are_compared_by_their_mean():
+    records = [point(name, gain=gain, seed=seed) for name, gain in (("chow", 0), ("opt", 2)) for seed in (0, 1, 2)]
+    panel, (chow, opt) = spots(*records)
+    assert len(opt.records) == opt.seeds == 3
+    gain = significance.quality_gain(panel, opt, Bootstrap())
+    assert gain.value == pytest.approx(opt.quality.value - panel.target.quality.value)
+    assert significance.quality_marks([chow, opt], Bootstrap()) == ["", "*"]
+
+
+def fewer(record, trials):
+    record = copy.deepcopy(record)
+    for entry in ("latency", "target_latency"):
+        record[entry]["per_example_ms"] = record[entry]["per_example_ms"][:trials]
+    return record
+
+
+def test_fewer_than_three_trials_are_no_ground_to_call_a_latency_better():
+    records = [point("chow", ratio=0.9), point("diff", ratio=0.95), point("opt", ratio=0.5)]
+    assert latency_marks(*records) == ["", "", "*"]
+    two = [fewer(record, 2) for record in records]
+    assert latency_marks(*two) == ["", "", ""]
+    assert any("No mark for latencies of fewer than 3 trials" in note for note in notes(*two))
+    seeds = [fewer(point(name, ratio=ratio, seed=seed), 2)
+             for name, ratio in (("chow", 0.9), ("opt", 0.5)) for seed in (0, 1)]  # fmt: skip
+    assert latency_marks(*seeds) == ["", "*"]  # two trials of two seeds are four
+
+
+def notes(*records):
+    return list(significance.noise_notes(spots(*records)[0]))
+
+
+def busy(ratio):
+    target = point("autoregressive", ratio=ratio, noise=0)
+    panel, *_ = panels.panels([target, point("chow", ratio=0.8), point("opt", ratio=0.7)])
+    return panel
+
+
+def test_the_target_timed_against_itself_is_the_noise_floor():
+    """Two methods 14% apart on a machine whose target is off by 17%: nothing is told apart."""
+    quiet, loud = busy(1.01), busy(1.17)
+    for panel, marks in ((quiet, ["", "*"]), (loud, ["≈", "≈"])):
+        shown, floor = [curve[0] for curve in panel.curves.values()], significance.noise(panel)
+        assert significance.latency_marks(shown, Bootstrap(), floor) == marks
+    assert significance.noise(loud) == pytest.approx(np.log(1.17))
+    wide = significance.latency(shown[1], Bootstrap(), significance.noise(loud))
+    assert wide.low <= wide.value / 1.17 and wide.high >= wide.value * 1.17 * 0.999
+    (said, *_), quiet_said = significance.noise_notes(loud), list(significance.noise_notes(quiet))
+    assert said == "The target timed against itself came out at 1.17: the machine was busy, latencies mean little."
+    assert len(quiet_said) == 1 and "up to 1.0% apart" in quiet_said[0]
+    assert any("busy" in note for note in significance.noise_notes(busy(1 / 1.12)))
+
+
+def test_what_made_the_same_calls_is_never_told_apart():
+    """`lossy_greedy` 1.53x beside `token_v3` 1.35x wrote the same tokens by the same calls."""
+    ours, theirs = point("lossy", ratio=0.65), point("token_v3", ratio=0.74)
+    other = point("chow", ratio=0.5)
+    assert latency_marks(ours, theirs) == ["*", ""]
+    same = [working(ours, 1), working(theirs, 1)]
+    assert latency_marks(*same) == ["≈", "≈"]
+    panel, _ = spots(*same, working(other, 2))
+    assert significance.noise(panel) == pytest.approx(np.log(0.74 / 0.65), abs=0.02)
+    shown = spots(*same)[1]
+    assert significance.latency_marks(shown, Bootstrap(), 0.0) == ["≈", "≈"]  # whatever their latencies say
+    # the best of all ties with one of the two within noise, and then with the other
+    best = working(point("chow", ratio=0.64), 2)
+    assert latency_marks(*same, best) == ["≈", "≈", "≈"]
+    assert sorted(latency_marks(*same, working(point("chow", ratio=0.3), 2))) == ["", "", "*"]
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize("methods", [2, 5])
+@pytest.mark.parametrize("trials", [3, 10])
+def test_identical_methods_are_told_apart_in_at_most_5_of_100_tables(methods, trials):
+    rng, apart = np.random.default_rng(methods * trials), 0
+    base = [point(name, noise=0) for name in ("autoregressive", "chow", "diff", "opt", "token_v3", "lossy")]
+    for n in range(200):
+        records = []
+        for record in base[: 1 + methods]:
+            own, target = timed(rng, trials, 16, ratio=1.0 if record is base[0] else 0.7, spread=0.0)
+            made = record | {"key": f"{record['key']} {n}", "latency": record["latency"] | {"per_example_ms": own}}
+            made |= {"relative_latency": record["relative_latency"] | {"value": own.sum() / target.sum()}}
+            records.append(made | {"target_latency": record["target_latency"] | {"per_example_ms": target}})
+        (panel,) = panels.panels(records)
+        shown = [curve[0] for curve in panel.curves.values()]
+        marks = significance.latency_marks(shown, Bootstrap(samples=400), significance.noise(panel))
+        apart += set(marks) != {"≈"}
+    assert apart / 200 <= 0.05, apart / 200
+
+
+def failing(record, count=2):
+    """The record with its first examples left out, as one of which a model failed on them."""
+    lost, judged = record["quality"]["per_example"]["ids"][:count], record["quality"]["per_example"]
+    judged = {"ids": judged["ids"][count:], "statistics": {n: x[count:] for n, x in judged["statistics"].items()}}
+    return record | {"quality": record["quality"] | {"per_example": judged}, "failed_examples": lost}
+
+
+def test_a_point_that_left_examples_out_has_no_interval_and_the_table_says_so():
+    """On other examples it is compared with no one; nobody is best of a column in which it stands."""
+    records = [failing(point("chow", gain=9)), point("diff", gain=5), point("opt")]
+    assert quality_marks(*records) == ["", "", ""]
+    panel, (spot, *others) = spots(*records)
+    assert significance.quality_gain(panel, spot, Bootstrap()) is None
+    assert significance.quality_gain(panel, others[0], Bootstrap()) is not None
+    (said,) = significance.uncompared(panel)
+    assert "NaN or infinite logits" in said and f"{spot.label}: 2 examples" in said

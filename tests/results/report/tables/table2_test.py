@@ -1,0 +1,161 @@
+"""Cells, marks and notes of Table 2 and of the list of points, the same in every form."""
+
+import csv
+import io
+import re
+
+import pytest
+
+from speccascade_jax.results.analysis import panels
+from speccascade_jax.results.report.tables import table2
+from tests.support import made_records as hand
+
+WINNER = [
+    hand.TARGET,
+    hand.point(panels.DRAFT, gain=-9, ratio=0.1),
+    hand.point("chow", gain=1, ratio=0.9),
+    hand.point("diff", gain=5, ratio=0.8),
+    hand.point("opt", gain=1, ratio=0.5),
+]
+
+
+def table(records, **how):
+    (grid,) = table2.table2_grids(panels.panels(records), **how)
+    return grid
+
+
+def test_table_2_shows_intervals_and_marks_the_best():
+    grid = table(WINNER)
+    chow, diff, opt, *_ = grid.rows
+    assert [cell.endswith(" *") for cell in chow + diff + opt] == [False] * 7 + [True, False, True, False, False]
+    assert grid.bold == {(1, 3), (2, 1)}
+    assert re.fullmatch(r"[12]\.\d\d× \[1\.\d\d, 2\.\d\d\] \*", opt[1])
+    assert re.fullmatch(r"[12]\.\d\d× \[1\.\d\d, 2\.\d\d\]; \+[\d.]+ \[\+?-?[\d.]+, \+[\d.]+\]", opt[2])
+    assert re.fullmatch(r"\d\d\.\d\d \[\+4\.\d\d, \+5\.\d\d\] \*", diff[3])
+    assert grid.rows[3][0] == "Target alone" and "[" not in "".join(grid.rows[3][2:] + grid.rows[4])
+
+
+def test_the_targets_row_is_what_it_timed_against_itself():
+    busy = hand.point(panels.TARGET, ratio=1.25, noise=1)
+    grid = table([busy, *WINNER[1:]])
+    (row,) = (row for row in grid.rows if row[0] == "Target alone")
+    assert re.fullmatch(r"0\.(79|80|81)× \[0\.7\d, 0\.8\d\]", row[1])
+    assert any("the machine was busy, latencies mean little" in note for note in grid.notes)
+    untimed = hand.point(panels.TARGET)
+    del untimed["relative_latency"]
+    assert [row for row in table([untimed, *WINNER[1:]]).rows if row[0] == "Target alone"][0][1] == "–"
+
+
+def test_points_below_requests_sent_at_random_are_said_to_be():
+    """The draft takes a tenth of the time and loses 9 points: at half the time a coin loses 5."""
+    good, bad = hand.point("opt", gain=-1, ratio=0.5, noise=0.1), hand.point("chow", gain=-8, ratio=0.5, noise=0.1)
+    notes = table([*WINNER[:2], good, bad]).notes
+    assert "equal latency than 1 of 2 points: SpecCascade [Chow]." in " ".join(notes)
+    assert any(note.startswith("Beyond the interval: ") for note in notes)
+    assert any(note.endswith("than none of the points.") for note in table([*WINNER[:2], good]).notes)
+    near = [
+        hand.TARGET,
+        hand.point(panels.DRAFT, gain=-9, ratio=0.1),
+        hand.point("chow", gain=-5.2, ratio=0.5, noise=4),
+    ]
+    notes = " ".join(table(near).notes)  # half a point below, of an interval of one
+    assert "than 1 of 1 points" in notes and "None of these beyond the interval." in notes
+    slow = hand.point("chow", gain=-1, ratio=1.5, noise=0.1)  # slower than the target, so it counts as the target
+    assert any("than 1 of 1 points" in note for note in table([*WINNER[:2], slow]).notes)
+
+
+def test_speed_ups_lie_within_their_brackets():
+    for row in table(WINNER).rows[:3]:
+        value, low, high = map(float, re.findall(r"[\d.]+", row[1].replace("×", "")))
+        assert low < value < high
+
+
+def test_ties_are_marked_and_nobody_is_bold():
+    records = [hand.TARGET, hand.point("diff", gain=1, own=7, ratio=0.7), hand.point("opt", gain=1, own=8, ratio=0.7)]
+    grid = table(records)
+    assert all(cell.endswith(" ≈") for row in grid.rows[:2] for cell in (row[1], row[3])) and not grid.bold
+
+
+def test_the_notes_explain_brackets_marks_and_what_they_leave_out():
+    notes = "\n".join(table(WINNER).notes)
+    assert "1,000 resamples (seeds averaged, not resampled; latencies over trials too)" in notes
+    assert "*: better than every other entry" in notes and "≈: a tie" in notes
+    assert "No interval allows for α having been chosen on the same examples" in notes
+
+
+def test_older_records_have_no_marks_and_a_note_says_so():
+    old = [hand.strip(hand.point("diff", gain=5, ratio=0.8)), hand.strip(hand.point("opt", gain=1, ratio=0.5))]
+    grid = table([hand.TARGET, *old])
+    assert [re.fullmatch(r"[\d.]+(×; [\d.]+|×?)", cell) is not None for row in grid.rows[:2] for cell in row[1:]] == [
+        True
+    ] * 6
+    assert not grid.bold
+    assert any(
+        note.startswith("No interval and no mark for the quality of 2 and the latency of 2 of 3") for note in grid.notes
+    )
+    (points,) = map(table2.points_grid, panels.panels([hand.TARGET, *old]))
+    assert points.rows[1][4] == "–" and points.notes[-1].startswith("No interval and no mark")
+
+
+def test_the_list_of_points_compares_each_with_the_target_and_the_best():
+    (panel,) = panels.panels(WINNER)
+    grid = table2.points_grid(panel)
+    rows = {row[0]: row for row in grid.rows}
+    assert rows["Target alone"][4] == "–" and rows["Target alone"][5] == "1.000 [1.000, 1.000]"
+    assert re.fullmatch(r"-[\d.]+ \[-[\d.]+, -[\d.]+\]", rows["Draft alone"][4])
+    best, fastest = rows["SpecCascade [Diff]"], rows["SpecCascade [OPT]"]
+    assert best[2].endswith(" *") and best[4].startswith("+4.") and fastest[5].endswith("] *")
+    assert grid.bold == {(3, 2), (4, 5)}  # the ends take no part: the draft alone is always the fastest
+
+
+def test_inconclusive_points_are_never_best():
+    records = [*WINNER, hand.point("lossy", gain=20, ratio=0.2) | {"inconclusive": True}]
+    (panel,) = panels.panels(records)
+    marked = [row[0] for row in table2.points_grid(panel).rows if "*" in row[2] + row[5]]
+    assert marked == ["SpecCascade [Diff]", "SpecCascade [OPT]"]
+
+
+def test_every_form_has_the_same_cells_marks_and_notes():
+    grid = table(WINNER)
+    for form in (grid.markdown(), grid.latex()):
+        said = form.replace(r"\*", "*").replace("{*}", "*").replace("{[}", "[").replace("{]}", "]")
+        said = said.replace(r"$\times$", "×").replace(r"$\approx$", "≈").replace(r"\%", "%").replace(r"\_", "_")
+        said = said.replace(r"$\alpha$", "α").replace(r"$\leq$", "≤").replace("--", "–")
+        for text in (*(cell for row in grid.rows for cell in row), *grid.notes):
+            assert text in said
+    assert grid.latex().isascii()
+
+
+def test_csv_holds_the_intervals_and_the_marks():
+    chow, diff, opt = csv.DictReader(io.StringIO(table2.table2_csv(panels.panels(WINNER))))
+    assert [line["best_quality_mark"] for line in (chow, diff, opt)] == ["", "*", ""]
+    assert [line["speed_up_mark"] for line in (chow, diff, opt)] == ["", "", "*"]
+    gain = float(diff["best_quality"]) - float(diff["target_quality"])
+    assert float(diff["best_quality_gain"]) == pytest.approx(gain)
+    assert float(diff["best_quality_gain_low"]) < gain < float(diff["best_quality_gain_high"])
+    assert float(opt["speed_up_paired_low"]) < float(opt["speed_up"]) < float(opt["speed_up_paired_high"])
+
+
+def test_points_stand_beside_another_methods_at_the_nearest_share():
+    def at(method, alpha, gain, share):
+        record = hand.point(method, gain=gain)
+        record["point"]["alpha"], record["measures"]["draft_share"] = alpha, share
+        return record
+
+    records = [
+        hand.TARGET,
+        at("opt", 0.2, gain=6, share=0.60),
+        at("opt", 0.5, gain=3, share=0.81),
+        at("random_accept", 0.5, gain=5, share=0.50),
+        at("random_accept", 0.7, gain=1, share=0.79),
+    ]
+    (panel,) = panels.panels(records)
+    grid = table2.beside_grid(panel, "random_accept")
+    assert [(row[1], row[2], row[4], row[5]) for row in grid.rows] == [
+        ("0.2", "60.0%", "0.5", "50.0%"),
+        ("0.5", "81.0%", "0.7", "79.0%"),
+    ]
+    differences = [float(row[-1].split()[0]) for row in grid.rows]
+    assert differences == pytest.approx([1, 2], abs=1.0) and "nearest draft share" in grid.notes[1]
+    with pytest.raises(ValueError, match="no points of 'chow' with a draft_share: choose one of opt, random_accept"):
+        table2.beside_grid(panel, "chow")

@@ -1,0 +1,221 @@
+"""The store of results: durable appends, keys, two writers, and twenty kills."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from speccascade_jax.results.store import result_store as results
+from speccascade_jax.results.store.result_store import ResultStore, StoreLockedError, fill, read_records
+from speccascade_jax.storage import files
+from speccascade_jax.storage.files import point_key
+from tests.support.stores import filled, record
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "deep" / "sweep.jsonl"
+
+
+def test_records_come_back_in_order_and_one_per_line(path):
+    written = filled(path, 3)
+    assert read_records(path) == written
+    assert path.read_bytes().count(b"\n") == 3
+    with ResultStore(path) as store:
+        assert store.records == written and store.damaged == []
+        assert store.done_keys() == {record["key"] for record in written}
+
+
+def test_numpy_values_and_undefined_numbers_become_json(path):
+    with ResultStore(path) as store:
+        store.append(record(0, a=np.float32(0.5), b=np.arange(2), c=float("nan"), d=[float("inf"), np.int64(3)]))
+    assert read_records(path) == [record(0, a=0.5, b=[0, 1], c=None, d=[None, 3])]
+
+
+def test_a_key_is_never_stored_twice(path):
+    with ResultStore(path) as store:
+        store.append(record(1))
+        with pytest.raises(ValueError, match="already holds a record with key"):
+            store.append(record(1, other=True))
+        with pytest.raises(ValueError, match="non-empty string 'key'"):
+            store.append({"n": 1})
+    assert len(read_records(path)) == 1
+
+
+def test_keys_depend_on_every_part_and_on_nothing_else():
+    assert point_key(a=1, b="x") == point_key(b="x", a=1)
+    assert len({point_key(a=1), point_key(a=2), point_key(b=1), point_key(a=1.5), point_key(a="1")}) == 5
+
+
+def test_two_writers_are_refused_by_name_and_process(path):
+    with (
+        ResultStore(path),
+        pytest.raises(StoreLockedError, match=rf"process {os.getpid()} \(lock .*sweep.jsonl.lock\)"),
+    ):
+        ResultStore(path)
+    with ResultStore(path):
+        pass
+    assert not path.with_name("sweep.jsonl.lock").exists()
+
+
+def test_the_lock_of_a_killed_writer_does_not_stay(path):
+    child = _spawn(path, count=10_000)
+    assert child.stdout.readline()
+    with pytest.raises(StoreLockedError, match=f"process {child.pid} "):
+        ResultStore(path)
+    _kill(child)
+    ResultStore(path).close()
+
+
+def test_a_write_that_the_disk_cut_short_leaves_no_trace(path, monkeypatch):
+    with ResultStore(path) as store:
+        store.append(record(0))
+        real = os.write
+        monkeypatch.setattr(results.os, "write", lambda file, line: real(file, line[: len(line) // 2]))
+        with pytest.raises(OSError, match=r"No space left .* free some space.*sweep\.jsonl"):
+            store.append(record(1))
+        monkeypatch.setattr(results.os, "write", real)
+        store.append(record(1))
+    assert [record["n"] for record in read_records(path)] == [0, 1]
+
+
+def test_fill_measures_only_what_is_missing(path):
+    def evaluate(jobs):
+        asked.append(list(jobs))
+        yield from (record(n) for n in jobs)
+
+    groups = [[0, 1, 2], [3]]
+    asked: list[list[int]] = []
+    with ResultStore(path) as store:
+        store.append(record(1))
+        seen: list[dict] = []
+        assert fill(store, groups, lambda n: point_key(n=n), evaluate, seen.append) == 3
+        assert fill(store, groups, lambda n: point_key(n=n), evaluate) == 0
+    assert asked == [[0, 2], [3]]
+    assert [record["n"] for record in seen] == [0, 2, 3]
+
+
+def test_records_of_other_stores_are_taken_over_once(path, tmp_path):
+    other, nowhere = tmp_path / "other.jsonl", tmp_path / "nowhere.jsonl"
+    filled(other, 3)
+    with ResultStore(path) as store:
+        store.append(record(1, own=True))
+        wanted = [record(n)["key"] for n in (1, 2, 7)]
+        assert store.take_over(wanted, (other, nowhere)) == 1 and store.take_over(wanted, (other,)) == 0
+    assert [(record["n"], "own" in record) for record in read_records(path)] == [(1, True), (2, False)]
+
+
+def test_csv_flattens_records(path):
+    text = results.to_csv([record(0, quality={"value": 1.5, "all": {"bleu": 2}}), record(1, trials=[1, 2], none=None)])
+    head, first, second = text.splitlines()
+    assert head == "key,n,quality.value,quality.all.bleu,trials,none"
+    assert first.endswith(",0,1.5,2,,") and second.endswith(',1,,,"[1, 2]",')
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no results at .*nothing\.jsonl"):
+        read_records(tmp_path / "nothing.jsonl")
+
+
+def test_several_files_are_merged_without_repeating_a_key(tmp_path):
+    for name, numbers in (("a", (0, 1)), ("b", (1, 2))):
+        with ResultStore(tmp_path / name) as store:
+            for n in numbers:
+                store.append(record(n))
+    assert [record["n"] for record in read_records(tmp_path / "a", tmp_path / "b")] == [0, 1, 2]
+
+
+def test_writing_atomically_replaces_and_leaves_no_temporary_file(tmp_path):
+    for text in ("eins\n", "zwei\n"):
+        files.write_atomically(tmp_path / "out.md", text)
+    assert (tmp_path / "out.md").read_text() == "zwei\n"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_checksum_is_of_what_a_record_says_and_not_of_how(path):
+    filled(path, 1)
+    told = json.loads(path.read_bytes())
+    path.write_text(json.dumps(dict(reversed(told.items())), ensure_ascii=False, indent=None) + "\n", encoding="utf-8")
+    assert [record["n"] for record in read_records(path)] == [0]
+
+
+def test_records_from_before_there_were_checksums_are_read_and_added_to(path):
+    path.parent.mkdir()
+    path.write_text(json.dumps(record(0)) + "\n")
+    with ResultStore(path) as store:
+        assert store.damaged == []
+        store.append(record(1))
+    assert read_records(path) == [record(0), record(1)]
+    assert [results.CHECKSUM in json.loads(line) for line in path.read_text().splitlines()] == [False, True]
+
+
+# A sweep with a fake runner in a process of its own. It loads the module by its file: the package would import
+# JAX. What it has stored it says on its output, so that the parent knows what must not be lost.
+_CHILD = """
+import sys
+from speccascade_jax.storage.files import point_key
+from speccascade_jax.results import store as results
+
+def evaluate(points):
+    for point in points:
+        yield {"key": point_key(point=point), "point": point, "payload": "x" * (1 + point * 7919 % 40_000)}
+
+points = range(int(sys.argv[2]))
+groups = [points[n : n + 5] for n in range(0, len(points), 5)]
+with results.ResultStore(sys.argv[1]) as store:
+    print("open", flush=True)
+    results.fill(store, groups, lambda p: point_key(point=p), evaluate,
+                 lambda record: print(record["point"], flush=True))
+"""
+
+
+def _spawn(path: Path, count: int) -> subprocess.Popen:
+    command = [sys.executable, "-c", _CHILD, str(path), str(count)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+def _kill(child: subprocess.Popen) -> list[int]:
+    """Kill, and return the points that the child said it had stored."""
+    child.send_signal(signal.SIGKILL)
+    said, _ = child.communicate()
+    return [int(line) for line in said.splitlines() if line.isdigit()]
+
+
+def _rebuilt(point: int) -> dict:
+    return {"key": point_key(point=point), "point": point, "payload": "x" * (1 + point * 7919 % 40_000)}
+
+
+@pytest.mark.laws
+def test_twenty_kills_lose_double_and_tear_nothing(path):
+    count, chance = 2_000, random.Random(20)
+    stored: set[int] = set()
+    for _ in range(20):
+        child = _spawn(path, count)
+        assert child.stdout.readline() == "open\n"
+        time.sleep(chance.uniform(0.0, 0.06))
+        stored |= set(_kill(child))
+        records, damaged = results.parse_lines(path.read_bytes())
+        points = [record["point"] for record in records]
+        assert len(set(points)) == len(points)
+        assert stored <= set(points)
+        assert len(damaged) <= 1  # a torn last line at most: the next start sets it aside
+    done = len(stored)
+    assert 20 < done < count, f"the kills were to hit a running sweep ({done} of {count} points)"
+    child = _spawn(path, done)
+    child.communicate(timeout=60)
+    assert child.returncode == 0
+    final, damaged = results.parse_lines(path.read_bytes())
+    assert damaged == []
+    assert sorted(final, key=lambda record: record["point"])[:done] == [_rebuilt(point) for point in range(done)]
+
+
+def test_records_hold_no_raw_newlines(path):
+    filled(path, 1)
+    assert json.loads(path.read_bytes().splitlines()[0])["text"] == "Zeile\nmit Umbruch, ä"

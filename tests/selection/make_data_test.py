@@ -1,0 +1,145 @@
+"""Making selection data on a tiny pair: what is written, what a kill leaves, what another candidate costs."""
+
+import json
+
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.data.tasks.table import get_task
+from speccascade_jax.evaluation.points import Evaluation, ModelPair
+from speccascade_jax.methods.settings import Arm, Level
+from speccascade_jax.metrics import quality
+from speccascade_jax.selection import data, make_data, outputs
+from tests.support import tiny_pair
+
+ARMS = ("draft", "middle", "autoregressive")
+QUERIES = 6
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return ModelPair(name=str(tiny_pair.write(tmp_path_factory.mktemp("pair"), middle=True)))
+
+
+def domains(queries=QUERIES, first=0):
+    given = {"quality_examples": queries, "quality_batch": 4, "max_new_tokens": 8, "first_example": first}
+    return tuple(Evaluation(task=task, **given) for task in ("tiny_translation", "tiny_translation_de_en"))
+
+
+def make(pair, folder, drafters=ARMS, queries=QUERIES, **more):
+    return make_data.make(pair=pair, domains=domains(queries), drafters=drafters, output=str(folder), **more)
+
+
+@pytest.fixture(scope="module")
+def made(pair, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made")
+    return folder, make(pair, folder)
+
+
+def contents(folder):
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "lock")
+    return {path.relative_to(folder): path.read_bytes() for path in files}
+
+
+def test_data_are_what_the_models_write(pair, made):
+    folder, told = made
+    found, loaded = data.read(folder), sc.load_pair(pair.name)
+    assert told["queries"] == 2 * QUERIES and found.arms == ARMS and list(found.domain) == [0] * QUERIES + [1] * QUERIES
+    example = get_task("tiny_translation_de_en").load(limit=3)[2]
+    methods = ("autoregressive_draft", "autoregressive")
+    texts = [sc.decode(loaded, [example.source], method=each, max_new_tokens=8).texts[0] for each in methods]
+    assert found.alignment[QUERIES + 2, 0] == pytest.approx(quality.sentence_rouge_l(*texts), abs=1e-6)
+    assert found.features.shape == (2 * QUERIES, 16) and np.isfinite(found.features).all()
+    assert 0 < found.alignment[:, 2].mean() < 1, "autoregressive is the sampled target against the greedy one"
+    assert found.parameters[2] == max(found.parameters)
+
+
+def test_a_killed_call_ends_as_an_unbroken_one(pair, made, tmp_path, monkeypatch):
+    monkeypatch.setattr(outputs, "SHARD", 4)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    make(pair, whole)
+    calls, write = [], outputs.archives.write
+
+    def dies(path, key, arrays):
+        calls.append(path)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        write(path, key, arrays)
+
+    monkeypatch.setattr(outputs.archives, "write", dies)
+    with pytest.raises(KeyboardInterrupt):
+        make(pair, broken)
+    there = len(list(broken.rglob("0*.npz")))
+    assert 0 < there < len(list(whole.rglob("0*.npz")))
+    monkeypatch.setattr(outputs.archives, "write", write)
+    make(pair, broken)
+    assert contents(whole) == contents(broken)
+
+
+def test_another_candidate_and_more_queries_need_their_own_outputs_only(pair, made, tmp_path, monkeypatch):
+    make(pair, tmp_path, drafters=("draft",))
+    written, write = [], outputs.Writer._write
+
+    def counted(self, rows):
+        written.append((self.session.task.name, self.name, len(rows)))
+        return write(self, rows)
+
+    monkeypatch.setattr(outputs.Writer, "_write", counted)
+    make(pair, tmp_path, drafters=("middle", "draft"))
+    tasks = [each.task for each in domains()]
+    assert written == [(task, "middle", QUERIES) for task in tasks]
+    written.clear()
+    make(pair, tmp_path, drafters=("middle",))
+    assert not written and data.read(tmp_path).arms == ("middle",)
+
+
+def test_more_queries_and_fewer_need_what_is_not_there_only(pair, tmp_path, monkeypatch):
+    monkeypatch.setattr(outputs, "SHARD", 4)
+    make(pair, tmp_path, drafters=("draft",), queries=6)
+    first = data.read(tmp_path)
+    make(pair, tmp_path, drafters=("draft",), queries=10)
+    more = data.read(tmp_path)
+    assert len(more.features) == 20 and len(first.features) == 12
+    np.testing.assert_array_equal(more.alignment[:6], first.alignment[:6])
+    written = contents(tmp_path)
+    make(pair, tmp_path, drafters=("draft",), queries=6)
+    assert data.read(tmp_path).key == first.key and set(contents(tmp_path)) == set(written)
+
+
+def test_a_stack_writes_what_the_model_below_the_target_writes(pair, tmp_path):
+    stack = Arm(drafter=Level(model="middle", budget=3, drafters=("draft",)), name="stack")
+    make(pair, tmp_path, drafters=(stack, "middle"))
+    found = data.read(tmp_path)
+    np.testing.assert_array_equal(found.alignment[:, 0], found.alignment[:, 1])
+    assert found.parameters[0] > found.parameters[1]
+
+
+def test_what_has_no_meaning_is_refused_before_anything_is_written(pair, tmp_path):
+    lossy = Level(model="middle", budget=3, drafters=("draft",), rule="opt", alpha=0.1)
+    for drafters, words in (
+        ((), "drafters"),
+        (("draft", "drafft"), "holds no model 'drafft'"),
+        (("draft", "tests.support.drafters.build"), "has no 'build'"),
+        ((Arm(drafter=lossy, name="lossy"),), "its rule is lossy"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make(pair, tmp_path / "data", drafters=drafters)
+    twice = (domains()[0], domains()[0])
+    with pytest.raises(ValueError, match="names the task 'tiny_translation' twice"):
+        make_data.make(pair=pair, domains=twice, drafters=ARMS, output=str(tmp_path / "data"))
+    assert not list((tmp_path / "data").rglob("*.npz"))
+
+
+def test_a_damaged_shard_is_named(pair, made, tmp_path):
+    make(pair, tmp_path, drafters=("draft",))
+    shard = next(tmp_path.rglob("0*.npz"))
+    content = bytearray(shard.read_bytes())
+    content[-30] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(ValueError, match=f"{shard.name} is damaged"):
+        make(pair, tmp_path, drafters=("draft",))
+    manifest = json.loads((tmp_path / data.MANIFEST).read_text()) | {"format": 9}
+    (tmp_path / data.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="has format 9"):
+        data.read(tmp_path)

@@ -1,0 +1,63 @@
+"""Locks: one writer at a time, named; nothing is left of those that died."""
+
+import subprocess
+import sys
+
+import pytest
+
+from speccascade_jax.storage import locks
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from speccascade_jax.storage import locks
+with locks.held(Path(sys.argv[1]), "runs/x"):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Another process that holds `lock`."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "a" / "lock")], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_the_second_is_refused_and_told_who_is_first(tmp_path, other):
+    said = rf"runs/x is being written by process {other.pid} .*: end it"
+    with pytest.raises(locks.LockedError, match=said), locks.held(tmp_path / "a" / "lock", "runs/x", "end it"):
+        raise AssertionError("held twice")
+    other.kill()
+    other.wait()
+    with locks.held(tmp_path / "a" / "lock", "runs/x"):  # the kernel let go of it
+        assert (tmp_path / "a" / "lock").is_file()
+    assert not (tmp_path / "a" / "lock").exists()
+
+
+def test_an_error_lets_go_of_it(tmp_path):
+    for _ in range(2):
+        with pytest.raises(KeyError), locks.held(tmp_path / "lock", "x"):
+            raise KeyError
+
+
+def test_a_file_that_is_no_lock_is_left_alone(tmp_path):
+    (tmp_path / "uv.lock").write_text("version = 1\n")
+    with pytest.raises(ValueError, match=r"uv\.lock is no lock of uv: move it away"):
+        locks.acquire(tmp_path / "uv.lock", "uv")
+    assert (tmp_path / "uv.lock").read_text() == "version = 1\n"
+
+
+def test_a_lock_that_was_removed_is_not_held_and_that_of_the_next_one_stays(tmp_path):
+    first = locks.acquire(tmp_path / "lock", "x")
+    assert locks.is_held(first, tmp_path / "lock")
+    (tmp_path / "lock").unlink()
+    second = locks.acquire(tmp_path / "lock", "x")
+    assert not locks.is_held(first, tmp_path / "lock") and locks.is_held(second, tmp_path / "lock")
+    locks.release(first, tmp_path / "lock")
+    assert (tmp_path / "lock").exists()
+    locks.release(second, tmp_path / "lock")
+    assert not (tmp_path / "lock").exists()
