@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +20,13 @@ from speccascade_jax.data.vocabularies.vocabulary import Ids, added_texts
 from speccascade_jax.engine.generate import Failure, Generation, failures, model_names, raise_if_failed
 from speccascade_jax.engine.measures import summarise
 from speccascade_jax.methods.build_drafter import check_length, threshold_text
-from speccascade_jax.methods.plan import Plan, plan
+from speccascade_jax.methods.build import decoder_for
+from speccascade_jax.methods.method import Decoder
+from speccascade_jax.methods.settings import with_settings
+from speccascade_jax.methods.settings_dict import SettingsDict
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import decoder_context, make_prompt
-from speccascade_jax.results.store.trace import Traces
+from speccascade_jax.results.store.trace import Trace, Traces
 from speccascade_jax.results.store.trace import read as read_trace
 from speccascade_jax.rules import deferral
 from speccascade_jax.rules.rule import Rule, checked_alpha
@@ -54,6 +57,7 @@ class DecodeOutput:
     trace: Traces | None = None
 
 
+@with_settings
 def decode(
     pair: Pair,
     prompts: Any,
@@ -63,7 +67,7 @@ def decode(
     example_ids: Any = None,
     stop_ids: Sequence[int] | None = None,
     trace: bool = False,
-    **settings: Any,
+    **settings: Unpack[SettingsDict],
 ) -> DecodeOutput:
     """Generate with a draft and a target under a rule.
 
@@ -76,9 +80,7 @@ def decode(
         example_ids: `[B]`, default `0 … B − 1`; rows with one id draw the same bits.
         stop_ids: ids that end a row; default: the vocabulary's, or none without a vocabulary.
         trace: whether the output has one for every row; the tokens are the same, and the call takes longer.
-        settings: how tokens are made, `methods.settings.Settings`, which says what each is: `method`, `rule`, `alpha`,
-            `block_size`, `temperature`, `top_p`, `top_k`, `draft_temperature`, `bonus`, `accept`,
-            `verify`, `tree`, `stop`, `stop_threshold`, `drafters`.
+        settings: how tokens are made; `help(sc.decode)` lists them, and `methods.settings.Settings` says what each is.
 
     Returns:
         A `DecodeOutput`.
@@ -89,34 +91,35 @@ def decode(
         FloatingPointError: NaN logits in every row; names the model, the row and the position. Where some rows are well
             they are returned, with a warning, and the others are in `failed`.
     """
-    call = plan(pair, "decode", settings, stop_ids)
-    longest = check_length(max_new_tokens, call.settings)
+    decoder = decoder_for(pair, "decode", settings, stop_ids)
+    longest = check_length(max_new_tokens, decoder.settings)
     prompt = make_prompt(pair, prompts, max_new_tokens=longest)
-    rows, recipe = prompt.tokens.shape[0], call.recipe
-    call.controls(rows)  # checks them
-    recipe.warn_of_alpha(call.settings, pair.target.model.vocab_size)
+    rows = prompt.tokens.shape[0]
+    decoder.controls(rows)  # checks the numbers
+    decoder.method.warn_of_alpha(decoder.settings, pair.target.model.vocab_size)
     ids = check_example_ids(example_ids, rows)
-    generation = (call.traced if trace else call.generate)(prompt, check_seed(seed), ids, longest)
-    output = _output(pair, generation, prompt, recipe.draft_alone)
-    return replace(output, trace=_traces(call, prompt, prompts, generation)) if trace else output
+    generation = (decoder.fetch_traced if trace else decoder.fetch)(prompt, check_seed(seed), ids, longest)
+    output = _output(pair, generation, prompt, decoder.method.draft_alone)
+    return replace(output, trace=_traces(decoder, prompt, prompts, generation)) if trace else output
 
 
-def _traces(call: Plan, prompt: Prompt, prompts: Any, generation: Generation) -> Traces:
-    """A trace per row, from what was recorded."""
-    vocabulary, contexts = call.pair.vocabulary, decoder_context(prompt)
-    given = [prompts] if isinstance(prompts, str) else [each if isinstance(each, str) else "" for each in prompts]
-    told: dict[str, Any] = {"threshold": threshold_text(call.recipe, call.settings), "alone": call.recipe.draft_alone}
+def _traces(decoder: Decoder, prompt: Prompt, prompts: Any, generation: Generation) -> Traces:
+    """Reads a trace per row from what was recorded."""
+    vocabulary, contexts, method = decoder.pair.vocabulary, decoder_context(prompt), decoder.method
+    prompt_texts = [prompts] if isinstance(prompts, str) else [p if isinstance(p, str) else "" for p in prompts]
+    threshold = threshold_text(method, decoder.settings)
 
     def texts(context: Ids, ids: list[int], before: list[int]) -> list[str]:
         return [f" {n}" for n in ids] if vocabulary is None else added_texts(vocabulary, ids, [*context, *before])
 
-    rows = enumerate(contexts)
-    return Traces(
-        read_trace(
-            generation.record, row, partial(texts, context), prompt=given[row] if row < len(given) else "", **told
+    def trace(row: int, context: Ids) -> Trace:
+        prompt_text = prompt_texts[row] if row < len(prompt_texts) else ""
+        pieces = partial(texts, context)
+        return read_trace(
+            generation.record, row, pieces, prompt=prompt_text, threshold=threshold, alone=method.draft_alone
         )
-        for row, context in rows
-    )
+
+    return Traces(trace(row, context) for row, context in enumerate(contexts))
 
 
 def collect(

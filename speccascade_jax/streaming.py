@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,9 @@ from speccascade_jax.engine.engine import DecodeState, Engine
 from speccascade_jax.engine.generate import argument, failures, model_names, raise_if_failed
 from speccascade_jax.engine.loop import one_round
 from speccascade_jax.methods.build_drafter import check_length
-from speccascade_jax.methods.plan import plan
+from speccascade_jax.methods.build import decoder_for
+from speccascade_jax.methods.settings import with_settings
+from speccascade_jax.methods.settings_dict import SettingsDict
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import decoder_context, make_prompt
 
@@ -49,6 +51,7 @@ class StreamedToken:
     position: int
 
 
+@with_settings
 def stream(
     pair: Pair,
     prompt: Any,
@@ -57,7 +60,7 @@ def stream(
     seed: int = 0,
     example_id: int = 0,
     stop_ids: Sequence[int] | None = None,
-    **settings: Any,
+    **settings: Unpack[SettingsDict],
 ) -> Iterator[StreamedToken]:
     """The tokens that `decode` would give for one prompt, as they are committed.
 
@@ -79,20 +82,19 @@ def stream(
             call, before anything is compiled.
         FloatingPointError: NaN logits, when the iterator reaches them.
     """
-    call = plan(pair, "stream", settings, stop_ids)
-    longest, recipe = check_length(max_new_tokens, call.settings), call.recipe
-    engine, params = call.engine
-    made = make_prompt(pair, prompt, max_new_tokens=longest)
-    rows = made.tokens.shape[0]
+    decoder = decoder_for(pair, "stream", settings, stop_ids)
+    longest, engine = check_length(max_new_tokens, decoder.settings), decoder.require_engine()
+    padded = make_prompt(pair, prompt, max_new_tokens=longest)
+    rows = padded.tokens.shape[0]
     if rows != 1:
         raise ValueError(f"stream takes one prompt, not {rows}: give one text or one list of ids, or call decode")
-    controls = call.controls(1)
-    recipe.warn_of_alpha(call.settings, pair.target.model.vocab_size)
+    controls = decoder.controls(1)
+    decoder.method.warn_of_alpha(decoder.settings, pair.target.model.vocab_size)
     ids = check_example_ids([example_id], 1)
-    running = partial(call.running, "stream", made, longest)
-    ready = partial(call.ready, made, longest)
-    rounds = _rounds(engine, ready, made, check_seed(seed), controls, longest, ids, running)
-    return _tokens(rounds, pair.vocabulary, recipe.draft_alone, decoder_context(made)[0])
+    compiling = partial(decoder.compiling, "stream", padded, longest)
+    ready = partial(decoder.ready, padded, longest)
+    rounds = _rounds(engine, ready, padded, check_seed(seed), controls, longest, ids, compiling)
+    return _tokens(rounds, pair.vocabulary, decoder.method.draft_alone, decoder_context(padded)[0])
 
 
 class _Round(NamedTuple):

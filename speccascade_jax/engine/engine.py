@@ -3,7 +3,7 @@
 What tells the methods apart is which drafter, stop policy and acceptance are plugged in, never the loop.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -123,6 +123,14 @@ class Engine:
         if self.tree is not None and not self.verify_final:
             raise ValueError("drafts that branch are always verified: set verify_final=True")
         object.__setattr__(self, "stop_ids", tuple(int(i) for i in self.stop_ids))
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
+    def __hash__(self) -> int:
+        """Cached because jit hashes static arguments on every call, and an engine has about sixty parts."""
+        return self._hash
 
     @property
     def block(self) -> int:

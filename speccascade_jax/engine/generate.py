@@ -1,8 +1,7 @@
 """`generate`: a whole generation as one jitted program, and its result."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -73,24 +72,6 @@ def generate(
         most_rounds = MOST  # so that what is timed, with fewer, is the program that runs
     limit = {} if most_rounds is None else {"most_rounds": argument(most_rounds, np.int32)}
     return _generate(engine, params, prompt, seed, controls, ids, **limit, **static)
-
-
-@dataclass(frozen=True)
-class Generator:
-    """An engine as something that generates: what methods build where one generation is all there is to them."""
-
-    engine: Engine
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash(self.engine)
-
-    def __hash__(self) -> int:
-        """Asked by every call of a program that it is static in: an engine has some sixty parts."""
-        return self._hash
-
-    def generate(self, params: Params, prompt: Prompt, seed: int | Array = 0, **more: Any) -> Generation:
-        return generate(self.engine, params, prompt, seed, **more)
 
 
 def argument(value: Any, dtype: Any) -> Any:

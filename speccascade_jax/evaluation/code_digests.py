@@ -26,12 +26,10 @@ from speccascade_jax.drafters.nested import NestedDrafter
 from speccascade_jax.drafters.none import NoDrafter
 from speccascade_jax.drafters.planned import PlannedDrafter
 from speccascade_jax.engine.engine import Engine
-from speccascade_jax.engine.generate import Generator
-from speccascade_jax.methods.method import Built, Recipe
+from speccascade_jax.methods.method import Decoder, run
 from speccascade_jax.methods.oracle import OracleStopping
 from speccascade_jax.methods.sequence import SCORES, SequenceCascade
 from speccascade_jax.models import fingerprints, teacher_forcing
-from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import make_prompt
 from speccascade_jax.rules.verification import TokenWise
 from speccascade_jax.runtime.mesh import fewest_rows
@@ -43,22 +41,23 @@ _TOLD = ("title", "detail", "symbol")
 """What a method's row says to readers alone."""
 
 
-def digest(pair: Pair, recipe: Recipe, built: Built, controls: Callable[[], Controls]) -> str:
-    """32 hex digits of what a method's outputs hang on beside its settings, the models and the loop.
+def digest(decoder: Decoder, controls: Callable[[], Controls]) -> str:
+    """Returns 32 hex digits of the code that outputs depend on beside settings, models and the loop.
 
     Args:
-        built: of the recipe; controls: of the fewest rows that the pair's mesh takes (`runtime.mesh.fewest_rows`).
+        controls: of the fewest rows that the pair's mesh takes (`runtime.mesh.fewest_rows`).
     """
-    row = {each.name: getattr(recipe, each.name) for each in fields(recipe) if each.name not in _TOLD}
-    told = {name: value for name, value in row.items() if isinstance(value, str | bool | int | float)}
-    kind = "" if type(recipe).__module__.startswith("speccascade_jax.") else _source(type(recipe))
-    return point_key(row=told, kind=kind, parts=list(_program(pair, built, controls)))
+    method = decoder.method
+    row = {field.name: getattr(method, field.name) for field in fields(method) if field.name not in _TOLD}
+    plain = {name: value for name, value in row.items() if isinstance(value, str | bool | int | float)}
+    kind = "" if type(method).__module__.startswith("speccascade_jax.") else _source(type(method))
+    return point_key(row=plain, kind=kind, parts=list(_program(decoder, controls)))
 
 
-def _program(pair: Pair, built: Built, controls: Callable[[], Controls]) -> Iterator[str]:
-    program, params = built
-    engine = getattr(program, "engine", None)
-    if type(program) in (Generator, OracleStopping) and isinstance(engine, Engine):
+def _program(decoder: Decoder, controls: Callable[[], Controls]) -> Iterator[str]:
+    program, params = decoder.program, decoder.params
+    engine = program.engine if type(program) is OracleStopping else program
+    if isinstance(engine, Engine):
         yield from _engine(engine, params)
         known = _is_ours(engine)
     elif type(program) is SequenceCascade:
@@ -67,15 +66,13 @@ def _program(pair: Pair, built: Built, controls: Callable[[], Controls]) -> Iter
     else:
         known = False
     if not known:
+        pair = decoder.pair
         prompt = make_prompt(pair, [[0]] * fewest_rows(pair.mesh))
-        yield lowered(_run(built), params, prompt, controls())
 
+        def generate(params: Params, prompt: Any, controls: Controls) -> Any:
+            return run(program, params, prompt, 0, controls=controls, max_new_tokens=4)
 
-def _run(built: Built) -> Callable[..., Any]:
-    def run(params: Params, prompt: Any, controls: Controls) -> Any:
-        return built.program.generate(params, prompt, 0, controls=controls, max_new_tokens=4)
-
-    return run
+        yield lowered(generate, params, prompt, controls())
 
 
 def _is_ours(engine: Engine) -> bool:

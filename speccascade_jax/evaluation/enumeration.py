@@ -5,12 +5,16 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from speccascade_jax.core import validate_types
 from speccascade_jax.core.checks import several
 from speccascade_jax.core.names import DRAFT, TARGET, unknown
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.curves import curve, family
+from speccascade_jax.evaluation.heads import asks_head
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings, recorded
 from speccascade_jax.evaluation.validation import validate, validate_evaluation
+from speccascade_jax.methods import table
 from speccascade_jax.methods.settings import TOKEN
 from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.methods.table import METHODS
@@ -21,12 +25,12 @@ def enumerate_points(
     *,
     pair: ModelPair,
     evaluation: Evaluation,
-    methods: Sequence[str | Method],
+    methods: Sequence[str | Settings],
     alphas: Mapping[str, Sequence[float]] | None = None,
     stop_thresholds: Mapping[str, Sequence[float]] | None = None,
     heads: Sequence[str] = (),
     block_sizes: Sequence[int] = (5,),
-    samplings: Iterable[Sampling] = (Sampling(),),
+    samplings: Iterable[Mapping[str, Any]] = ({},),
     seeds: Sequence[int] = (0,),
     bonus: str | None = None,
     verify: Sequence[str] = (TOKEN,),
@@ -38,9 +42,10 @@ def enumerate_points(
     point; one that `alphas` does not name gets `Alpha.usual`.
 
     Args:
-        pair, evaluation, samplings, seeds: what the points share.
-        methods: names of methods and rules, or methods with a rule, a stop threshold, drafters of their own.
-        alphas: `Method.curve()` or, for all that share it, the name -> its α's; a method's that is not swept are passed
+        pair, evaluation, seeds: what the points share; samplings: the settings of `SAMPLING` by name.
+        methods: names of methods and rules, or settings with a rule, a stop threshold, drafters of their own, whose
+            sampling is not read.
+        alphas: `curves.curve` or, for all that share it, the name -> its α's; a method's that is not swept are passed
             over with a warning, so that a file's `methods` can be replaced alone.
         stop_thresholds: name of a method that stops by one -> its thresholds; heads: files of acceptance heads that
             methods which ask one are each measured with, instead of the pair's own.
@@ -58,21 +63,24 @@ def enumerate_points(
     alphas = dict(alphas or {})
     for name, values in {"block_sizes": block_sizes, "seeds": seeds, "verify": verify}.items():
         several(name, values, 1)
-    templates = [Method(name=each) if isinstance(each, str) else each for each in methods]
+    templates = [recorded(Settings(method=each) if isinstance(each, str) else each) for each in methods]
     templates = list(_in_ways(_in_heads(_in_thresholds(templates, dict(stop_thresholds or {})), heads), verify))
     _check_heads(templates)
     swept = dict.fromkeys(name for template in templates for name in _names(template))
     _check_alphas(alphas, swept, {template.rule for template in templates})
     validate_evaluation(evaluation)
     evaluation = evaluation.resolved()
-    curves = [[Method(name=TARGET)], [Method(name=DRAFT)]]
-    for each in _in_blocks(templates, block_sizes, bonus):
-        given = next((alphas[name] for name in _names(each) if name in alphas), None)
-        curves.append([replace(each, alpha=alpha) for alpha in _alphas(each, given)])
+    groups_of_settings = [[Settings(method=TARGET)], [Settings(method=DRAFT)]]
+    for template in _in_blocks(templates, block_sizes, bonus):
+        chosen = next((alphas[name] for name in _names(template) if name in alphas), None)
+        groups_of_settings.append([replace(template, alpha=alpha) for alpha in _alphas(template, chosen)])
     groups = [
-        [Point(pair=pair, evaluation=evaluation, method=each, sampling=sampling, seed=seed) for each in curve]
+        [
+            Point(pair=pair, evaluation=evaluation, settings=replace(settings, **sampling), seed=seed)
+            for settings in group
+        ]
         for sampling, seed in itertools.product(samplings, seeds)
-        for curve in curves
+        for group in groups_of_settings
     ]
     groups += [[point] for point in _cooler(groups, cooler)]
     points = list(itertools.chain(*groups))
@@ -91,22 +99,23 @@ def _cooler(groups: Sequence[Sequence[Point]], shares: Sequence[float]) -> list[
         raise ValueError(
             f"cooler={tuple(shares)!r} holds {strange[0]!r}: these are shares of a temperature, 0 to below 1"
         )
-    targets = [point for group in groups for point in group if point.method.name == TARGET]
-    known = {(_law(point.sampling), point.seed) for point in targets}
+    targets = [point for group in groups for point in group if point.settings.method == TARGET]
+    known = {(_sampled(point.settings), point.seed) for point in targets}
     found = dict[tuple, Point]()
     for point, share in itertools.product(targets, shares):
-        colder = replace(point.sampling, temperature=share * point.sampling.temperature, draft_temperature=None)
-        at = _law(colder), point.seed
+        heat = point.settings.temperature
+        colder = replace(point.settings, temperature=share * heat, draft_temperature=None)
+        at = _sampled(colder), point.seed
         same = colder.temperature == 0 and any(law == at[0] for law, _ in (known | set(found)))  # for every seed
-        if point.sampling.temperature > 0 and at not in known and not same:
+        if heat > 0 and at not in known and not same:
             untimed = replace(point.evaluation, latency_examples=0)
-            found[at] = replace(point, sampling=colder, evaluation=untimed)
+            found[at] = replace(point, settings=colder, evaluation=untimed)
     return list(found.values())
 
 
-def _law(sampling: Sampling) -> tuple[float, float, int]:
-    """What of a sampling the target alone heeds."""
-    return sampling.temperature, sampling.top_p, sampling.top_k
+def _sampled(settings: Settings) -> tuple[float, float, int]:
+    """Returns the numbers that the target alone samples by."""
+    return settings.temperature, settings.top_p, settings.top_k
 
 
 def _check_alphas(alphas: Iterable[str], swept: Collection[str], rules: Collection[str | None]) -> None:
@@ -120,7 +129,7 @@ def _check_alphas(alphas: Iterable[str], swept: Collection[str], rules: Collecti
         warnings.warn(f"alphas names {', '.join(stray)}, which this sweep has not: passed over", stacklevel=3)
 
 
-def _check_heads(templates: Iterable[Method]) -> None:
+def _check_heads(templates: Iterable[Settings]) -> None:
     """Refuse two files of one name: curves, and `alphas`, are called after it."""
     files: dict[str, Path] = {}
     for file in (expanded(template.head) for template in templates if template.head is not None):
@@ -130,18 +139,20 @@ def _check_heads(templates: Iterable[Method]) -> None:
             )
 
 
-def _names(method: Method) -> tuple[str, str, str]:
-    """What `alphas` may call a method, the most special first."""
-    return method.curve(), method.family(), method.name
+def _names(settings: Settings) -> tuple[str, str, str]:
+    """Returns what `alphas` may call them, the most special name first."""
+    return curve(settings), family(settings), settings.method
 
 
-def _in_thresholds(templates: Sequence[Method], thresholds: Mapping[str, Sequence[float]]) -> Iterator[Method]:
+def _in_thresholds(
+    templates: Sequence[Settings], thresholds: Mapping[str, Sequence[float]]
+) -> Iterator[Settings]:
     """Every template with every stop threshold that it is given, where it lacks one."""
 
-    def lacks(method: Method) -> bool:
-        return method.stop_threshold is None and bool(method.recipe.threshold(method.settings()))
+    def lacks(settings: Settings) -> bool:
+        return settings.stop_threshold is None and bool(table.get(settings.method).threshold(settings))
 
-    lacking = {each.name for each in templates if lacks(each)}
+    lacking = {template.method for template in templates if lacks(template)}
     if stray := [name for name in thresholds if name not in lacking]:
         raise ValueError(
             f"stop_thresholds names {', '.join(stray)}, which is not among the methods that lack one: "
@@ -149,52 +160,55 @@ def _in_thresholds(templates: Sequence[Method], thresholds: Mapping[str, Sequenc
         )
     for name, values in thresholds.items():
         several(f"stop_thresholds[{name!r}]", values, 1)
-    for each in templates:
-        for threshold in thresholds.get(each.name, (None,)) if lacks(each) else (each.stop_threshold,):
-            yield replace(each, stop_threshold=threshold)
+    for template in templates:
+        for threshold in thresholds.get(template.method, (None,)) if lacks(template) else (template.stop_threshold,):
+            yield replace(template, stop_threshold=threshold)
 
 
-def _in_heads(templates: Iterable[Method], heads: Sequence[str]) -> Iterator[Method]:
+def _in_heads(templates: Iterable[Settings], heads: Sequence[str]) -> Iterator[Settings]:
     """Every template that asks an acceptance head with each of `heads`."""
-    for each in templates:
-        own = each.needs_head and each.head is None and heads
-        yield from (replace(each, head=head) for head in heads) if own else (each,)
+    for template in templates:
+        open_to_choice = asks_head(template) and template.head is None and heads
+        yield from (replace(template, head=head) for head in heads) if open_to_choice else (template,)
 
 
-def _in_ways(templates: Iterable[Method], verify: Sequence[str]) -> Iterator[Method]:
+def _in_ways(templates: Iterable[Settings], verify: Sequence[str]) -> Iterator[Settings]:
     """Every template with every way to verify that goes with it; those with one of their own as they are."""
-    for each in templates:
-        recipe = each.recipe
-        if each.verify != TOKEN or not isinstance(recipe, Speculation):
-            yield each
+    for template in templates:
+        method = table.get(template.method)
+        if template.verify != TOKEN or not isinstance(method, Speculation):
+            yield template
             continue
-        fits = (each.accept or recipe.accept) == "speculative" and each.tree is None
-        # one that goes with none of them is refused when it is made
-        yield from (replace(each, verify=way) for way in verify if fits or way == TOKEN or TOKEN not in verify)
+        fits = (template.accept or method.accept) == "speculative" and template.tree is None
+        # one that goes with none of them is refused here
+        ways = [way for way in verify if fits or way == TOKEN or TOKEN not in verify]
+        yield from (recorded(replace(template, verify=way)) for way in ways)
 
 
-def _in_blocks(templates: Sequence[Method], block_sizes: Sequence[int], bonus: str | None) -> Iterator[Method]:
+def _in_blocks(
+    templates: Sequence[Settings], block_sizes: Sequence[int], bonus: str | None
+) -> Iterator[Settings]:
     """Every template with every block size that means something to it."""
     for number, block in enumerate(block_sizes):
         for template in templates:
-            recipe = template.recipe
-            free = bonus is not None and isinstance(recipe, Speculation) and recipe.bare
-            if template.swept_block:
+            method = table.get(template.method)
+            free = bonus is not None and isinstance(method, Speculation) and method.bare
+            if method.sweeps_block(template):
                 yield replace(template, block_size=block, bonus=bonus if free else template.bonus)
             elif number == 0:
                 yield replace(template, bonus=bonus) if free and template.tree else template
 
 
-def _alphas(method: Method, given: Sequence[float] | None) -> tuple[float | None, ...]:
-    trade_off = method.trade_off
+def _alphas(settings: Settings, chosen: Sequence[float] | None) -> tuple[float | None, ...]:
+    trade_off = table.get(settings.method).alpha(settings)
     if trade_off is None:
-        if given:
-            raise ValueError(f"method {method.curve()!r} has no alpha, but alphas gives it {tuple(given)}")
+        if chosen:
+            raise ValueError(f"method {curve(settings)!r} has no alpha, but alphas gives it {tuple(chosen)}")
         return (None,)
-    if given is None and method.alpha is not None:
-        return (method.alpha,)
-    if given is not None and not len(given):
+    if chosen is None and settings.alpha is not None:
+        return (settings.alpha,)
+    if chosen is not None and not len(chosen):
         raise ValueError(
-            f"alphas gives method {method.curve()!r} no value; leave it out of alphas to sweep its usual range"
+            f"alphas gives method {curve(settings)!r} no value; leave it out of alphas to sweep its usual range"
         )
-    return trade_off.usual() if given is None else tuple(given)
+    return trade_off.usual() if chosen is None else tuple(chosen)

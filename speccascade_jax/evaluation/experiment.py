@@ -12,7 +12,7 @@ from speccascade_jax.core.names import hint
 from speccascade_jax.evaluation import follower_store, pool
 from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.measuring import evaluate
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.studies.survey import surveying
 from speccascade_jax.evaluation.validation import validate
@@ -33,20 +33,19 @@ def run(
     *,
     pair: ModelPair,
     evaluation: Evaluation,
-    method: Method,
-    sampling: Sampling,
+    settings: Settings,
     seed: int = 0,
     output: str = "results/runs.jsonl",
 ) -> Record:
     """Measure one point, print it and add it to a store; a point that the store holds is printed, not repeated.
 
     Args:
-        pair, evaluation, method, sampling, seed: the point; output: the store.
+        pair, evaluation, settings, seed: the point; output: the store.
 
     Raises:
         ValueError: a value without meaning, before anything is loaded; as `Heads.check`, before anything is compiled.
     """
-    point = Point(pair=pair, evaluation=evaluation.resolved(), method=method, sampling=sampling, seed=seed)
+    point = Point(pair=pair, evaluation=evaluation.resolved(), settings=settings, seed=seed)
     validate(point)
     with follower_store.opened(output) as store:
         check_format(store.records, output)
@@ -66,7 +65,7 @@ def sweep(
     *,
     pair: ModelPair,
     evaluation: Evaluation,
-    methods: Sequence[str | Method],
+    methods: Sequence[str | Settings],
     alphas: Mapping[str, Sequence[float]] | None = None,
     stop_thresholds: Mapping[str, Sequence[float]] | None = None,
     heads: Sequence[str] = (),
@@ -97,9 +96,9 @@ def sweep(
 
     Args:
         pair, evaluation: the models, and on what.
-        methods: names in `methods.table.METHODS`, where every rule is one, `module.NAME` of your own, or `Method`s with
+        methods: names in `methods.table.METHODS`, where every rule is one, `module.NAME` of your own, or `Settings` with
             a rule, a stop threshold or drafters of their own.
-        alphas: name of a method (or `Method.curve()`) -> its α's; one that is not named gets its usual range.
+        alphas: name of a method (or `curves.curve`) -> its α's; one that is not named gets its usual range.
         stop_thresholds: method -> its stop thresholds, where it stops by one (`h` of specdecpp); no compilation each.
         heads: files of acceptance heads, each of which methods that ask one are measured with; empty: the pair's own.
         block_sizes: γ's; each is a compilation per rule.
@@ -141,7 +140,7 @@ def sweep(
         if unknown := [value for value in shown if value not in known]:
             raise ValueError(f"{name}: {hint(unknown[0], known)}{unknown[0]!r} is not one of {', '.join(known)}")
     samplings = [
-        Sampling(temperature=temperature, top_p=top_p, top_k=top_k, draft_temperature=draft_temperature)
+        {"temperature": temperature, "top_p": top_p, "top_k": top_k, "draft_temperature": draft_temperature}
         for temperature, top_p, draft_temperature in itertools.product(temperatures, top_ps, draft_temperatures)
     ]
     given: dict[str, Any] = {"pair": pair, "evaluation": evaluation, "samplings": samplings, "seeds": seeds}
@@ -185,7 +184,7 @@ def sweep(
 
 
 def _planned(
-    points: Sequence[Point], methods: Sequence[str | Method], alphas: dict[str, Sequence[float]], count: int
+    points: Sequence[Point], methods: Sequence[str | Settings], alphas: dict[str, Sequence[float]], count: int
 ) -> dict[str, Sequence[float]]:
     unnamed = {name: table.get(name) for name in methods if isinstance(name, str) and name not in alphas}
     bare = [name for name, recipe in unnamed.items() if isinstance(recipe, Speculation) and recipe.bare]
@@ -270,5 +269,5 @@ def keep_settings(store: Path) -> None:
 def open_session(points: Sequence[Point]) -> Session:
     """A session of points that share pair and evaluation, checked (`Session.check`)."""
     session = Session(points[0].pair, points[0].evaluation)
-    session.check((point.method, point.sampling) for point in points)
+    session.check(point.settings for point in points)
     return session

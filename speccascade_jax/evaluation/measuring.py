@@ -17,11 +17,13 @@ from speccascade_jax.engine.generate import Generation, failures, model_names, r
 from speccascade_jax.engine.measures import level_counters, per_example, summarise, tail_steps
 from speccascade_jax.evaluation import latency, output_capture
 from speccascade_jax.evaluation.environment import device, package, versions
-from speccascade_jax.evaluation.points import Method, Point
-from speccascade_jax.evaluation.session import Prepared, Session
+from speccascade_jax.evaluation.points import Point, Settings
+from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.validation import check_code
+from speccascade_jax.methods import block_costs
 from speccascade_jax.methods.build_drafter import levels_of, threshold_text
-from speccascade_jax.methods.settings import AUTO
+from speccascade_jax.methods.method import Decoder
+from speccascade_jax.methods.settings import AUTO, sampling_of
 from speccascade_jax.metrics import quality
 from speccascade_jax.pairs.prompts import decoder_context
 from speccascade_jax.results.store.outputs import ENTRY, Output
@@ -70,10 +72,10 @@ def describe(session: Session, point: Point) -> Record:
         "format": FORMAT,
         "point": point.coordinates(),
         "configuration": point.configuration(),
-        "fingerprints": session.fingerprints(point.method),
+        "fingerprints": session.fingerprints(point.settings),
         **session.fitted.told(),
-        **session.heads.described(point.method),
-        **session.policies.described(point.method),
+        **session.heads.described(point.settings),
+        **session.policies.described(point.settings),
         "versions": versions(),
         "package": package(),
         **({"imports": own_files.loaded()} if own_files.loaded() else {}),
@@ -102,12 +104,12 @@ def judge(session: Session, points: Sequence[Point]) -> list[Record]:
     rows = np.repeat(examples[np.lexsort((lengths[examples], plain))], len(points))
     which = np.tile(np.arange(len(points)), len(examples))
     generations, told, noted = [], list[Record](), list[output_capture.Seen]()
-    alone, program = points[0].method.recipe.draft_alone, session.built(points[0].method).program
+    alone, decoder = points[0].method.draft_alone, session.decoder(points[0].settings)
     traced = rows < evaluation.first_example + evaluation.keep_traces
     for chosen, kept in session.in_batches(np.arange(len(rows)), session.evaluation.quality_batch):
-        alphas = [points[n].method.alpha for n in which[chosen]]
+        alphas = [points[n].settings.alpha for n in which[chosen]]
         run = session.prepare(points[0], rows[chosen], alphas)
-        more = output_capture.recording(evaluation, program, bool(traced[chosen].any()))
+        more = output_capture.recording(evaluation, decoder, bool(traced[chosen].any()))
         generation = run(points[0].seed, **more)
         noted += (
             output_capture.seen(generation.record, kept, traced[chosen], alone)
@@ -117,11 +119,11 @@ def judge(session: Session, points: Sequence[Point]) -> list[Record]:
         inner = level_counters(generation.inner), tail_steps(generation.inner), choices(generation.inner)
         per_row = generation.tokens, generation.lengths, generation.stats, inner, generation.failed_at
         generations.append(jax.tree.map(lambda x, kept=kept: np.asarray(x)[:kept], per_row))
-        if points[0].method.block_size == AUTO:
-            told.append(run.planned(np.asarray(generation.inner["chosen"])[:kept]))
+        if points[0].settings.block_size == AUTO:
+            told.append(_planned(decoder, run, np.asarray(generation.inner["chosen"])[:kept]))
     measured = jax.tree.map(lambda *parts: np.concatenate(parts), *generations)
     places = [np.flatnonzero(which == n) for n in range(len(points))]
-    models = [level.model for level in levels_of(points[0].method.drafters)]
+    models = [level.model for level in levels_of(points[0].settings.drafters)]
     records = []
     for point, own in zip(points, places, strict=True):
         keep = partial(_outputs, session, point, [noted[n] for n in own]) if evaluation.keep_outputs else None
@@ -190,8 +192,8 @@ def _outputs(
 ) -> list[Output]:
     """What is kept of a point's outputs, in the order of the examples."""
     method, context = point.method, decoder_context(session.prompts)
-    threshold = threshold_text(method.recipe, method.settings())
-    keeper = output_capture.Keeper(session.task, session.vocabulary, method.recipe.draft_alone, threshold)
+    threshold = threshold_text(method, point.settings)
+    keeper = output_capture.Keeper(session.task, session.vocabulary, method.draft_alone, threshold)
     found = [
         keeper.output(session.examples[row], ids[:length].tolist(), context[row], prediction, noted[place])
         for place, row, ids, length, prediction in zip(well, rows, tokens, lengths, predictions, strict=True)
@@ -217,10 +219,10 @@ def time_beside_target(session: Session, points: Sequence[Point]) -> list[Record
     """
     evaluation = points[0].evaluation
     examples, trials = evaluation.latency_examples, evaluation.latency_trials
-    if not examples or not points[0].method.recipe.timed:
+    if not examples or not points[0].method.timed:
         return [{} for _ in points]
     (baseline, *methods), seen = zip(
-        *(_runner(session, point) for point in (replace(points[0], method=Method(name=TARGET)), *points)), strict=True
+        *(_runner(session, point) for point in (replace(points[0], settings=Settings(method=TARGET, **sampling_of(points[0].settings))), *points)), strict=True
     )
     jax.block_until_ready(baseline(0, 0))  # compiles, or warms the caches
     for run, example in itertools.product(methods, range(examples)):
@@ -234,23 +236,29 @@ def time_beside_target(session: Session, points: Sequence[Point]) -> list[Record
         {"failed_timings": ended + failed}
         if ended + failed
         else {
-            "latency": latency.latency(timed, draft_alone=point.method.recipe.draft_alone),
+            "latency": latency.latency(timed, draft_alone=point.method.draft_alone),
             "target_latency": latency.latency(alone),
             "relative_latency": latency.relative_latency(timed, alone),
-            **({"planned_latency": _planned(runs)} if point.method.block_size == AUTO else {}),
+            **({"planned_latency": _planned_timings(session, point, runs)} if point.settings.block_size == AUTO else {}),
         }
         for point, timed, failed, runs in zip(points, timings, early, seen[1:], strict=True)
     ]
 
 
-def _planned(runs: Sequence[tuple[Prepared, Generation]]) -> Record:
-    """Of timed blocks of planned length, as `Prepared.planned`; all runs have one shape, and so one set of costs."""
-    return runs[0][0].planned(np.concatenate([np.asarray(generation.inner["chosen"]) for _, generation in runs]))
+def _planned(decoder: Decoder, run: partial[Generation], chosen: np.ndarray) -> Record:
+    """Returns what a record says of planned lengths (`block_costs.planned`)."""
+    return block_costs.planned(run.keywords["params"], decoder.require_engine(), chosen)
 
 
-def _runner(session: Session, point: Point) -> tuple[latency.Run, list[tuple[Prepared, Generation]]]:
+def _planned_timings(session: Session, point: Point, runs: Sequence[tuple[partial[Generation], Generation]]) -> Record:
+    """Returns the same of timed runs, all of which have one shape, and so one set of costs."""
+    chosen = np.concatenate([np.asarray(generation.inner["chosen"]) for _, generation in runs])
+    return _planned(session.decoder(point.settings), runs[0][0], chosen)
+
+
+def _runner(session: Session, point: Point) -> tuple[latency.Run, list[tuple[partial[Generation], Generation]]]:
     """`(example, trial) -> generation`, and a list of what was run and what came of it, to be looked at afterwards."""
-    trials, seen = point.evaluation.latency_trials, list[tuple[Prepared, Generation]]()
+    trials, seen = point.evaluation.latency_trials, list[tuple[partial[Generation], Generation]]()
     rows = session.window(point.evaluation, point.evaluation.latency_examples)
     prepared = [session.prepare(point, np.asarray([row])) for row in rows]
 

@@ -9,8 +9,8 @@ import numpy as np
 from speccascade_jax.data.tasks.task import Example, Task
 from speccascade_jax.data.vocabularies.vocabulary import Ids, TextVocabulary, added_texts
 from speccascade_jax.engine import tracing
-from speccascade_jax.engine.generate import Generator
 from speccascade_jax.evaluation.points import Evaluation
+from speccascade_jax.methods.method import Decoder
 from speccascade_jax.results.store import trace
 from speccascade_jax.results.store.outputs import LETTERS, Output
 
@@ -29,17 +29,17 @@ _SMALL = 16_384
 """A vocabulary of which the facts of all rows cost less than a second program, for batches without a traced row."""
 
 
-def recording(evaluation: Evaluation, program: Any, traced: bool) -> dict[str, Any]:
-    """What `Program.generate` is told beside its usual arguments: what to record of each round, if anything.
+def recording(evaluation: Evaluation, decoder: Decoder, traced: bool) -> dict[str, Any]:
+    """What `Decoder.generate` is told beside its usual arguments: what to record of each round, if anything.
 
     A method that is more than one generation has no rounds of one loop, and nothing is recorded of it.
 
     Args:
         traced: whether the batch has a row of which a trace is kept.
     """
-    if not evaluation.keep_outputs or not isinstance(program, Generator):
+    if not evaluation.keep_outputs or decoder.engine is None:
         return {}
-    whole = traced or (evaluation.keep_traces and program.engine.target.vocab_size <= _SMALL)
+    whole = traced or (evaluation.keep_traces and decoder.engine.target.vocab_size <= _SMALL)
     return {"record": tracing.facts if whole else tracing.origins}
 
 

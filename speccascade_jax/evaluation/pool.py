@@ -62,7 +62,7 @@ class Worker:
     @cached_property
     def _session(self) -> Session:
         session = Session(self._points[0].pair, self._points[0].evaluation)
-        session.check((point.method, point.sampling) for point in self._points)
+        session.check(point.settings for point in self._points)
         return session
 
     def keys(self, points: Sequence[Point]) -> list[str]:

@@ -6,7 +6,7 @@ All α's of a rule share one program and, since controls are per row, the same b
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,15 +18,14 @@ from speccascade_jax.engine.generate import Generation
 from speccascade_jax.evaluation import code_digests, loading
 from speccascade_jax.evaluation.environment import hardware, package
 from speccascade_jax.evaluation.heads import Heads
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
 from speccascade_jax.evaluation.policies import Policies
 from speccascade_jax.evaluation.validation import warn_of_ranges
-from speccascade_jax.methods import block_costs
-from speccascade_jax.methods.assemble import build
+from speccascade_jax.methods.build import build
 from speccascade_jax.methods.build_drafter import models_of
-from speccascade_jax.methods.method import Built, Program
+from speccascade_jax.methods.method import Decoder
+from speccascade_jax.methods.settings import sampling_of
 from speccascade_jax.metrics import quality
-from speccascade_jax.models.sharding import on_devices, replicate
 from speccascade_jax.pairs.pair import Pair, load_pair
 from speccascade_jax.pairs.prompts import make_prompt, stop_ids
 from speccascade_jax.results.store.result_store import FORMAT
@@ -67,8 +66,8 @@ class Session:
         self.heads, self.policies = Heads(self.pair), Policies(self.pair)
         package()  # as it was loaded: hours later its files may be others
         self._ids = np.asarray([example.id for example in self.examples], np.int32)
-        self._built: dict[Method, Built] = {}
-        self._code: dict[Method, str] = {}
+        self._decoders: dict[Settings, Decoder] = {}
+        self._code: dict[Settings, str] = {}
         self._stop_ids = stop_ids(self.vocabulary, self.task.stop_strings)
         self.loaded = {
             "weights": self.pair.fingerprint,
@@ -93,14 +92,14 @@ class Session:
             )
         return np.arange(first, end)
 
-    def check(self, chosen: Iterable[tuple[Method, Sampling]]) -> None:
-        """ValueError for methods with a drafter that the pair lacks, and as `Heads.check` and `Policies.check`."""
+    def check(self, chosen: Iterable[Settings]) -> None:
+        """Refuses drafters that the pair lacks, with a ValueError, and as `Heads.check` and `Policies.check`."""
         chosen = list(chosen)
-        for name in {name for method, _ in chosen for name in models_of(method.drafters, method.tail)}:
+        for name in {name for settings in chosen for name in models_of(settings.drafters, settings.tail)}:
             self.pair.model(name)
         self.heads.check(chosen)
         self.policies.check(chosen)
-        warn_of_ranges((method for method, _ in chosen), self.pair.target.model.vocab_size)
+        warn_of_ranges(chosen, self.pair.target.model.vocab_size)
 
     def key(self, point: Point) -> str:
         """The key of the point's record: hash of its configuration, `fingerprints` and the device."""
@@ -108,57 +107,47 @@ class Session:
             configuration=point.configuration(),
             device=hardware(self.pair.mesh),
             format=FORMAT,
-            **self.fingerprints(point.method),
+            **self.fingerprints(point.settings),
         )
 
-    def fingerprints(self, method: Method) -> dict[str, str]:
-        """Hashes of what is `loaded`, of the head and the policy that a method asks, and of its `code`."""
-        asked = self.heads.fingerprint(method) | self.policies.fingerprint(method)
-        return self.loaded | asked | {"code": self.code(method)}
+    def fingerprints(self, settings: Settings) -> dict[str, str]:
+        """Returns hashes of what is `loaded`, of the head and the policy that settings ask, and of their `code`."""
+        asked = self.heads.fingerprint(settings) | self.policies.fingerprint(settings)
+        return self.loaded | asked | {"code": self.code(settings)}
 
-    def code(self, method: Method) -> str:
-        """The digest of a method's rule, stop policy and drafter (`code_digests`), taken once for all its numbers."""
-        kind = replace(method, alpha=None, stop_threshold=None)
+    def code(self, settings: Settings) -> str:
+        """Returns the digest of rule, stop policy and drafter (`code_digests`), taken once for all numbers."""
+        kind = without_numbers(settings)
         if kind not in self._code:
-            controls = partial(method.recipe.controls, method.settings(), fewest_rows(self.pair.mesh))
-            self._code[kind] = code_digests.digest(self.pair, method.recipe, self.built(method), controls)
+            decoder = self.decoder(settings)
+            controls = partial(decoder.method.controls, settings, fewest_rows(self.pair.mesh))
+            self._code[kind] = code_digests.digest(decoder, controls)
         return self._code[kind]
 
-    def built(self, method: Method) -> Built:
-        """The method's program and its parameters: one for all its α's and thresholds."""
-        method = replace(method, alpha=None, stop_threshold=None)
-        if method not in self._built:
-            settings, head = self.policies.settings(method), self.heads.of(method)
-            self._built[method] = build(self.pair, settings, stop_ids=self._stop_ids, head=head)
-        return self._built[method]
+    def decoder(self, settings: Settings) -> Decoder:
+        """Returns the decoder of settings: one for all their numbers."""
+        kind = without_numbers(settings)
+        if kind not in self._decoders:
+            loaded, head = self.policies.loaded(settings), self.heads.of(settings)
+            self._decoders[kind] = build(self.pair, loaded, stop_ids=self._stop_ids, head=head)
+        return self._decoders[kind]
 
     def controls(self, point: Point, alphas: Sequence[float | None]) -> Controls:
-        """The numbers of a point's method and sampling for rows with one α each, `None` where the rule has none."""
+        """Returns the numbers of a point for rows with one α each, `None` where the rule has none."""
         alpha = None if None in alphas else np.asarray(alphas, np.float32)
-        return point.method.recipe.controls(point.method.settings(point.sampling, alpha=alpha), len(alphas))
+        return point.method.controls(replace(point.settings, alpha=alpha), len(alphas))
 
-    def arguments(self, point: Point, rows: np.ndarray, alphas: Sequence[float | None]) -> dict[str, Any]:
-        """What the method's `Program.generate` takes, but the seed, for the examples `rows` with one α each."""
-        program, params = self.built(point.method)
-        given = jax.tree.map(lambda x: x[rows], self.prompts), self.controls(point, alphas), self._ids[rows]
-        prompt, controls, ids = on_devices(given, self.pair.mesh)
-        longest = self.evaluation.max_new_tokens or 0
-        return {
-            "params": block_costs.ready(self.pair, program, params, prompt, controls, max_new_tokens=longest),
-            "prompt": prompt,
-            "controls": controls,
-            "max_new_tokens": self.evaluation.max_new_tokens,
-            "example_ids": ids,
-        }
-
-    def prepare(self, point: Point, rows: np.ndarray, alphas: Sequence[float | None] = ()) -> "Prepared":
-        """`seed -> generation` of some examples, with everything but the generation itself done beforehand.
+    def prepare(
+        self, point: Point, rows: np.ndarray, alphas: Sequence[float | None] = ()
+    ) -> partial[Generation]:
+        """Returns `seed -> generation` of some examples, everything but the generation done beforehand.
 
         Without `alphas` all rows have the point's own; what else `generate` takes may stand behind the seed.
         """
-        program = self.built(point.method).program
-        given = self.arguments(point, rows, alphas or [point.method.alpha] * len(rows))
-        return Prepared(program, given)
+        prompt = jax.tree.map(lambda x: x[rows], self.prompts)
+        controls = self.controls(point, alphas or [point.settings.alpha] * len(rows))
+        longest = self.evaluation.max_new_tokens or 0
+        return self.decoder(point.settings).prepared(prompt, controls, self._ids[rows], longest)
 
     def batches(self, evaluation: Evaluation) -> list[tuple[np.ndarray, int]]:
         """The evaluation's examples for quality in batches of one size: rows, and how many of them count.
@@ -172,25 +161,9 @@ class Session:
         return in_batches(rows, batch, fewest_rows(self.pair.mesh))
 
 
-class Prepared(NamedTuple):
-    """`seed -> generation`: a program, and all that it is given but the seed."""
-
-    program: Program
-    given: dict[str, Any]
-
-    def __call__(self, seed: int, **more: Any) -> Generation:
-        return replicate(self.program.generate(**self.given, seed=seed, **more))
-
-    def planned(self, chosen: np.ndarray) -> dict[str, Any]:
-        """Of blocks of planned length: rounds by the length aimed at, and what it was chosen by (`block_costs`).
-
-        Args:
-            chosen: int `[B, N]`, the rounds of some rows, as a planned drafter counts them.
-        """
-        drafter: Any = self.program.engine.drafter  # type: ignore[attr-defined]
-        rounds = dict(zip(map(str, drafter.lengths), chosen.sum(0).tolist(), strict=True))
-        known = self.given["params"]["drafter"]["costs"]
-        return {"rounds": rounds, "rows": len(chosen), **block_costs.described(known, drafter.lengths)}
+def without_numbers(settings: Settings) -> Settings:
+    """Returns settings without the numbers that one program serves: α, thresholds, sampling."""
+    return replace(settings, alpha=None, stop_threshold=None, **sampling_of(Settings()))
 
 
 def in_batches(rows: np.ndarray, batch: int, parts: int = 1) -> list[tuple[np.ndarray, int]]:

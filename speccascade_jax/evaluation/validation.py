@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator
 from speccascade_jax.core import checks
 from speccascade_jax.core.protocols import StopPolicy
 from speccascade_jax.data.tasks.table import get_task
-from speccascade_jax.evaluation.points import Arm, Evaluation, Level, Method, ModelPair, Point
+from speccascade_jax.evaluation.curves import autoregressive
+from speccascade_jax.evaluation.points import Arm, Evaluation, Level, ModelPair, Point, Settings
+from speccascade_jax.methods import table
 from speccascade_jax.methods.build_drafter import check_length, models_of, policy_of
 from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.metrics import sandbox
@@ -20,28 +22,28 @@ _MOST_RESAMPLES = 100_000  # more take memory, and show no digit more
 
 def validate(point: Point) -> None:
     """ValueError for what has no meaning, naming value and remedy."""
-    evaluation, method = point.evaluation.resolved(), point.method
+    evaluation, settings, method = point.evaluation.resolved(), point.settings, point.method
     validate_evaluation(evaluation)
     checks.check_seed(point.seed)
-    check_length(evaluation.max_new_tokens, method.settings())
-    if method.alpha is not None and method.trade_off is None:
-        what = f"method {method.name!r}" if method.autoregressive else f"rule {method.decides.name!r}"
-        raise ValueError(f"{what} has no alpha, leave it out (alpha={method.alpha:g})")
-    method.recipe.controls(method.settings(point.sampling), 1)
-    if method.head is not None and not method.needs_head:
-        raise ValueError(f"method {method.name!r} asks no acceptance head: leave head={method.head!r} out")
-    _check_models(point.pair, method)
+    check_length(evaluation.max_new_tokens, settings)
+    if settings.alpha is not None and method.alpha(settings) is None:
+        what = f"method {method.name!r}" if autoregressive(settings) else f"rule {method.rule(settings).name!r}"
+        raise ValueError(f"{what} has no alpha, leave it out (alpha={settings.alpha:g})")
+    method.controls(settings, 1)
+    if settings.head is not None and not method.needs_head(settings):
+        raise ValueError(f"method {method.name!r} asks no acceptance head: leave head={settings.head!r} out")
+    _check_models(point.pair, settings)
     _check_mesh(point.pair, evaluation)
 
 
-def _check_models(pair: ModelPair, method: Method) -> None:
+def _check_models(pair: ModelPair, settings: Settings) -> None:
     """Refuse drafters that are named and not there; a pair known by its name alone may have more in its folder."""
     held = {"target", "draft", *pair.others}
     if pair.target is not None and (
-        strange := [name for name in models_of(method.drafters, method.tail) if name not in held]
+        strange := [name for name in models_of(settings.drafters, settings.tail) if name not in held]
     ):
         raise ValueError(
-            f"method {method.name!r} names the model {strange[0]!r}, and the pair {pair.name!r} holds "
+            f"method {settings.method!r} names the model {strange[0]!r}, and the pair {pair.name!r} holds "
             f"{', '.join(sorted(held))}: give its path as ModelPair.others = {{{strange[0]!r}: 'path'}}"
         )
 
@@ -69,30 +71,31 @@ def validate_evaluation(evaluation: Evaluation) -> None:
     check_code(evaluation)
 
 
-def warn_of_ranges(methods: Iterable[Method], vocab_size: int) -> None:
+def warn_of_ranges(chosen: Iterable[Settings], vocab_size: int) -> None:
     """Warn of α's and thresholds, those of levels too, beyond which hardly anything changes."""
-    told = list(dict.fromkeys(each for method in methods for each in _beyond(method, max(vocab_size, _SMALL))))
+    told = list(dict.fromkeys(each for settings in chosen for each in _beyond(settings, max(vocab_size, _SMALL))))
     if told:
         listed = [*told[:5], *[f"and {len(told) - 5} more"] * (len(told) > 5)]
         warnings.warn(f"{'; '.join(listed)}: {BEYOND}", stacklevel=2)
 
 
-def _beyond(method: Method | Level, size: int) -> Iterator[str]:
-    """What of a method's numbers lies outside its useful range, in words."""
-    if isinstance(method, Level):
-        whose, trade_off = f"level {method.model!r}", deferral.get(method.rule).alpha
-        policy: StopPolicy | None = policy_of(method.stop, method.block_size)
+def _beyond(settings: Settings | Level, size: int) -> Iterator[str]:
+    """Says which of the numbers lie outside their useful range."""
+    if isinstance(settings, Level):
+        whose, trade_off = f"level {settings.model!r}", deferral.get(settings.rule).alpha
+        policy: StopPolicy | None = policy_of(settings.stop, settings.block_size)
     else:
-        whose, trade_off, recipe = repr(method.name), method.trade_off, method.recipe
-        policy = recipe.policy(method.settings()) if isinstance(recipe, Speculation) else None
+        method = table.get(settings.method)
+        whose, trade_off = repr(method.name), method.alpha(settings)
+        policy = method.policy(settings) if isinstance(method, Speculation) else None
     ranges = {"alpha": trade_off and trade_off.useful_bounds(size)}
     stops = getattr(policy, "useful", None)
     ranges |= {"stop_threshold": stops and ends(stops, size)}
     for name, useful in ranges.items():
-        value = getattr(method, name)
+        value = getattr(settings, name)
         if value is not None and useful and (said := beyond(name, whose, value, useful)):
             yield said
-    for each in (arm.drafter if isinstance(arm, Arm) else arm for arm in method.drafters):
+    for each in (arm.drafter if isinstance(arm, Arm) else arm for arm in settings.drafters):
         if isinstance(each, Level):
             yield from _beyond(each, size)
 

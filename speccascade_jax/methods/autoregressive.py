@@ -7,8 +7,7 @@ from speccascade_jax.core.protocols import LanguageModel
 from speccascade_jax.core.types import Controls
 from speccascade_jax.drafters.none import NoDrafter
 from speccascade_jax.engine.engine import Engine
-from speccascade_jax.engine.generate import Generator
-from speccascade_jax.methods.method import Built, Recipe
+from speccascade_jax.methods.method import Decoder, Method
 from speccascade_jax.methods.settings import Settings, meant
 from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair
@@ -23,7 +22,7 @@ def engine_of(model: LanguageModel, stop_ids: tuple[int, ...]) -> Engine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alone(Recipe):
+class Alone(Method):
     """One model writes alone, through the same loop; rule, block size and bonus mean nothing.
 
     Attributes:
@@ -49,7 +48,10 @@ class Alone(Recipe):
         own = heat if self.draft_alone and heat is not None else settings.temperature
         return make_controls(rows, temperature=own, draft_temperature=heat, top_p=settings.top_p, top_k=settings.top_k)
 
-    def build(self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None) -> Built:
+    def build(
+        self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...] = (), head: Head | None = None
+    ) -> Decoder:
         self.resolved(settings)
         bound = pair.model(self.model)
-        return Built(Generator(engine_of(bound.model, stop_ids)), {"target": bound.params, "drafter": {}})
+        params = {"target": bound.params, "drafter": {}}
+        return Decoder(self, settings, pair, engine_of(bound.model, stop_ids), params)

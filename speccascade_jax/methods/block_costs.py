@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -39,7 +39,7 @@ _KNOWN: dict[str, Any] = {}
 
 def ready(
     pair: Pair,
-    program: Any,
+    engine: Any,
     params: Params,
     prompt: Prompt,
     controls: Controls,
@@ -52,10 +52,9 @@ def ready(
     Where no draft pays before the first round, without those of the draft: `drafters.planned`.
 
     Args:
-        program: of `methods.assemble.build`, or its engine; params: beside it; the rest as of its `generate`.
+        engine: of a decoder; any other program has no planned lengths. params: beside it; the rest as of its `generate`.
         run: runs the program that is to be timed; by default `generate`.
     """
-    engine = program if isinstance(program, Engine) else getattr(program, "engine", None)
     if not isinstance(engine, Engine) or not isinstance(engine.drafter, PlannedDrafter) or "costs" in params["drafter"]:
         return params
     given: dict[str, Any] = {"controls": controls, "max_new_tokens": max_new_tokens}
@@ -106,6 +105,17 @@ def described(costs: Costs, lengths: tuple[int, ...]) -> dict[str, Any]:
         "acceptance": float(costs.acceptance),
         "length": float(costs.length),
     }
+
+
+def planned(params: Params, engine: Engine, chosen: np.ndarray) -> dict[str, Any]:
+    """Returns, for records of planned lengths, rounds by the length aimed at, and what it was chosen by.
+
+    Args:
+        params: `ready`; chosen: int `[B, N]`, the rounds of some rows, as a planned drafter counts them.
+    """
+    lengths = cast(PlannedDrafter, engine.drafter).lengths
+    rounds = dict(zip(map(str, lengths), chosen.sum(0).tolist(), strict=True))
+    return {"rounds": rounds, "rows": len(chosen), **described(params["drafter"]["costs"], lengths)}
 
 
 def _encoded(prompt: Prompt) -> tuple[int, ...]:

@@ -360,9 +360,9 @@ def models_of(drafters: Drafters, tail: str | None = None) -> list[str]:
     return found
 
 
-def threshold_text(recipe: Any, settings: Settings) -> str:
+def threshold_text(method: Any, settings: Settings) -> str:
     """What a method's stop policy compares with `stop_threshold`, in words and with the number; empty without one."""
-    policy = getattr(recipe, "policy", None)
+    policy = getattr(method, "policy", None)
     said = getattr(policy(settings), "threshold", "") if policy else ""
     number = settings.stop_threshold
     return f"{said}; stop_threshold = {number:g}" if said and isinstance(number, int | float) else said

@@ -14,7 +14,7 @@ from speccascade_jax.core.names import look_up
 from speccascade_jax.core.sampling import log_laws, make_law_pair, softmax, transform
 from speccascade_jax.core.types import Controls, LawPair, Prompt
 from speccascade_jax.engine.generate import generate
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.build import assemble
 from speccascade_jax.methods.settings import TOKEN
 from speccascade_jax.models.table import TableLM
 from speccascade_jax.pairs.pair import Pair

@@ -1,38 +1,41 @@
-"""What a named method is, and what it builds."""
+"""What a named method is, and the decoder that it builds for a pair: `METHODS[name].build(pair, settings)`."""
+
+from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
+import jax
+import numpy as np
+
+from speccascade_jax.core.checks import MOST
+from speccascade_jax.core.fetching import Layout, fetch, join
+from speccascade_jax.core.flat_params import Flat
 from speccascade_jax.core.types import Array, Controls, Params, Prompt, count
-from speccascade_jax.engine.generate import Generation
+from speccascade_jax.drafters.planned import PlannedDrafter
+from speccascade_jax.engine import tracing
+from speccascade_jax.engine.engine import Engine
+from speccascade_jax.engine.generate import Generation, argument, generate
+from speccascade_jax.methods import block_costs
 from speccascade_jax.methods.settings import Settings
+from speccascade_jax.models.sharding import by_rows, on_devices, replicate, rest
 from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.rules.rule import BEYOND, Alpha, Rule, beyond
+from speccascade_jax.runtime.notices import said_if_long
+from speccascade_jax.runtime.program_memory import release_when_crowded
 
-
-class Program(Protocol):
-    """What generates: the one loop (`engine.generate.Generator`), or a few of its generations in one program."""
-
-    def generate(self, params: Params, prompt: Prompt, seed: int | Array = 0, **more: Any) -> Generation:
-        """Arguments and result as of `engine.generate.generate`, but for the engine and the level."""
-
-
-class Built(NamedTuple):
-    """What a method is for a pair: a program, and the parameters to pass to its `generate`."""
-
-    program: Program
-    params: Params
-
-    def __repr__(self) -> str:
-        """Without the numbers."""
-        return f"Built({self.program}, {count(self.params):,} parameters)"
+Shape = tuple[int, int, int]
+"""Rows, tokens read, tokens written at most: what a program is compiled for beside its engine."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Method:
     """The base of the kinds of methods: a name, and what the tools ask of it under given settings.
 
     Attributes:
@@ -54,7 +57,7 @@ class Recipe:
         return False
 
     def rule(self, settings: Settings) -> Rule:
-        """The rule that decides; where none does, the one whose law the outputs have.
+        """Returns the rule that decides; where none does, the one whose distribution the outputs have.
 
         Raises:
             ValueError: no such rule, or one that the method does not take.
@@ -62,35 +65,35 @@ class Recipe:
         return RULES["spec_decode"]
 
     def alpha(self, settings: Settings) -> Alpha | None:
-        """What its trade-off may be; `None`: it has none."""
+        """Returns what its trade-off may be; `None`: it has none."""
         return None
 
     def heading(self, settings: Settings) -> str:
-        """What tables call it under these settings."""
+        """Returns what tables call it under these settings."""
         return self.title or self.name
 
     def details(self, settings: Settings) -> tuple[str, ...]:
-        """What stands in brackets behind the heading."""
+        """Returns what stands in brackets behind the heading."""
         return (self.detail,) if self.detail else ()
 
     def sweeps_block(self, settings: Settings) -> bool:
-        """Whether γ is a setting worth sweeping: not where the draft itself says when to stop."""
+        """Returns whether γ is worth sweeping: not where the draft itself decides when to stop."""
         return False
 
     def threshold(self, settings: Settings) -> str:
-        """What it does with a stop threshold of its own, in words; empty where it has none."""
+        """Returns what it does with a stop threshold of its own, in words; empty where it has none."""
         return ""
 
     def on_rejection(self, settings: Settings) -> bool:
-        """Whether the threshold is compared with P(some token of the block is rejected)."""
+        """Returns whether the threshold is compared with P(some token of the block is rejected)."""
         return False
 
     def needs_head(self, settings: Settings) -> bool:
-        """Whether it asks an acceptance head."""
+        """Returns whether it asks an acceptance head."""
         return False
 
     def resolved(self, settings: Settings) -> Settings:
-        """The settings with the method's own block size and bonus where none is named; `None` where it has neither.
+        """Fills in the method's own block size and bonus where none is named; `None` where it has neither.
 
         Raises:
             ValueError: parts that it has no use for.
@@ -98,7 +101,7 @@ class Recipe:
         return settings
 
     def controls(self, settings: Settings, rows: int) -> Controls:
-        """The numbers of a generation, one value per row: the one place where all are checked, before all else.
+        """Checks all numbers of a generation and returns them, one value per row, before anything is compiled.
 
         Raises:
             ValueError: a number without meaning, as `rules.rule.checked_alpha` and `core.controls.make_controls`; a
@@ -107,21 +110,238 @@ class Recipe:
         raise NotImplementedError
 
     def warn_of_alpha(self, settings: Settings, vocab_size: int) -> None:
-        """Warn of an α beyond which hardly anything changes: a slip, more often than not."""
+        """Warns of an α beyond which hardly anything changes: a slip, more often than not."""
         trade_off = self.alpha(settings)
         if trade_off is None or settings.alpha is None:
             return
         whose = settings.method if settings.rule is None else self.rule(settings).name
-        if said := beyond("alpha", repr(whose), settings.alpha, trade_off.useful_bounds(vocab_size)):
-            warnings.warn(f"{said}: {BEYOND}", stacklevel=3)
+        if message := beyond("alpha", repr(whose), settings.alpha, trade_off.useful_bounds(vocab_size)):
+            warnings.warn(f"{message}: {BEYOND}", stacklevel=3)
 
-    def build(self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None) -> Built:
-        """Put the engine's parts together.
+    def build(
+        self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...] = (), head: Head | None = None
+    ) -> Decoder:
+        """Puts the parts together for a pair.
 
         Args:
+            stop_ids: ids that end a row.
             head: instead of the pair's own acceptance head, where the method asks one.
 
         Raises:
             ValueError: parts without meaning; a pair that lacks a model or a head, or a head of another draft.
         """
         raise NotImplementedError
+
+
+@runtime_checkable
+class Chain(Protocol):
+    """Several generations of the one loop as one: what a method's program is where it is no `Engine`.
+
+    Hashable and static under jit; not necessarily traceable.
+    """
+
+    def generate(self, params: Params, prompt: Prompt, seed: int | Array = 0, **more: Any) -> Generation:
+        """Generates; arguments and result as of `engine.generate.generate`, but for the engine and the level."""
+
+
+def run(program: Engine | Chain, params: Params, prompt: Prompt, seed: int | Array, **more: Any) -> Generation:
+    """Runs a method's program; arguments and result as of `engine.generate.generate`."""
+    if isinstance(program, Engine):
+        return generate(program, params, prompt, seed, **more)
+    return program.generate(params, prompt, seed, **more)
+
+
+@dataclass(frozen=True, eq=False)
+class Decoder:
+    """A method with a pair's models: everything that a generation needs but its prompts, length and seed.
+
+    `sc.decode`, `sc.stream`, sessions of sweeps, Spec-Bench and serving all decode through it.
+
+    Attributes:
+        method, settings, pair: what it was built of.
+        program: an `Engine`, or the `Chain` of generations that the method is.
+        params: what the program takes beside it.
+        rule: the method's rule under these settings.
+    """
+
+    method: Method
+    settings: Settings
+    pair: Pair = field(repr=False)
+    program: Engine | Chain
+    params: Params = field(repr=False)
+    rule: Rule = field(init=False, repr=False)
+    _controls: dict[int, Controls] = field(default_factory=dict, repr=False)
+    _shapes: dict[str, set[Shape]] = field(default_factory=dict, repr=False)
+    _layouts: dict[Shape, Layout] = field(default_factory=dict, repr=False)
+    _ready: dict[Shape, Params] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rule", self.method.rule(self.settings))
+        object.__setattr__(self, "params", Flat(rest(self.params, self.pair.mesh)))
+
+    def __repr__(self) -> str:
+        """Names the program and counts the parameters, which are millions of numbers."""
+        return f"Decoder({self.program}, {count(self.params):,} parameters)"
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine; `None` where the method is more than one generation."""
+        return self.program if isinstance(self.program, Engine) else None
+
+    def require_engine(self) -> Engine:
+        """Returns the engine.
+
+        Raises:
+            ValueError: the method is more than one generation.
+        """
+        if self.engine is None:
+            raise ValueError(
+                f"method {self.method.name!r} is more than one generation, and so is no engine: call decode"
+            )
+        return self.engine
+
+    def controls(self, rows: int, **numbers: Any) -> Controls:
+        """Returns the numbers of `rows` rows on the device; `numbers` take the place of some of the settings.
+
+        Raises:
+            ValueError: as `Method.controls`.
+        """
+        if numbers:
+            changed = self.method.controls(replace(self.settings, **numbers), rows)
+            return on_devices(changed, self.pair.mesh)
+        if rows not in self._controls:
+            self._controls[rows] = on_devices(self.method.controls(self.settings, rows), self.pair.mesh)
+        return self._controls[rows]
+
+    def prepared(
+        self, prompt: Prompt, controls: Controls, example_ids: np.ndarray, max_new_tokens: int
+    ) -> partial[Generation]:
+        """Returns a generation that lacks only its seed: `prepared(...)(seed) -> Generation`, on the device.
+
+        The parameters hold what planned block lengths are chosen by, measured here where it is not known.
+        """
+        prompt, controls, ids = on_devices((prompt, controls, example_ids), self.pair.mesh)
+        params = block_costs.ready(
+            self.pair, self.program, self.params, prompt, controls, max_new_tokens=max_new_tokens
+        )
+        return partial(
+            self.generate, prompt, params=params, controls=controls, example_ids=ids, max_new_tokens=max_new_tokens
+        )
+
+    def generate(self, prompt: Prompt, seed: int | Array = 0, *, params: Params | None = None, **more: Any) -> Generation:
+        """Generates, and leaves the result on the device.
+
+        Args:
+            params: in place of the decoder's own; more: as of `engine.generate.generate`.
+        """
+        return replicate(run(self.program, self.params if params is None else params, prompt, seed, **more))
+
+    def fetch(self, prompt: Prompt, seed: int, example_ids: np.ndarray, max_new_tokens: int) -> Generation:
+        """Generates, and fetches the result to the host in one transfer."""
+        prompt = by_rows(prompt, self.pair.mesh)
+        params = self.ready(prompt, max_new_tokens)
+        arguments = self._arguments(example_ids, max_new_tokens)
+        if self.engine is None:  # a chain of one's own need not be traceable
+            with self.compiling("decode", prompt, max_new_tokens):
+                generation = self.generate(prompt, seed, params=params, **arguments)
+            return fetch(generation)
+        if params is not self.params:
+            arguments["most_rounds"] = np.int32(MOST)  # of the program that was timed, with fewer
+        return self._fetch_joined(params, prompt, seed, arguments)
+
+    def fetch_traced(self, prompt: Prompt, seed: int, example_ids: np.ndarray, max_new_tokens: int) -> Generation:
+        """Generates as `fetch` does, with what traces are made of in `record`; a program of its own.
+
+        Raises:
+            ValueError: the method is more than one generation.
+        """
+        self.require_engine()
+        prompt = by_rows(prompt, self.pair.mesh)
+        arguments = self._arguments(example_ids, max_new_tokens) | {"record": tracing.facts}
+        with self.compiling("decode with a trace", prompt, max_new_tokens):
+            generation = self.generate(prompt, seed, params=self.ready(prompt, max_new_tokens), **arguments)
+        return fetch(generation)
+
+    def ready(self, prompt: Prompt, max_new_tokens: int) -> Params:
+        """Returns the parameters with what planned lengths are chosen by; measured where it is not known."""
+        shape = _shape(prompt, max_new_tokens)
+        if shape not in self._ready:
+            arguments = self._arguments(np.arange(shape[0]), max_new_tokens)
+
+            def time(params: Params, most_rounds: int) -> Generation:
+                limited = arguments | {"most_rounds": np.int32(most_rounds)}
+                return self._fetch_joined(params, prompt, block_costs.SEED, limited)
+
+            if self.engine is not None and isinstance(self.engine.drafter, PlannedDrafter):
+                self.compiling("decode", prompt, max_new_tokens)  # timing says what it compiles
+            self._ready[shape] = block_costs.ready(
+                self.pair, self.program, self.params, prompt, arguments["controls"],
+                max_new_tokens=max_new_tokens, run=time,
+            )  # fmt: skip
+        return self._ready[shape]
+
+    def _arguments(self, example_ids: np.ndarray, max_new_tokens: int) -> dict[str, Any]:
+        ids = by_rows(argument(example_ids, np.int32), self.pair.mesh)
+        return {"controls": self.controls(len(example_ids)), "max_new_tokens": max_new_tokens, "example_ids": ids}
+
+    def _fetch_joined(self, params: Params, prompt: Prompt, seed: int, arguments: dict[str, Any]) -> Generation:
+        seeded, shape = argument(seed, np.uint32), _shape(prompt, arguments["max_new_tokens"])
+        call = partial(_joined, self.require_engine(), params, prompt, seeded, **arguments)
+        if shape in self._layouts:
+            joined = call()
+        else:
+            with self.compiling("decode", prompt, arguments["max_new_tokens"]):
+                joined = call()
+            result = jax.eval_shape(partial(run, self.program, **arguments), params, prompt, seeded)
+            self._layouts[shape] = Layout.of(result)
+        return self._layouts[shape].fetch(replicate(joined))
+
+    def compiling(self, caller: str, prompt: Prompt, max_new_tokens: int) -> AbstractContextManager[None]:
+        """Surrounds a call that may compile: where that takes long it says so, and why (`notices`)."""
+        seen, shape = self._shapes.setdefault(caller, set()), _shape(prompt, max_new_tokens)
+        if shape in seen:
+            return _NOTHING_NEW
+        before = seen.copy()
+        seen.add(shape)
+        return said_if_long(lambda: f"compiling {self.settings.method!r} for {_reason(shape, before)}")
+
+    def drop_programs_when_crowded(self) -> None:
+        """Drops compiled programs when too many are alive; every shape then counts as new."""
+        if release_when_crowded():
+            self._shapes.clear()
+            self._layouts.clear()
+
+
+_NOTHING_NEW = nullcontext()
+
+
+def _shape(prompt: Prompt, max_new_tokens: int) -> Shape:
+    tokens = prompt.tokens if prompt.encoder_tokens is None else prompt.encoder_tokens
+    return (*tokens.shape, max_new_tokens)  # type: ignore[return-value]
+
+
+def _reason(shape: Shape, before: Collection[Shape]) -> str:
+    """Says what a program is for, and what of it is new."""
+    names = ("a batch of {}", "prompts padded to {} tokens", "{} new tokens")
+    parts = [name.format(size) for name, size in zip(names, shape, strict=True)]
+    new = [part for n, part in enumerate(parts) if shape[n] not in {earlier[n] for earlier in before}]
+    why = f"{' and '.join(new) or 'all three together'} for the first time" if before else "these settings are new"
+    return f"{', '.join(parts)} ({why})"
+
+
+@partial(jax.jit, static_argnames=("engine", "max_new_tokens"))
+def _joined(
+    engine: Engine,
+    params: Params,
+    prompt: Prompt,
+    seed: Array,
+    *,
+    controls: Controls,
+    max_new_tokens: int,
+    example_ids: Array,
+    most_rounds: Array | None = None,
+) -> Array:
+    """Generates, and joins all arrays of the result into one int32 array."""
+    arguments: dict[str, Any] = {"controls": controls, "max_new_tokens": max_new_tokens, "example_ids": example_ids}
+    arguments |= {} if most_rounds is None else {"most_rounds": most_rounds}
+    return join(generate(engine, params, prompt, seed, **arguments))

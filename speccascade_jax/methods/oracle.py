@@ -21,7 +21,7 @@ from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.engine.engine import Engine
 from speccascade_jax.engine.generate import Generation, argument, generate, row_ids
 from speccascade_jax.methods.autoregressive import engine_of
-from speccascade_jax.methods.method import Built
+from speccascade_jax.methods.method import Decoder
 from speccascade_jax.methods.settings import Settings
 from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.models.early_exit import HEAD, exit_params
@@ -51,10 +51,12 @@ class OracleMethod(Speculation):
                 raise ValueError(f"{self.called} is an oracle of greedy decoding, got {name}={value}: set it to 0")
         return super().controls(settings, rows)
 
-    def build(self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None) -> Built:
+    def build(
+        self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...] = (), head: Head | None = None
+    ) -> Decoder:
         """The engine, told where to stop."""
         engine, params = self.engine(pair, settings, stop_ids)
-        return Built(OracleStopping(engine), params)
+        return Decoder(self, settings, pair, OracleStopping(engine), params)
 
 
 @dataclass(frozen=True)

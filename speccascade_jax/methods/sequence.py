@@ -21,7 +21,7 @@ from speccascade_jax.engine.counters import Counters
 from speccascade_jax.engine.engine import Engine
 from speccascade_jax.engine.generate import Generation, argument, generate, row_ids
 from speccascade_jax.methods.autoregressive import engine_of
-from speccascade_jax.methods.method import Built, Recipe
+from speccascade_jax.methods.method import Decoder, Method
 from speccascade_jax.methods.settings import Settings, meant
 from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair
@@ -58,7 +58,7 @@ decided before anything is written (paper 2's random allocation)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequenceMethod(Recipe):
+class SequenceMethod(Method):
     """The draft writes whole outputs, and the target writes anew those whose score is below α; no rule decides.
 
     Attributes:
@@ -90,12 +90,14 @@ class SequenceMethod(Recipe):
             top_k=settings.top_k,
         )  # fmt: skip
 
-    def build(self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None) -> Built:
+    def build(
+        self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...] = (), head: Head | None = None
+    ) -> Decoder:
         """Two engines in which one model writes alone."""
         self.resolved(settings)
         draft, target = (engine_of(bound.model, stop_ids) for bound in (pair.draft, pair.target))
         params = {name: {"target": pair.model(name).params, "drafter": {}} for name in ("draft", "target")}
-        return Built(SequenceCascade(draft=draft, target=target, score=self.score), params)
+        return Decoder(self, settings, pair, SequenceCascade(draft=draft, target=target, score=self.score), params)
 
 
 @dataclass(frozen=True, kw_only=True)

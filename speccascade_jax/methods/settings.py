@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from speccascade_jax.core import names, validate_types
 from speccascade_jax.core.checks import integer, whole
@@ -26,37 +27,65 @@ AUTO: Final = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Level:
-    """A model below the target that verifies what is drafted for it, and hands up what it holds (paper 4).
+class Drafting:
+    """What `Settings` and `Level` share: how something is drafted for a model, and what of it is kept.
 
     Attributes:
-        model: which of the pair's, by name (`Pair.models`); budget: hand up once so many tokens are there.
-        rule, alpha, accept, verify, bonus: how it decides; its law is what the level above divides by.
-        block_size, stop, stop_threshold: of the model that drafts for it.
-        temperature, top_p, top_k: of this model; `None`: those at which the model above samples its draft.
-        draft_temperature: of the model that drafts for it; `None`: this one's own.
-        drafters: what drafts for it: the name of one of the pair's models, a `Level`, or `module.NAME`, a drafter of
-            one's own (`methods.build_drafter`).
+        rule: a name of `rules.deferral.RULES`, `module.NAME`, or a `Rule`; `None` is the method's own, which for
+            "speculative" is lossless.
+        alpha: the rule's trade-off, a number or `[B]`; rules without one ignore it.
+        accept: "speculative", or "deferral" (keep with probability 1 − r, replace from the target).
+        verify: "token" after token, or a "block" jointly, which keeps more of it under the same distribution
+            (`rules.block_wise`) and goes with accept="speculative".
+        bonus: what follows a fully kept block: "rule", "target" or "none" (METHODS section 2).
+        block_size: γ, draft tokens per round at most.
+        stop: when the draft ends before its block is full: a name of `stopping.policies.STOPS`, `module.NAME`, or a
+            policy's class.
+        stop_threshold: where the draft goes on only while it is sure, how unsure it may be, a number or `[B]`.
+        temperature, top_p, top_k: how this model's tokens are sampled, numbers or `[B]`; temperature 0 is greedy, top_k
+            0 is off.
+        draft_temperature: of the model that drafts; `None`: this one's own.
+        drafters: what drafts: the name of one of the pair's models, a `Level`, or `module.NAME`, a drafter of one's own
+            (`methods.build_drafter`).
         tail: another of the pair's models that goes on behind what is drafted; tail_size: for so many tokens at most.
     """
 
-    model: str
-    budget: int
-    rule: str | Rule = "spec_decode"
+    rule: Any = None
     alpha: Any = None
-    accept: str = "speculative"
+    accept: str | None = None
     verify: str = TOKEN
-    bonus: str = "rule"
-    block_size: int = 5
-    stop: str = "fixed"
+    bonus: str | None = None
+    block_size: int | Literal["auto"] | None = None
+    stop: Any = None
     stop_threshold: Any = None
     temperature: Any = None
     top_p: Any = None
     top_k: Any = None
     draft_temperature: Any = None
-    drafters: tuple[str | Level, ...] = (DRAFT_MODEL,)
+    drafters: tuple[Any, ...] = (DRAFT_MODEL,)
     tail: str | None = None
     tail_size: int = TAIL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level(Drafting):
+    """A model below the target that verifies what is drafted for it, and hands up what it holds (paper 4).
+
+    Its distribution is what the level above divides by. Where `temperature`, `top_p` or `top_k` is `None`, it is that
+    at which the model above samples its draft.
+
+    Attributes:
+        model: which of the pair's, by name (`Pair.models`); budget: hand up once so many tokens are there.
+    """
+
+    model: str
+    budget: int
+    rule: str | Rule = "spec_decode"
+    accept: str = "speculative"
+    bonus: str = "rule"
+    block_size: int = 5
+    stop: str = "fixed"
+    drafters: tuple[str | Level, ...] = (DRAFT_MODEL,)
 
     def __post_init__(self) -> None:
         if self.block_size == AUTO:
@@ -69,15 +98,15 @@ class Level:
         object.__setattr__(self, "drafters", tuple(self.drafters))
 
     def __str__(self) -> str:
-        """For readers: model and budget, and all that is out of the ordinary: levels that differ read differently."""
-        told = {"model", "budget", "block_size", "drafters", "tail", "tail_size"}
-        own = "".join(
-            f" {each.name.replace('_', ' ')} {_text(getattr(self, each.name))}"
-            for each in fields(self)
-            if each.name not in told and getattr(self, each.name) != each.default
+        """Names model and budget, and all that is out of the ordinary: levels that differ read differently."""
+        named = {"model", "budget", "block_size", "drafters", "tail", "tail_size"}
+        unusual = "".join(
+            f" {name.replace('_', ' ')} {_text(getattr(self, name))}"
+            for name, default in ((field.name, field.default) for field in fields(Level))
+            if name not in named and getattr(self, name) != default
         )
-        drawn = drafters_text(self.drafters, self.block_size) + tail_text(self.tail, self.tail_size)
-        return f"{drawn} → {self.model} {self.budget}{own}"
+        drafting = drafters_text(self.drafters, self.block_size) + tail_text(self.tail, self.tail_size)
+        return f"{drafting} → {self.model} {self.budget}{unusual}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,58 +210,36 @@ def meant(settings: Settings, *names: str) -> Iterator[tuple[str, Any]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Drafting):
     """Everything that says how tokens are made; what is `None` is the method's own.
 
     Attributes:
         method: a name of `methods.table.METHODS`, or `module.NAME`, one of your own: "speculative"; the two ends of
             every plot, "autoregressive" (the target alone) and "autoregressive_draft"; a rule's name; "fuzzy", "bild",
             "token_cascade" and others.
-        rule: a name of `rules.deferral.RULES`, `module.NAME`, or a `Rule`; `None` is the method's own, which for
-            "speculative" is lossless.
-        accept: "speculative", or "deferral" (keep with probability 1 − r, replace from the target).
-        verify: "token" after token, or a "block" jointly, which keeps more of it under the same law
-            (`rules.block_wise`) and goes with accept="speculative".
         block_size: γ, draft tokens per round at most; "auto": for each round the one, 0 included, that costs the least
             time per token, see `methods.block_costs`.
-        bonus: what follows a fully kept block: "rule", "target" or "none" (METHODS section 2).
-        stop: when the draft ends before its block is full: a name of `stopping.policies.STOPS`, `module.NAME`, or a
-            policy's class.
         tree: drafts that branch: how many tokens are drafted behind each, depth by depth, `(3, 2, 1)`, in place of a
             block size (`core.trees`). `None`, and ones alone: a chain.
-        drafters: what drafts for the target, as in `Level`: another of the pair's models, or a hierarchy of levels. Of
-            several, each of which may be an `Arm`, one is chosen for each query; "autoregressive" is the target alone.
+        drafters: as of `Drafting`. Of several, each of which may be an `Arm`, one is chosen for each query;
+            "autoregressive" is the target alone.
         choose: how: "greedy" or "dynamic" (the best by a trained policy, or drawn from it; one that knows how sure it
             is can be asked for "thompson" or "optimistic" too), "random", or the name of one of them.
         policy: the policy's file (`pairs.policy_files`), or a loaded one; `None`: the pair's own.
         lossy_arms: whether drafters may be among them whose rule is lossy.
-        tail, tail_size: as in `Level`: paper 4's horizontal heuristic, for what drafts for the target.
-        alpha: the rule's trade-off, a number or `[B]`; rules without one ignore it.
-        stop_threshold: where the draft goes on only while it is sure, how unsure it may be, a number or `[B]`.
-        temperature: 0 is greedy; a number or `[B]`. So are `top_p`, `top_k` (0: off) and `draft_temperature`
-            (`None`: the target's).
+        head: where the method asks an acceptance head, the file of another one than the pair's own.
     """
 
     method: Any = "speculative"
-    rule: Any = None
-    accept: str | None = None
-    verify: str = TOKEN
-    block_size: int | Literal["auto"] | None = None
-    bonus: str | None = None
-    stop: Any = None
     tree: tuple[int, ...] | None = None
     drafters: tuple[str | Level | Arm, ...] = (DRAFT_MODEL,)
     choose: str | None = None
     policy: Any = None
     lossy_arms: bool = False
-    tail: str | None = None
-    tail_size: int = TAIL
-    alpha: Any = None
-    stop_threshold: Any = None
+    head: Any = None
     temperature: Any = 0.0
     top_p: Any = 1.0
     top_k: Any = 0
-    draft_temperature: Any = None
 
     def __post_init__(self) -> None:
         validate_types.check(Settings, vars(self))
@@ -240,15 +247,65 @@ class Settings:
         object.__setattr__(self, "tree", checked_tree(self.tree))
 
     @classmethod
-    def of(cls, caller: str, given: dict[str, Any]) -> Settings:
-        """The settings that a function was called with.
+    def of(cls, caller: str, arguments: dict[str, Any]) -> Settings:
+        """Returns the settings that a function was called with.
 
         Raises:
             TypeError: one that there is not; names the nearest.
+            ValueError: a method's name given as the rule.
         """
-        known = [field.name for field in fields(cls)]
-        for name in given:
+        known = sorted(field.name for field in fields(cls))
+        for name in arguments:
             if name not in known:
-                near = names.hint(name, known)
+                near = f"did you mean {MISNOMERS[name]}? " if name in MISNOMERS else names.hint(name, known)
                 raise TypeError(f"{caller} has no setting {name!r}: {near}the settings are {', '.join(known)}")
-        return cls(**given)
+        return cls(**arguments)
+
+
+MISNOMERS = {
+    "gamma": "block_size",
+    "num_assistant_tokens": "block_size",
+    "num_draft_tokens": "block_size",
+    "threshold": "stop_threshold",
+    "top_n": "top_k",
+    "verifier": "verify",
+    "assistant": "drafters",
+    "drafter": "drafters",
+}
+"""Words that other libraries use, and ours."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def with_settings(function: Function) -> Function:
+    """Makes `help()` and `inspect.signature` list the settings of a function that takes them as `**settings`."""
+    signature = inspect.signature(function)
+    arguments = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    settings = inspect.signature(Settings).parameters.values()
+    function.__signature__ = signature.replace(parameters=[*arguments, *settings])  # type: ignore[attr-defined]
+    return function
+
+
+SAMPLING = ("temperature", "top_p", "top_k", "draft_temperature")
+"""The settings that say how tokens are sampled, whatever the method."""
+
+
+def sampling_of(settings: Settings) -> dict[str, Any]:
+    """Returns the settings of `SAMPLING` by name."""
+    return {name: getattr(settings, name) for name in SAMPLING}
+
+
+def check_sampling_alone(settings: Settings, caller: str) -> Settings:
+    """Refuses settings that say more than how tokens are sampled, where methods are given otherwise.
+
+    Raises:
+        ValueError: names the first other setting.
+    """
+    plain = Settings(**sampling_of(settings))
+    for name in (field.name for field in fields(Settings)):
+        if getattr(settings, name) != getattr(plain, name):
+            raise ValueError(
+                f"Settings.{name}={names.shown(getattr(settings, name))} means nothing to {caller}, which reads "
+                f"{', '.join(SAMPLING)} of them: leave it out"
+            )
+    return settings

@@ -12,9 +12,8 @@ from speccascade_jax.core.names import TARGET
 from speccascade_jax.core.protocols import Drafter, Planner, StopPolicy
 from speccascade_jax.core.types import Controls, Params
 from speccascade_jax.engine.engine import Engine, check_bonus
-from speccascade_jax.engine.generate import Generator
 from speccascade_jax.methods import build_drafter, build_selection
-from speccascade_jax.methods.method import Built, Recipe
+from speccascade_jax.methods.method import Decoder, Method
 from speccascade_jax.methods.settings import AUTO, TOKEN, Level, Settings, chosen_text, meant, tree_text, usual
 from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair
@@ -26,7 +25,7 @@ from speccascade_jax.stopping.policies import Fixed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speculation(Recipe):
+class Speculation(Method):
     """A method in which drafts are kept or replaced; a caller's own choice takes the place of a part that is not fixed.
 
     Attributes:
@@ -283,9 +282,11 @@ class Speculation(Recipe):
         own = settings if block_size is None else replace(settings, block_size=block_size)
         return build_drafter.drafter_of(pair, (drafter,), self.policy(own), self.called, head)
 
-    def build(self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None) -> Built:
+    def build(
+        self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...] = (), head: Head | None = None
+    ) -> Decoder:
         engine, params = self.engine(pair, settings, stop_ids, head)
-        return Built(Generator(engine), params)
+        return Decoder(self, settings, pair, engine, params)
 
 
 def _as_chain(settings: Settings) -> Settings:

@@ -10,7 +10,7 @@ from typing import Any
 
 from speccascade_jax.core import names
 from speccascade_jax.methods.autoregressive import Alone
-from speccascade_jax.methods.method import Recipe
+from speccascade_jax.methods.method import Method
 from speccascade_jax.methods.oracle import OracleMethod
 from speccascade_jax.methods.sequence import SequenceMethod
 from speccascade_jax.methods.speculation import Speculation
@@ -88,7 +88,7 @@ _OTHERS = (
     ),
 )  # fmt: skip
 
-METHODS: dict[str, Recipe] = {
+METHODS: dict[str, Method] = {
     **{row.name: row for row in _ENDS_AND_CASCADES},
     **{name: of_rule(name, rule) for name, rule in RULES.items()},
     **{row.name: row for row in _OTHERS},
@@ -96,15 +96,15 @@ METHODS: dict[str, Recipe] = {
 """Name -> method, in the order of paper 1's Table 2."""
 
 
-def get(method: Any) -> Recipe:
+def get(method: Any) -> Method:
     """The method of that name: of the table, or `module.NAME`, a method or a rule of your own; or the method itself.
 
     Raises:
         ValueError: no such method; the message names the nearest ones.
     """
-    if isinstance(method, Recipe):
+    if isinstance(method, Method):
         return method
-    found = names.look_up("method", method, METHODS, (Recipe, Rule), "speccascade_jax.METHODS")
+    found = names.look_up("method", method, METHODS, (Method, Rule), "speccascade_jax.METHODS")
     return of_rule(method, found) if isinstance(found, Rule) else found
 
 

@@ -162,8 +162,8 @@ class Pair:
         return is_encoder_decoder(self.target)
 
     @cached_property
-    def plans(self) -> dict[Any, Any]:
-        """What `methods.plan.plan` made for this pair and need not make again."""
+    def decoders(self) -> dict[Any, Any]:
+        """The decoders that `methods.build.decoder_for` made for this pair and need not make again."""
         return {}
 
     @cached_property

@@ -1,0 +1,60 @@
+"""What points of one method under some settings are called, and what tables must know of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from speccascade_jax.core.names import DRAFT, TARGET
+from speccascade_jax.methods import table
+from speccascade_jax.methods.build_selection import lossy_arms
+from speccascade_jax.methods.settings import AUTO, DRAFT_MODEL, TOKEN, Settings, chosen_text, tree_text, usual
+
+
+def autoregressive(settings: Settings) -> bool:
+    """Returns whether one model writes alone."""
+    return settings.method in (TARGET, DRAFT)
+
+
+def curve(settings: Settings) -> str:
+    """Returns what points are a curve of: the method, what was chosen for it, and its stop threshold."""
+    return family(settings) + ("" if settings.stop_threshold is None else f"@{settings.stop_threshold:g}")
+
+
+def family(settings: Settings) -> str:
+    """Returns the same name for every stop threshold."""
+    method_rule = table.get(settings.method).rule(Settings()).name
+    parts = (
+        "" if settings.rule == method_rule else settings.rule,
+        settings.accept,
+        "" if settings.verify == TOKEN else settings.verify,
+        settings.stop,
+        AUTO if settings.block_size == AUTO else tree_text(settings.tree),
+        "" if usual(settings) else chosen_text(settings),
+    )
+    chosen = "".join(f"[{part}]" for part in parts if part)
+    return f"{settings.method}{chosen}" + ("" if settings.head is None else f":{Path(settings.head).stem}")
+
+
+def facts(settings: Settings) -> dict[str, Any]:
+    """Returns what tables and plots must know of settings and cannot ask, for they know no methods."""
+    method = table.get(settings.method)
+    rule, trade_off = method.rule(settings), method.alpha(settings)
+    distribution = rule.name if trade_off is rule.alpha else settings.method
+    lossless = rule.lossless and trade_off is None and not method.draft_alone and not lossy_arms(settings)
+    if not lossless:  # it depends on what is drafted
+        greedy = ["greedy"] * getattr(method, "greedy_draft", False)
+        chosen = [] if settings.choose is None else [f"{settings.choose} {settings.policy or ''}".strip()]
+        parts = [*chosen, *map(str, settings.drafters), *greedy]
+        distribution += "".join(f"[{part}]" for part in parts if part != DRAFT_MODEL)
+    return {
+        "title": method.heading(settings),
+        "details": [*method.details(settings)],
+        "rank": table.rank(settings.method),
+        "law": distribution,
+        "lossless": lossless,
+        "swept_block": method.sweeps_block(settings),
+        "on_rejection": method.on_rejection(settings),
+        "symbol": method.symbol,
+        "timed": method.timed,
+    }

@@ -1,0 +1,137 @@
+"""From a pair and settings to a decoder: what `decode`, `stream` and the experiments share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from speccascade_jax.core.names import shown
+from speccascade_jax.core.types import Params
+from speccascade_jax.engine.engine import Engine
+from speccascade_jax.methods import table
+from speccascade_jax.methods.method import Decoder
+from speccascade_jax.methods.settings import Arm, Level, Settings
+from speccascade_jax.pairs import head_files
+from speccascade_jax.pairs.head_files import Head
+from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.pairs.prompts import checked_stop_ids
+from speccascade_jax.rules.deferral import RULES
+from speccascade_jax.rules.rule import Rule
+from speccascade_jax.runtime import compilation_cache
+from speccascade_jax.runtime.program_memory import release_when_crowded
+
+_KEPT = 64
+"""Decoders that a pair keeps."""
+_PLAIN = (str, int, float, np.generic, Rule, type(None))
+
+
+def build(
+    pair: Pair, settings: Settings, *, stop_ids: Sequence[int] | None = None, head: Head | None = None
+) -> Decoder:
+    """Builds a decoder for a pair.
+
+    Every call that decodes comes through here first. So the compilation cache is switched on here, and not by an
+    import, and programs are dropped here when too many are alive.
+
+    Args:
+        stop_ids: ids that end a row; `None`: the vocabulary's, or none without a vocabulary.
+        head: instead of the pair's own acceptance head, where the method asks one.
+
+    Raises:
+        ValueError: unknown method, rule, acceptance, stop policy, drafter or bonus, a block size below 1, or one that
+            the method does not have; a stop id outside the vocabulary; an acceptance head that is missing, or of
+            another draft.
+    """
+    check_pair(pair)
+    method = table.get(settings.method)
+    if isinstance(settings.rule, str) and settings.rule in table.METHODS and settings.rule not in RULES:
+        raise ValueError(f"rule={settings.rule!r} is a method's name: give method={settings.rule!r}")
+    if settings.head is not None and not method.needs_head(settings):
+        raise ValueError(f"method {method.name!r} asks no acceptance head: leave head={settings.head!r} out")
+    if head is None and settings.head is not None:
+        head = head_files.load(settings.head)
+    decoder = method.build(pair, settings, checked_stop_ids(pair, stop_ids), head)
+    compilation_cache.switch_on()
+    release_when_crowded()
+    return decoder
+
+
+def check_pair(pair: Any) -> None:
+    """Refuses what is no pair, such as the name of one, with a ValueError."""
+    if not isinstance(pair, Pair):
+        raise ValueError(f"pair={shown(pair)} is no loaded pair: give sc.load_pair({shown(pair)}), or a Pair")
+
+
+def assemble(
+    pair: Pair, *, stop_ids: Sequence[int] | None = None, head: Head | None = None, **settings: Any
+) -> tuple[Engine, Params]:
+    """Returns the engine of a decoder and its parameters, where the method is one generation.
+
+    Arguments as of `build`, and `Settings` by name.
+
+    Raises:
+        ValueError: as `build` and `Decoder.require_engine`.
+    """
+    decoder = build(pair, Settings.of("assemble", settings), stop_ids=stop_ids, head=head)
+    return decoder.require_engine(), decoder.params
+
+
+def decoder_for(
+    pair: Pair, caller: str, settings: Mapping[str, Any], stop_ids: Sequence[int] | None = None
+) -> Decoder:
+    """Returns the decoder of a call, kept with the pair for later calls of the same settings.
+
+    A call on the shipped pair takes some ten milliseconds; checking and building takes one more. Settings with an
+    array among them, or with a name of one's own, whose meaning may change, build a new decoder each time.
+
+    Args:
+        caller: for errors; settings: `Settings` by name; stop_ids: as of `build`.
+
+    Raises:
+        ValueError, TypeError: as `Settings.of` and `build`.
+    """
+    check_pair(pair)
+    key = _key(settings, stop_ids)
+    kept: Decoder | None = pair.decoders.get(key)
+    if kept is not None and _is_current(kept):
+        kept.drop_programs_when_crowded()
+        return kept
+    decoder = build(pair, Settings.of(caller, dict(settings)), stop_ids=stop_ids)
+    if key is not None:
+        if len(pair.decoders) >= _KEPT:
+            del pair.decoders[next(iter(pair.decoders))]
+        pair.decoders[key] = decoder
+    return decoder
+
+
+def _is_current(decoder: Decoder) -> bool:
+    """Returns whether method and rule still are what their names stand for."""
+    method, settings = decoder.method, decoder.settings
+    return table.get(settings.method) is method and method.rule(settings) is decoder.rule
+
+
+def _key(settings: Mapping[str, Any], stop_ids: Sequence[int] | None) -> Any:
+    """Returns what tells a call from others, types included (`True` is not 1); `None`: it is not to be kept."""
+    stops = tuple(stop_ids) if isinstance(stop_ids, (list, tuple)) else (stop_ids,)
+    values = (*settings.values(), *stops)
+    files = settings.get("policy") is not None or settings.get("head") is not None  # another one next time, perhaps
+    if files or not all(map(_is_plain, values)):
+        return None
+    return (*settings, stop_ids is None, *values, *map(_types, values))
+
+
+def _types(value: Any) -> Any:
+    """Returns a value's type, and the types of its parts."""
+    parts = vars(value).values() if isinstance(value, Level | Arm) else value if isinstance(value, tuple) else ()
+    return (type(value), *map(_types, parts))
+
+
+def _is_plain(value: Any) -> bool:
+    """Returns whether a value means the same whenever it is equal; drafters do if all their parts do."""
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, Level | Arm):
+        return all(map(_is_plain, vars(value).values()))
+    return isinstance(value, _PLAIN) and not (isinstance(value, str) and "." in value)

@@ -1,0 +1,33 @@
+"""Writes `speccascade_jax/methods/settings_dict.py` from the fields of `Settings`: `python -m tests.support.settings_dict`."""
+
+import inspect
+from pathlib import Path
+
+from speccascade_jax.methods import settings_dict
+from speccascade_jax.methods.settings import Settings
+
+HEAD = '''"""`Settings` as keyword arguments, for editors and type checkers, which read no generated code.
+
+Written by `make format` from the fields of `Settings`; a test compares the two.
+"""
+
+from typing import Any, Literal, TypedDict
+
+from speccascade_jax.methods.settings import Arm, Level
+
+
+class SettingsDict(TypedDict, total=False):
+    """The fields of `Settings`."""
+
+'''
+
+
+def source() -> str:
+    """Returns the module's text as `Settings` asks for it."""
+    parameters = inspect.signature(Settings).parameters.values()
+    fields = [f"    {p.name}: {p.annotation}\n" for p in parameters]
+    return HEAD + "".join(fields).replace("'", '"')
+
+
+if __name__ == "__main__":
+    Path(settings_dict.__file__).write_text(source())
