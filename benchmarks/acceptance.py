@@ -13,12 +13,13 @@ import numpy as np
 
 from benchmarks.setting import Bench, Rows
 from speccascade_jax.api import make_controls, make_prompt
+from speccascade_jax.core.names import DRAFT, TARGET
 from speccascade_jax.core.sampling import argmax, softmax
 from speccascade_jax.core.types import Array, BoundModel, Prompt
 from speccascade_jax.data.tasks.table import Task, get_task
 from speccascade_jax.engine.generate import generate, raise_on_failure
 from speccascade_jax.engine.measures import summarise
-from speccascade_jax.evaluation.points import DRAFT, TARGET, Method
+from speccascade_jax.evaluation.points import Settings, recorded
 from speccascade_jax.metrics import quality
 
 BATCH = 32
@@ -38,15 +39,19 @@ def run(bench: Bench) -> Rows:
     task = best_task() if bench.settings.acceptance_task is None else get_task(bench.settings.acceptance_task)
     examples = task.load(limit=bench.settings.acceptance_examples)
     prompts = prompts_of(bench, task, [task.build_prompt(example) for example in examples])
-    points = [(Method(name=TARGET), 0.0), (Method(name=DRAFT), 0.0), *((bench.lossless, t) for t in (0.0, 1.0))]
+    points = [
+        (recorded(Settings(method=TARGET)), 0.0),
+        (recorded(Settings(method=DRAFT)), 0.0),
+        *((bench.lossless, t) for t in (0.0, 1.0)),
+    ]
     rows, written = [], {}
     for method, temperature in bench.track(points):
-        outputs = written[method.name, temperature] = write(bench, method, temperature, prompts, task)
+        outputs = written[method.method, temperature] = write(bench, method, temperature, prompts, task)
         texts = texts_of(bench, task, outputs)
         bleu = quality.score([task.main_metric], texts, [example.reference for example in examples])
-        seen = summarise(outputs.stats, outputs.lengths, draft_alone=method.name == DRAFT)
+        seen = summarise(outputs.stats, outputs.lengths, draft_alone=method.method == DRAFT)
         alone = {} if method.autoregressive else {name: seen[name] for name in _MEASURES}
-        row = {"task": task.name, "examples": len(examples), "method": method.name, "temperature": temperature}
+        row = {"task": task.name, "examples": len(examples), "method": method.method, "temperature": temperature}
         row |= {"block_size": method.block_size, "quality": bleu[task.main_metric], "metric": task.main_metric}
         rows.append(row | alone | {"tokens": float(np.mean(outputs.lengths))})
     agreed = _agreement(bench, prompts, written[TARGET, 0.0])
@@ -76,7 +81,7 @@ def _batches(count: int) -> list[np.ndarray]:
     return [np.resize(np.arange(start, min(start + size, count)), size) for start in range(0, count, size)]
 
 
-def write(bench: Bench, method: Method, temperature: float, prompts: Prompt, task: Task) -> Written:
+def write(bench: Bench, method: Settings, temperature: float, prompts: Prompt, task: Task) -> Written:
     engine, params = bench.engine(method)
     longest = min(task.max_output_length, bench.settings.acceptance_tokens)
     parts = []

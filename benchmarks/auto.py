@@ -11,8 +11,9 @@ import numpy as np
 from benchmarks import measure
 from benchmarks.rounds import one_by_one
 from benchmarks.setting import SPEC_DECODE, Bench, Rows
+from speccascade_jax.core.names import TARGET
 from speccascade_jax.engine.generate import Generation
-from speccascade_jax.evaluation.points import TARGET, Method
+from speccascade_jax.evaluation.points import Settings, recorded
 from speccascade_jax.methods.settings import AUTO
 
 TURNS = 4
@@ -34,9 +35,9 @@ def _rows(bench: Bench, size: int, temperature: float) -> list[dict[str, Any]]:
     The best is chosen by every other turn and the ratios are of the rest: the least of several noisy medians is below
     what it stands for, and would make everything else look slow.
     """
-    fixed = [Method(name=SPEC_DECODE.name, block_size=length) for length in bench.settings.beside_auto]
-    methods = {"0": Method(name=TARGET)} | {str(each.block_size): each for each in fixed}
-    methods[AUTO] = Method(name=SPEC_DECODE.name, block_size=AUTO)
+    fixed = [recorded(Settings(method=SPEC_DECODE.method, block_size=length)) for length in bench.settings.beside_auto]
+    methods = {"0": recorded(Settings(method=TARGET))} | {str(each.block_size): each for each in fixed}
+    methods[AUTO] = recorded(Settings(method=SPEC_DECODE.method, block_size=AUTO))
     examples = max(size, min(bench.settings.examples, max(bench.settings.batches)))
     groups = [range(start, start + size) for start in range(0, examples - size + 1, size)]
     calls, made = dict[str, measure.Call](), dict[str, list[Generation]]()
@@ -66,6 +67,6 @@ def _rows(bench: Bench, size: int, temperature: float) -> list[dict[str, Any]]:
 
 def _chosen(bench: Bench, made: list[Generation]) -> str:
     """Rounds by the length aimed at, as words."""
-    drafter: Any = bench.engine(Method(name=SPEC_DECODE.name, block_size=AUTO))[0].drafter
+    drafter: Any = bench.engine(recorded(Settings(method=SPEC_DECODE.method, block_size=AUTO)))[0].drafter
     rounds = np.sum([each.inner["chosen"].sum(0) for each in made], axis=0).tolist()
     return ", ".join(f"{length}: {each}" for length, each in zip(drafter.lengths, rounds, strict=True) if each)

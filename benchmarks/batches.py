@@ -11,18 +11,19 @@ import numpy as np
 from benchmarks import measure
 from benchmarks.rounds import one_by_one
 from benchmarks.setting import Bench, Rows
-from speccascade_jax.evaluation.points import TARGET, Method
+from speccascade_jax.core.names import TARGET
+from speccascade_jax.evaluation.points import Settings, recorded
 
 
 def run(bench: Bench) -> Rows:
     """One row per method and batch size: the same examples at temperature 0, in batches of that many rows."""
     rows: list[dict[str, Any]] = []
-    for method in bench.track((Method(name=TARGET), bench.lossless)):
+    for method in bench.track((recorded(Settings(method=TARGET)), bench.lossless)):
         rows += _rows(bench, method)
     return {"batches": rows}
 
 
-def _rows(bench: Bench, method: Method) -> list[dict[str, Any]]:
+def _rows(bench: Bench, method: Settings) -> list[dict[str, Any]]:
     sizes = bench.settings.batches
     examples = max(sizes)
     calls, tokens = {}, {}
@@ -35,7 +36,7 @@ def _rows(bench: Bench, method: Method) -> list[dict[str, Any]]:
     speeds = {size: tokens[size] / seconds[str(size)] for size in sizes}
     return [
         {
-            "method": method.name,
+            "method": method.method,
             "block_size": method.block_size,
             "batch": size,
             "tokens_per_second": measure.spread(speeds[size]),

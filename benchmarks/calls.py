@@ -14,8 +14,9 @@ from benchmarks import measure
 from benchmarks.setting import Bench, Rows
 from speccascade_jax.api import decode
 from speccascade_jax.core.controls import make_controls
+from speccascade_jax.core.names import TARGET
 from speccascade_jax.engine.generate import compiled_for
-from speccascade_jax.evaluation.points import TARGET, Method
+from speccascade_jax.evaluation.points import Settings, recorded
 from speccascade_jax.pairs.prompts import make_prompt
 
 GROUPS = 5
@@ -23,10 +24,12 @@ GROUPS = 5
 
 def run(bench: Bench) -> Rows:
     """One row per method: ms of a call with a text, of its program alone, and between the two, see `_row`."""
-    return {"calls": [_row(bench, method) for method in bench.track((Method(name=TARGET), bench.lossless))]}
+    return {
+        "calls": [_row(bench, method) for method in bench.track((recorded(Settings(method=TARGET)), bench.lossless))]
+    }
 
 
-def _row(bench: Bench, method: Method) -> dict[str, Any]:
+def _row(bench: Bench, method: Settings) -> dict[str, Any]:
     """A method's row: texts one at a time, in turns a warm call and the program with its arguments on the device.
 
     The differences of single turns vary far more than their median: its spread is that of `GROUPS` groups of turns.
@@ -40,7 +43,7 @@ def _row(bench: Bench, method: Method) -> dict[str, Any]:
     groups = np.array_split((seconds["decode"] - seconds["program"]) * 1e3, min(GROUPS, bench.settings.calls))
     outside = measure.spread(np.asarray([np.median(group) for group in groups]))
     return {
-        "method": method.name,
+        "method": method.method,
         "block_size": method.block_size,
         "calls": bench.settings.calls,
         "decode_ms": measure.spread(seconds["decode"] * 1e3),
@@ -55,13 +58,13 @@ def _in_turn(calls: Sequence[measure.Call]) -> measure.Call:
     return lambda: next(turn)()
 
 
-def _call(bench: Bench, method: Method, text: str) -> Callable[[], Any]:
+def _call(bench: Bench, method: Settings, text: str) -> Callable[[], Any]:
     longest = bench.settings.max_new_tokens
     settings: dict[str, Any] = {} if method.block_size is None else {"block_size": method.block_size}
-    return lambda: decode(bench.pair, text, method=method.name, max_new_tokens=longest, **settings)
+    return lambda: decode(bench.pair, text, method=method.method, max_new_tokens=longest, **settings)
 
 
-def _programs(bench: Bench, method: Method, texts: Sequence[str]) -> list[Callable[[], Any]]:
+def _programs(bench: Bench, method: Settings, texts: Sequence[str]) -> list[Callable[[], Any]]:
     """What the calls run, their arguments on the device beforehand."""
     longest, compiled, calls = bench.settings.max_new_tokens, dict[Any, Any](), list[Callable[[], Any]]()
     engine, params = bench.engine(method)

@@ -52,7 +52,7 @@ from benchmarks import (
     vocabulary,
     weights,
 )
-from benchmarks.setting import Bench, Settings, quick
+from benchmarks.setting import Bench, Sizes, quick
 from speccascade_jax.core.checks import whole
 from speccascade_jax.core.types import DTYPES
 from speccascade_jax.evaluation.environment import device, versions
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure_all(names: Sequence[str], settings: Settings, output: Path) -> Record:
+def measure_all(names: Sequence[str], settings: Sizes, output: Path) -> Record:
     """Run sections one after the other; prints each one's tables and rewrites `output` after each."""
     compilation_cache.switch_on()
     console = Console(width=None if sys.stdout.isatty() else 160)
@@ -186,7 +186,7 @@ def _draw(module: Any, rows: Sequence[Record], path: Path, console: Console) -> 
         console.print(f"plot: {path}")
 
 
-def describe(settings: Settings, pair: str) -> Record:
+def describe(settings: Sizes, pair: str) -> Record:
     """What a run was and where: everything but the numbers."""
     return {
         "format": FORMAT,
@@ -199,10 +199,10 @@ def describe(settings: Settings, pair: str) -> Record:
     }
 
 
-def _settings(args: argparse.Namespace) -> Settings:
+def _settings(args: argparse.Namespace) -> Sizes:
     examples = whole("examples", args.examples, 1)
-    settings = Settings(
-        pair=args.pair, task=args.task or Settings().task, acceptance_task=args.task, acceptance_examples=examples,
+    settings = Sizes(
+        pair=args.pair, task=args.task or Sizes().task, acceptance_task=args.task, acceptance_examples=examples,
         draft_dtype=args.draft_dtype,
     )  # fmt: skip
     if args.thorough:
@@ -223,7 +223,7 @@ def _parser() -> argparse.ArgumentParser:
         description=f"{__doc__}\n{listed}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    defaults = Settings()
+    defaults = Sizes()
     parser.add_argument("--sections", default="", help="comma-separated; default: all")
     parser.add_argument("--pair", default=defaults.pair, help="a shipped pair, or a folder (default %(default)s)")
     told = f"where prompts come from (default {defaults.task}; of `acceptance`: tatoeba_joined where its data are)"

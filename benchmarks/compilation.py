@@ -16,8 +16,9 @@ from typing import Any
 
 import jax
 
-from benchmarks.setting import Bench, Rows, Settings
-from speccascade_jax.evaluation.points import TARGET, Method
+from benchmarks.setting import Bench, Rows, Sizes
+from speccascade_jax.core.names import TARGET
+from speccascade_jax.evaluation.points import Settings, recorded
 from speccascade_jax.pairs.pair import load_pair
 from speccascade_jax.runtime.paths import repository_root
 
@@ -35,7 +36,7 @@ def run(bench: Bench) -> Rows:
     return {"compilation": programs, "startup": startup}
 
 
-def _in_new_process(settings: Settings, folder: str) -> dict[str, Any]:
+def _in_new_process(settings: Sizes, folder: str) -> dict[str, Any]:
     """What `main` prints in a process whose compilation cache is `folder`."""
     environment = os.environ | {
         "JAX_COMPILATION_CACHE_DIR": folder,
@@ -59,14 +60,14 @@ def main(given: str, started: float) -> dict[str, Any]:
         given: settings as JSON; started: when the process was, in seconds since 1970.
     """
     imported = time.time()
-    settings = dataclasses.replace(Settings(batches=(1,)), **json.loads(given))
+    settings = dataclasses.replace(Sizes(batches=(1,)), **json.loads(given))
     bench = Bench(settings, load_pair(settings.pair))
     loaded = time.time()
-    programs = [_program(bench, method) for method in (Method(name=TARGET), bench.lossless)]
+    programs = [_program(bench, method) for method in (recorded(Settings(method=TARGET)), bench.lossless)]
     return {"startup": {"import_seconds": imported - started, "load_seconds": loaded - imported}, "programs": programs}
 
 
-def _program(bench: Bench, method: Method) -> dict[str, Any]:
+def _program(bench: Bench, method: Settings) -> dict[str, Any]:
     """One program's row; `first_run` is its first execution."""
     function, arguments = bench.program(method, 1)
     marks = [time.perf_counter()]
@@ -80,7 +81,7 @@ def _program(bench: Bench, method: Method) -> dict[str, Any]:
     marks.append(time.perf_counter())
     spans = (after - before for before, after in zip(marks, marks[1:], strict=False))
     row = {f"{name}_seconds": seconds for name, seconds in zip(STEPS, spans, strict=True)}
-    return {"method": method.name, "block_size": method.block_size} | row
+    return {"method": method.method, "block_size": method.block_size} | row
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ from typing import Any
 
 from benchmarks.setting import Bench, Rows
 from speccascade_jax.api import decode
+from speccascade_jax.core.names import TARGET
 from speccascade_jax.evaluation import latency
-from speccascade_jax.evaluation.points import TARGET, Method
+from speccascade_jax.evaluation.points import Settings, recorded
 from speccascade_jax.pairs.pair import load_pair
 from speccascade_jax.results.analysis.bootstrap import Bootstrap
 from speccascade_jax.runtime.program_memory import release_when_crowded
@@ -46,9 +47,9 @@ def run(bench: Bench) -> Rows:
     return {"decode": [row for heat, group in bench.track(chosen) for row in _rows(bench, group, heat)]}
 
 
-def _rows(bench: Bench, methods: Sequence[Method], temperature: float) -> list[dict[str, Any]]:
+def _rows(bench: Bench, methods: Sequence[Settings], temperature: float) -> list[dict[str, Any]]:
     texts, trials = bench.decoded, bench.settings.repeats
-    calls = [partial(_call, bench, texts, each, temperature) for each in (Method(name=TARGET), *methods)]
+    calls = [partial(_call, bench, texts, each, temperature) for each in (recorded(Settings(method=TARGET)), *methods)]
     release_when_crowded(share=CROWDED)
     for call in calls:
         for example in range(len(texts)):
@@ -58,19 +59,19 @@ def _rows(bench: Bench, methods: Sequence[Method], temperature: float) -> list[d
     return [facts | _row(method, own, alone) for method, own in zip(methods, timed, strict=True)]
 
 
-def _call(bench: Bench, texts: Sequence[str], method: Method, temperature: float, example: int, trial: int) -> Row:
+def _call(bench: Bench, texts: Sequence[str], method: Settings, temperature: float, example: int, trial: int) -> Row:
     """One call; each trial is a seed, each example an id of its own."""
     given: dict[str, Any] = {} if method.block_size is None else {"block_size": method.block_size}
     if method.alpha is not None:
         given["alpha"] = method.alpha
     out = decode(
-        bench.pair, texts[example], method=method.name, temperature=temperature, seed=trial, example_ids=[example],
+        bench.pair, texts[example], method=method.method, temperature=temperature, seed=trial, example_ids=[example],
         max_new_tokens=bench.settings.max_new_tokens, **given,
     )  # fmt: skip
     return Row(out.lengths, Passes(out.stats["draft_steps"], out.stats["target_calls"]))
 
 
-def _row(method: Method, own: latency.Timings, alone: latency.Timings) -> dict[str, Any]:
+def _row(method: Settings, own: latency.Timings, alone: latency.Timings) -> dict[str, Any]:
     """`speed_up`: the target's time over the method's, per call, its interval over examples and trials."""
     same = {"key": "", "point": {"first_example": 0}, "fingerprints": {"examples": ""}}
     record = same | {"latency": latency.latency(own), "target_latency": latency.latency(alone)}
@@ -81,7 +82,7 @@ def _row(method: Method, own: latency.Timings, alone: latency.Timings) -> dict[s
         interval = {"value": 1 / ratio.value, "low": 1 / ratio.high, "high": 1 / ratio.low}
     tokens = float(own.tokens.mean()), float(alone.tokens.mean())
     return {
-        "rule": method.name,
+        "rule": method.method,
         "alpha": method.alpha,
         "block_size": method.block_size,
         "tokens": tokens[0],

@@ -10,7 +10,8 @@ from typing import Any
 
 from benchmarks import measure
 from benchmarks.setting import Bench, Rows
-from speccascade_jax.evaluation.points import TARGET, Method
+from speccascade_jax.core.names import TARGET
+from speccascade_jax.evaluation.points import Settings, recorded
 from speccascade_jax.models.early_exit import depth_of, early_exit, shared_head
 from speccascade_jax.models.products import held
 
@@ -25,13 +26,13 @@ def run(bench: Bench) -> Rows:
     return {"memory": [_row(*each) for each in bench.track(programs)], "process": [resident()]}
 
 
-def _programs(bench: Bench) -> list[tuple[str, Bench, Method]]:
+def _programs(bench: Bench) -> list[tuple[str, Bench, Settings]]:
     """What drafts, the bench with the pair that it is of, and the method: nothing, the pair's draft, the target itself.
 
     The last one by a third of its layers, without and with a head of its own, where it has layers.
     """
     target = bench.pair.target
-    found = [("nothing", bench, Method(name=TARGET)), ("the draft", bench, bench.lossless)]
+    found = [("nothing", bench, recorded(Settings(method=TARGET))), ("the draft", bench, bench.lossless)]
     try:
         layer = max(1, depth_of(target.model) // 3)
     except ValueError:
@@ -46,11 +47,11 @@ def _programs(bench: Bench) -> list[tuple[str, Bench, Method]]:
     return found
 
 
-def _row(drafts: str, bench: Bench, method: Method, size: int) -> dict[str, Any]:
+def _row(drafts: str, bench: Bench, method: Settings, size: int) -> dict[str, Any]:
     """Megabytes; arguments hold the weights, temporaries the caches, the laws and everything in between."""
     function, arguments = bench.program(method, size)
     found = measure.memory(function.lower(*arguments).compile())
-    row: dict[str, Any] = {"method": method.name, "drafts": drafts, "block_size": method.block_size, "batch": size}
+    row: dict[str, Any] = {"method": method.method, "drafts": drafts, "block_size": method.block_size, "batch": size}
     return row | {f"{name}_megabytes": getattr(found, f"{field}_size_in_bytes") / 1e6 for name, field in PARTS.items()}
 
 

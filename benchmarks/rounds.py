@@ -14,14 +14,14 @@ from benchmarks import measure
 from benchmarks.loops import extend_loop
 from benchmarks.random_models import random_pair
 from benchmarks.setting import Bench, Rows
-from speccascade_jax.evaluation.points import Method
+from speccascade_jax.evaluation.points import Settings
 
 
 def run(bench: Bench) -> Rows:
     """One row per rule (with the first of its α's), γ and temperature; and the lossless rule with larger models."""
     settings = bench.settings
-    first = {method.name: method for method in reversed(settings.methods)}
-    methods = [first[name] for name in dict.fromkeys(method.name for method in settings.methods)]
+    first = {method.method: method for method in reversed(settings.methods)}
+    methods = [first[name] for name in dict.fromkeys(method.method for method in settings.methods)]
     rows = []
     for method in bench.track([replace(m, block_size=block) for m in methods for block in settings.blocks(m)]):
         for temperature in settings.temperatures:
@@ -32,7 +32,7 @@ def run(bench: Bench) -> Rows:
     return {"rounds": rows}
 
 
-def _row(bench: Bench, method: Method, temperature: float) -> dict[str, Any]:
+def _row(bench: Bench, method: Settings, temperature: float) -> dict[str, Any]:
     """A point's row, per example.
 
     `engine_ms` is `generate` without what it does before the first round; `calls_ms` is draft_steps · t_draft +
@@ -58,7 +58,7 @@ def _row(bench: Bench, method: Method, temperature: float) -> dict[str, Any]:
     inside, expected = seconds["engine"] - seconds["prefill"], draft_steps * draft + target_calls * target
     return {
         "target": bench.pair.name,
-        "rule": method.name,
+        "rule": method.method,
         "alpha": method.alpha,
         "block_size": method.block_size,
         "temperature": temperature,

@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks import measure
 from benchmarks.rounds import one_by_one
 from benchmarks.setting import Bench, Rows
-from speccascade_jax.evaluation.points import Arm, Method
+from speccascade_jax.evaluation.points import Arm, Settings
 
 ARMS = (2, 4, 8)
 WIDEST = 8
@@ -50,7 +50,7 @@ def _rows(bench: Bench, size: int) -> list[dict[str, Any]]:
     ]
 
 
-def _method(alone: Method, count: int) -> Method:
+def _method(alone: Settings, count: int) -> Settings:
     """The first of `count` drafters, the draft each time: another one's weights would be no other work."""
     if count == 1:
         return alone

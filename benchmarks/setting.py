@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from speccascade_jax.methods.assemble import assemble
 
 from benchmarks import measure
 from benchmarks.loops import ORDERS, stream_loop
@@ -19,9 +20,8 @@ from speccascade_jax.core.types import Controls, Params, Prompt
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.engine.engine import DecodeState, Engine
 from speccascade_jax.engine.generate import Generation, generate
-from speccascade_jax.evaluation.points import Method
+from speccascade_jax.evaluation.points import Settings, recorded
 from speccascade_jax.methods import block_costs
-from speccascade_jax.methods.assemble import assemble
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import make_prompt
 from speccascade_jax.rules.acceptance import Speculative
@@ -30,22 +30,22 @@ from speccascade_jax.rules.deferral import RULES
 Rows = dict[str, list[dict[str, Any]]]
 Run = Callable[[int], Generation]
 
-SPEC_DECODE = Method(name="spec_decode")
+SPEC_DECODE = recorded(Settings(method="spec_decode"))
 # Besides the lossless rule one that is no deferral, one by position and one by token, each with two α's.
 METHODS = (
     SPEC_DECODE,
-    Method(name="lossy", alpha=0.4),
-    Method(name="lossy", alpha=0.8),
-    Method(name="opt", alpha=0.0),
-    Method(name="opt", alpha=0.5),
-    Method(name="token_v3", alpha=0.5),
-    Method(name="token_v3", alpha=0.9),
+    recorded(Settings(method="lossy", alpha=0.4)),
+    recorded(Settings(method="lossy", alpha=0.8)),
+    recorded(Settings(method="opt", alpha=0.0)),
+    recorded(Settings(method="opt", alpha=0.5)),
+    recorded(Settings(method="token_v3", alpha=0.5)),
+    recorded(Settings(method="token_v3", alpha=0.9)),
 )
 DECODED = (
-    *(Method(name="spec_decode", block_size=block) for block in (3, 5, 7)),
-    *(Method(name="token_v3", alpha=alpha, block_size=5) for alpha in (0.5, 0.65, 0.8)),
-    *(Method(name="diff", alpha=alpha, block_size=5) for alpha in (0.0, 0.05)),
-    Method(name="diff", alpha=0.05, block_size=7),
+    *(recorded(Settings(method="spec_decode", block_size=block)) for block in (3, 5, 7)),
+    *(recorded(Settings(method="token_v3", alpha=alpha, block_size=5)) for alpha in (0.5, 0.65, 0.8)),
+    *(recorded(Settings(method="diff", alpha=alpha, block_size=5)) for alpha in (0.0, 0.05)),
+    recorded(Settings(method="diff", alpha=0.05, block_size=7)),
 )
 GROWTH: Mapping[str, tuple[int, ...]] = {
     "positions": (64, 256, 1024, 4096),
@@ -64,7 +64,7 @@ SHAPES = ((1,), (1, 1), (1, 1, 1), (1,) * 5, (2,), (3,), (2, 1), (2, 2), (3, 1),
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Sizes:
     """What is measured, and how thoroughly.
 
     Attributes:
@@ -103,8 +103,8 @@ class Settings:
     block_sizes: tuple[int, ...] = (3, 5, 7)
     lossy_block_sizes: tuple[int, ...] = (5,)
     temperatures: tuple[float, ...] = (0.0, 1.0)
-    methods: tuple[Method, ...] = METHODS
-    decoded: tuple[Method, ...] = DECODED
+    methods: tuple[Settings, ...] = METHODS
+    decoded: tuple[Settings, ...] = DECODED
     decoded_examples: int = 64
     draft_dtype: str = "int8"
     engine_sizes: tuple[str, ...] = ("T5 29 M", "T5 77 M")
@@ -129,12 +129,12 @@ class Settings:
     acceptance_examples: int = 200
     acceptance_tokens: int = 128
 
-    def blocks(self, method: Method) -> tuple[int, ...]:
+    def blocks(self, method: Settings) -> tuple[int, ...]:
         """The γ's that a method is measured with."""
-        return self.block_sizes if RULES[method.name].lossless else self.lossy_block_sizes
+        return self.block_sizes if RULES[method.method].lossless else self.lossy_block_sizes
 
 
-def quick(settings: Settings) -> Settings:
+def quick(settings: Sizes) -> Sizes:
     """The same in a few seconds: everything runs once or twice, the numbers mean nothing."""
     return replace(
         settings,
@@ -148,7 +148,7 @@ def quick(settings: Settings) -> Settings:
         head_depths=(1,),
         block_sizes=(2,),
         lossy_block_sizes=(2,),
-        methods=(SPEC_DECODE, Method(name="token_v3", alpha=0.5)),
+        methods=(SPEC_DECODE, recorded(Settings(method="token_v3", alpha=0.5))),
         decoded=DECODED[:1],
         decoded_examples=2,
         engine_sizes=tuple(SIZES)[:1],
@@ -196,7 +196,7 @@ class Bench:
         ValueError: no such task, or a pair without a vocabulary.
     """
 
-    def __init__(self, settings: Settings, pair: Pair, track: Callable[[Sequence[Any]], Iterable[Any]] = iter):
+    def __init__(self, settings: Sizes, pair: Pair, track: Callable[[Sequence[Any]], Iterable[Any]] = iter):
         if pair.vocabulary is None:
             raise ValueError(f"pair {pair.name!r} has no vocabulary, but the prompts are texts")
         self.settings, self.track, self.pair = settings, track, pair
@@ -216,7 +216,7 @@ class Bench:
         return other
 
     @property
-    def lossless(self) -> Method:
+    def lossless(self) -> Settings:
         """`spec_decode` with the γ of sections that don't sweep it."""
         return replace(SPEC_DECODE, block_size=self.settings.block_size)
 
@@ -228,12 +228,12 @@ class Bench:
         """Cache slots that an engine with this block has."""
         return self._prompts.tokens.shape[1] + self.settings.max_new_tokens + block + 1
 
-    def engine(self, method: Method, stop_ids: Sequence[int] | None = None) -> tuple[Engine, Params]:
+    def engine(self, method: Settings, stop_ids: Sequence[int] | None = None) -> tuple[Engine, Params]:
         """The engine of a method, without its α, and its parameters."""
         own: dict[str, Any] = {name: getattr(method, name) for name in ("block_size", "bonus", "tree", "verify")}
-        return assemble(self.pair, method=method.name, stop_ids=stop_ids, **own)
+        return assemble(self.pair, method=method.method, stop_ids=stop_ids, **own)
 
-    def generator(self, method: Method, rows: Sequence[int], temperature: float = 0.0) -> Run:
+    def generator(self, method: Settings, rows: Sequence[int], temperature: float = 0.0) -> Run:
         """`seed -> generation` of some examples with everything but the generation done beforehand."""
         engine, params = self.engine(method)
         return self.run(engine, params, rows, self.settings.max_new_tokens, method.alpha or 0.0, temperature)
@@ -260,7 +260,7 @@ class Bench:
 
         return run
 
-    def program(self, method: Method, batch: int) -> tuple[jax.stages.Wrapped, tuple[Any, ...]]:
+    def program(self, method: Settings, batch: int) -> tuple[jax.stages.Wrapped, tuple[Any, ...]]:
         """`generate` of a method as a program to be traced, lowered and compiled by hand, and its arguments."""
         engine, params = self.engine(method)
         controls, ids = make_controls(batch, alpha=method.alpha or 0.0), np.arange(batch, dtype=np.int32)

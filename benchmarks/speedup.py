@@ -14,10 +14,11 @@ from benchmarks.loops import extend_loop
 from benchmarks.prediction import Costs, expected_tokens, speed_up
 from benchmarks.rounds import call_loops, one_by_one
 from benchmarks.setting import Bench, Rows, Run
+from speccascade_jax.core.names import TARGET
 from speccascade_jax.engine.generate import Generation
 from speccascade_jax.engine.measures import summarise
 from speccascade_jax.evaluation import latency
-from speccascade_jax.evaluation.points import TARGET, Method
+from speccascade_jax.evaluation.points import Settings, recorded
 from speccascade_jax.rules.deferral import RULES
 
 
@@ -65,7 +66,7 @@ def run(bench: Bench) -> Rows:
 class Timed:
     """A method's runs and the target's next to them."""
 
-    method: Method
+    method: Settings
     temperature: float
     measures: dict[str, Any]
     timings: latency.Timings
@@ -74,21 +75,21 @@ class Timed:
     """The share of outputs equal to the target's."""
 
 
-def timed(bench: Bench, methods: Sequence[Method], temperature: float) -> list[Timed]:
+def timed(bench: Bench, methods: Sequence[Settings], temperature: float) -> list[Timed]:
     """One or two methods, timed in turns with the target alone; each trial is a seed."""
     examples, trials = bench.settings.examples, bench.settings.repeats
     baseline, *others = (
         Recorded([bench.generator(method, [row], temperature) for row in range(examples)])
-        for method in (Method(name=TARGET), *methods)
+        for method in (recorded(Settings(method=TARGET)), *methods)
     )
-    for recorded in (baseline, *others):
-        jax.block_until_ready(recorded(0, 0))  # compiles
+    for run in (baseline, *others):
+        jax.block_until_ready(run(0, 0))  # compiles
     alone, timings = latency.interleave(baseline, others, examples=examples, trials=trials)
     out = []
-    for method, recorded, own in zip(methods, others, timings, strict=True):
-        same = [bool((a == b).all()) for a, b in zip(recorded.tokens(), baseline.tokens(), strict=True)]
+    for method, run, own in zip(methods, others, timings, strict=True):
+        same = [bool((a == b).all()) for a, b in zip(run.tokens(), baseline.tokens(), strict=True)]
         share = sum(same) / len(same)
-        found = recorded.measures()
+        found = run.measures()
         out.append(Timed(method=method, temperature=temperature, measures=found, timings=own, alone=alone, same=share))
     return out
 
@@ -107,9 +108,9 @@ def _row(one: Timed, costs: Costs) -> dict[str, Any]:
     measured = 1 / latency.relative_latency(timed, alone)["per_token"]
     trials = (alone.seconds.sum(1) / alone.tokens.sum(1)) / (timed.seconds.sum(1) / timed.tokens.sum(1))
     predicted = speed_up(costs, rounds, steps, tokens, tokens_alone)
-    must = RULES[method.name].lossless and one.temperature == 0
+    must = RULES[method.method].lossless and one.temperature == 0
     return {
-        "rule": method.name,
+        "rule": method.method,
         "alpha": method.alpha,
         "block_size": method.block_size,
         "temperature": one.temperature,
@@ -133,14 +134,14 @@ def _textbook(one: Timed, costs: Costs, tokens: float, tokens_alone: float) -> f
         return None
     rounds = tokens / expected_tokens(acceptance, block)
     # a rule that reads q takes one more pass per round, for the bonus position
-    passes = block + (RULES[one.method.name].reads_q and one.method.bonus == "rule")
+    passes = block + (RULES[one.method.method].reads_q and one.method.bonus == "rule")
     return speed_up(costs, rounds, rounds * passes, tokens, tokens_alone)
 
 
-def _calls(bench: Bench, method: Method) -> dict[str, measure.Loop]:
+def _calls(bench: Bench, method: Settings) -> dict[str, measure.Loop]:
     """What `Costs` are measured with: loops of model calls, and prefills of all examples, with this method's block."""
     engine, params = bench.engine(method)
-    alone, alone_params = bench.engine(Method(name=TARGET))
+    alone, alone_params = bench.engine(recorded(Settings(method=TARGET)))
     rows = range(bench.settings.examples)
     step = extend_loop(bench.pair.target, bench.prompt([0]), 1, bench.slots(0))
     prefill = one_by_one([bench.prefill(engine, params, [row]) for row in rows])

@@ -7,8 +7,9 @@ from typing import Any
 from benchmarks import measure
 from benchmarks.bandwidth import step_bytes
 from benchmarks.setting import Bench, Rows
+from speccascade_jax.core.names import DRAFT, TARGET
 from speccascade_jax.core.types import count
-from speccascade_jax.evaluation.points import DRAFT, TARGET, Method
+from speccascade_jax.evaluation.points import Settings, recorded
 
 
 def run(bench: Bench) -> Rows:
@@ -26,7 +27,7 @@ def _row(bench: Bench, name: str, method: str) -> dict[str, Any]:
     the bandwidth of a working set of just that size (`cache_…`), and over the one far beyond the caches (`memory_…`).
     """
     bound = getattr(bench.pair, name)
-    engine, params = bench.engine(Method(name=method), stop_ids=())
+    engine, params = bench.engine(recorded(Settings(method=method)), stop_ids=())
     long = bench.settings.max_new_tokens
     short = max(1, long // 4)
     calls: dict[str, measure.Call] = {

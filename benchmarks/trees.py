@@ -14,7 +14,7 @@ from benchmarks.speedup import Timed, timed
 from speccascade_jax.core.trees import Tree
 from speccascade_jax.core.types import count
 from speccascade_jax.evaluation import latency
-from speccascade_jax.evaluation.points import Method
+from speccascade_jax.evaluation.points import Settings, recorded
 
 
 def run(bench: Bench) -> Rows:
@@ -28,7 +28,7 @@ def run(bench: Bench) -> Rows:
     widths = sorted({1} | {width for shape in shapes for width in (*_levels(shape), _tree(shape).size + 1)})
     costs = _costs(bench, widths)
     for temperature, shape in bench.track([(t, shape) for t in bench.settings.temperatures for shape in shapes]):
-        method = Method(name="spec_decode", tree=shape)
+        method = recorded(Settings(method="spec_decode", tree=shape))
         (found,) = timed(bench, [method], temperature)
         tables.append(_row(bench, shape, found, costs))
     return {"trees": tables}

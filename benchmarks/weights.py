@@ -11,9 +11,10 @@ from benchmarks import measure
 from benchmarks.acceptance import Written, best_task, prompts_of, texts_of, write
 from benchmarks.rounds import one_by_one
 from benchmarks.setting import Bench, Rows
+from speccascade_jax.core.names import TARGET
 from speccascade_jax.core.types import DTYPES
 from speccascade_jax.data.tasks.table import Task, get_task
-from speccascade_jax.evaluation.points import TARGET, Method
+from speccascade_jax.evaluation.points import Settings, recorded
 from speccascade_jax.metrics import quality
 from speccascade_jax.pairs.pair import Pair, load_pair, shipped_pairs
 
@@ -32,7 +33,7 @@ def run(bench: Bench) -> Rows:
     settings = bench.settings
     task = best_task() if settings.acceptance_task is None else get_task(settings.acceptance_task)
     benches = {dtype: Bench(settings, loaded(bench.pair, dtype)) for dtype in DTYPES}
-    methods = {"alone": Method(name=TARGET), "lossless": bench.lossless}
+    methods = {"alone": recorded(Settings(method=TARGET)), "lossless": bench.lossless}
     calls: dict[str, measure.Call] = {}
     for dtype, own in benches.items():
         for name, method in methods.items():
@@ -54,7 +55,7 @@ def outputs_of(bench: Bench, task: Task) -> Outputs:
     """The target's greedy outputs of the examples that `acceptance` reads too."""
     examples = task.load(limit=bench.settings.acceptance_examples)
     prompts = prompts_of(bench, task, [task.build_prompt(example) for example in examples])
-    written = write(bench, Method(name=TARGET), 0.0, prompts, task)
+    written = write(bench, recorded(Settings(method=TARGET)), 0.0, prompts, task)
     references = [example.reference for example in examples]
     score = quality.score([task.main_metric], texts_of(bench, task, written), references)[task.main_metric]
     return Outputs(written, score)

@@ -15,7 +15,7 @@ file of gin/methods). A killed calibration goes on where it stopped.
     --gin.calibrate.search_examples=200     searched on; then test_examples=400, held_out_examples=400 for the report
     --gin.calibrate.rules="('diff', 'opt')" --gin.calibrate.alphas="{'diff': (0.0, 0.1)}"
     --gin.calibrate.block_sizes="(3, 5)"    the candidates (gin/calibrate.gin); the draft alone is always one
-    --gin.Sampling.temperature=1.0          (0)
+    --gin.Settings.temperature=1.0          (0)
     --gin.calibrate.seeds="(0, 1, 2)"       measure each setting with each seed
     --gin.calibrate.output="'results/calibration.jsonl'"
 

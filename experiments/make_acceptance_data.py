@@ -2,7 +2,7 @@ r"""Make what acceptance heads (SpecDec++) are trained on: target outputs, draft
 
     python -m experiments.make_acceptance_data --gin_file=gin/acceptance_data.gin \
         --gin_file=gin/models/tatoeba_en_de.gin --gin_file=gin/tasks/tatoeba_joined.gin \
-        --gin.Evaluation.split="'train'" --gin.Evaluation.quality_examples=8000 --gin.Sampling.temperature=1.0 \
+        --gin.Evaluation.split="'train'" --gin.Evaluation.quality_examples=8000 --gin.Settings.temperature=1.0 \
         --gin.make.output="'runs/acceptance/train'"
 
 A folder that was killed goes on where it stopped and ends as it would have: give the same command again. The format is

@@ -11,7 +11,7 @@ by the one that counts what levels hand up beyond their budgets, each with its p
 
 Other settings, with their defaults:
 
-    --gin.Sampling.temperature=0.0
+    --gin.Settings.temperature=0.0
     --gin.optimize.max_budget=15
     --gin.optimize.output="'results/hierarchy.json'"     the rows, the matrix and the costs
 """

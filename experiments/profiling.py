@@ -1,7 +1,7 @@
 r"""Where a round's time goes: draft, score, sampling, verify, commit, and the models' parts in them, from a trace.
 
     python -m experiments.profiling --gin_file=gin/profiling.gin --gin_file=gin/models/tatoeba_en_de.gin \
-        --gin_file=gin/tasks/tiny_translation.gin --gin.Method.name="'token_v3'" --gin.Method.alpha=0.9
+        --gin_file=gin/tasks/tiny_translation.gin --gin.Settings.method="'token_v3'" --gin.Settings.alpha=0.9
 
 One configuration, chosen as for run.py, with gin/profiling.gin in place of gin/run.gin; a record's `configuration` goes
 behind gin/profiling.gin in place of the other two. What is printed: the parts of a round, with the prefill below them;

@@ -4,7 +4,7 @@ A run is run.gin (the skeleton) with one model pair, one task and one method; no
 
     python -m experiments.run --gin_file=gin/run.gin --gin_file=gin/models/tatoeba_en_de.gin \
         --gin_file=gin/tasks/tiny_translation.gin --gin_file=gin/methods/token_v3.gin \
-        --gin.Method.alpha=0.9 --gin.Sampling.temperature=1.0
+        --gin.Settings.alpha=0.9 --gin.Settings.temperature=1.0
 
 or the point of a record again, with the files of your own that it was imported from, and whether it wrote the same:
 

@@ -1,7 +1,7 @@
 r"""Every rule's rejection and deferral rate from one pass over given outputs, without decoding with any of them.
 
     python -m experiments.survey --gin_file=gin/survey.gin --gin_file=gin/models/tatoeba_en_de.gin \
-        --gin_file=gin/tasks/tiny_translation.gin --gin.Sampling.temperature=1.0
+        --gin_file=gin/tasks/tiny_translation.gin --gin.Settings.temperature=1.0
 
 The outputs are those of the target, of the draft, or (the default) of both mixed token by token. The numbers are
 estimates: a rule that runs writes other prefixes. How far they are off:

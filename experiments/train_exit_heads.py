@@ -3,7 +3,7 @@ r"""Train a head for every early exit of a pair's target, on the target's own ou
     python -m experiments.make_acceptance_data --gin_file=gin/acceptance_data.gin \
         --gin_file=gin/models/tatoeba_en_de.gin --gin_file=gin/tasks/tatoeba_joined.gin \
         --gin.Evaluation.split="'train'" --gin.Evaluation.quality_examples=2048 --gin.Evaluation.max_new_tokens=64 \
-        --gin.Sampling.temperature=1.0 --gin.make.output="'runs/exits/data'"
+        --gin.Settings.temperature=1.0 --gin.make.output="'runs/exits/data'"
     python -m experiments.train_exit_heads --gin_file=gin/train_exit_heads.gin --gin_file=gin/models/tatoeba_en_de.gin
 
 All exits are trained at once; they end up in <run_dir>/exit_heads.msgpack, which a pair reads as a draft:

@@ -19,8 +19,8 @@ from speccascade_jax.core.types import Array, Controls, Prompt
 from speccascade_jax.data.vocabularies.vocabulary import Ids, added_texts
 from speccascade_jax.engine.generate import Failure, Generation, failures, model_names, raise_if_failed
 from speccascade_jax.engine.measures import summarise
-from speccascade_jax.methods.build_drafter import check_length, threshold_text
 from speccascade_jax.methods.build import decoder_for
+from speccascade_jax.methods.build_drafter import check_length, threshold_text
 from speccascade_jax.methods.method import Decoder
 from speccascade_jax.methods.settings import with_settings
 from speccascade_jax.methods.settings_dict import SettingsDict

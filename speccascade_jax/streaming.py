@@ -22,8 +22,8 @@ from speccascade_jax.data.vocabularies.vocabulary import Ids, TextVocabulary, se
 from speccascade_jax.engine.engine import DecodeState, Engine
 from speccascade_jax.engine.generate import argument, failures, model_names, raise_if_failed
 from speccascade_jax.engine.loop import one_round
-from speccascade_jax.methods.build_drafter import check_length
 from speccascade_jax.methods.build import decoder_for
+from speccascade_jax.methods.build_drafter import check_length
 from speccascade_jax.methods.settings import with_settings
 from speccascade_jax.methods.settings_dict import SettingsDict
 from speccascade_jax.pairs.pair import Pair

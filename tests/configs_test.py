@@ -241,7 +241,7 @@ def test_the_quickstart_stays_small():
 
 
 def test_a_run_with_a_hole_names_it():
-    with pytest.raises(ValueError, match=r"^Method.name has no value .*: add --gin.Method.name=VALUE, texts"):
+    with pytest.raises(ValueError, match=r"^Method.name has no value .*: add --gin.Settings.method=VALUE, texts"):
         gin_flags.parse_gin([str(ROOT / name) for name in ("gin/run.gin", SHIPPED, "gin/tasks/tatoeba.gin")])
 
 
@@ -336,12 +336,12 @@ def test_each_training_file_resolves(file):
 @pytest.mark.parametrize(
     ("binding", "message"),
     [
-        ("Method.alfa=1", r"^--gin.Method.alfa=1: Method has no 'alfa': did you mean alpha, tail\?$"),
+        ("Method.alfa=1", r"^--gin.Settings.alfa=1: Method has no 'alfa': did you mean alpha, tail\?$"),
         ("Metod.alpha=1", r"^--gin.Metod.alpha=1: nothing is called 'Metod': did you mean Method"),
-        ("Method.alpha=", r"^--gin.Method.alpha=: Unable to parse value."),
-        ("Method.name='bild", r"^--gin.Method.name='bild: "),
+        ("Method.alpha=", r"^--gin.Settings.alpha=: Unable to parse value."),
+        ("Method.name='bild", r"^--gin.Settings.method='bild: "),
         ("Method.drafters=(1", "a bracket or a quotation mark is never closed"),
-        ("Method.name=bild", "^--gin.Method.name=bild: bild is no value: texts stand in quotes"),
+        ("Method.name=bild", "^--gin.Settings.method=bild: bild is no value: texts stand in quotes"),
         ("Method.name=3", "^points.Method.name=3 is not a text$"),
         ("Method.alpha=True", "^points.Method.alpha=True is not a finite number or None$"),
         ("Evaluation.execute_code='False'", "execute_code='False' is not True or False; write it without quotes"),

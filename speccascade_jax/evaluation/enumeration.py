@@ -144,9 +144,7 @@ def _names(settings: Settings) -> tuple[str, str, str]:
     return curve(settings), family(settings), settings.method
 
 
-def _in_thresholds(
-    templates: Sequence[Settings], thresholds: Mapping[str, Sequence[float]]
-) -> Iterator[Settings]:
+def _in_thresholds(templates: Sequence[Settings], thresholds: Mapping[str, Sequence[float]]) -> Iterator[Settings]:
     """Every template with every stop threshold that it is given, where it lacks one."""
 
     def lacks(settings: Settings) -> bool:
@@ -185,9 +183,7 @@ def _in_ways(templates: Iterable[Settings], verify: Sequence[str]) -> Iterator[S
         yield from (recorded(replace(template, verify=way)) for way in ways)
 
 
-def _in_blocks(
-    templates: Sequence[Settings], block_sizes: Sequence[int], bonus: str | None
-) -> Iterator[Settings]:
+def _in_blocks(templates: Sequence[Settings], block_sizes: Sequence[int], bonus: str | None) -> Iterator[Settings]:
     """Every template with every block size that means something to it."""
     for number, block in enumerate(block_sizes):
         for template in templates:

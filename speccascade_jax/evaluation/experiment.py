@@ -96,8 +96,8 @@ def sweep(
 
     Args:
         pair, evaluation: the models, and on what.
-        methods: names in `methods.table.METHODS`, where every rule is one, `module.NAME` of your own, or `Settings` with
-            a rule, a stop threshold or drafters of their own.
+        methods: names in `methods.table.METHODS`, where every rule is one, `module.NAME` of your own, or `Settings`
+            with a rule, a stop threshold or drafters of their own.
         alphas: name of a method (or `curves.curve`) -> its α's; one that is not named gets its usual range.
         stop_thresholds: method -> its stop thresholds, where it stops by one (`h` of specdecpp); no compilation each.
         heads: files of acceptance heads, each of which methods that ask one are measured with; empty: the pair's own.

@@ -20,7 +20,7 @@ class Heads:
         self._read: dict[str | None, tuple[Head, str]] = {}
 
     def of(self, settings: Settings) -> Head | None:
-        """Returns the head that settings ask, their own or the pair's; `None` where they ask none; errors as `check`."""
+        """Returns the head that settings ask, or the pair's; `None` where they ask none; errors as `check`."""
         return self._read_once(settings.head)[0] if asks_head(settings) else None
 
     def fingerprint(self, settings: Settings) -> dict[str, str]:

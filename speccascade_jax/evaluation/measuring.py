@@ -222,7 +222,14 @@ def time_beside_target(session: Session, points: Sequence[Point]) -> list[Record
     if not examples or not points[0].method.timed:
         return [{} for _ in points]
     (baseline, *methods), seen = zip(
-        *(_runner(session, point) for point in (replace(points[0], settings=Settings(method=TARGET, **sampling_of(points[0].settings))), *points)), strict=True
+        *(
+            _runner(session, point)
+            for point in (
+                replace(points[0], settings=Settings(method=TARGET, **sampling_of(points[0].settings))),
+                *points,
+            )
+        ),
+        strict=True,
     )
     jax.block_until_ready(baseline(0, 0))  # compiles, or warms the caches
     for run, example in itertools.product(methods, range(examples)):
@@ -239,7 +246,9 @@ def time_beside_target(session: Session, points: Sequence[Point]) -> list[Record
             "latency": latency.latency(timed, draft_alone=point.method.draft_alone),
             "target_latency": latency.latency(alone),
             "relative_latency": latency.relative_latency(timed, alone),
-            **({"planned_latency": _planned_timings(session, point, runs)} if point.settings.block_size == AUTO else {}),
+            **(
+                {"planned_latency": _planned_timings(session, point, runs)} if point.settings.block_size == AUTO else {}
+            ),
         }
         for point, timed, failed, runs in zip(points, timings, early, seen[1:], strict=True)
     ]

@@ -137,9 +137,7 @@ class Session:
         alpha = None if None in alphas else np.asarray(alphas, np.float32)
         return point.method.controls(replace(point.settings, alpha=alpha), len(alphas))
 
-    def prepare(
-        self, point: Point, rows: np.ndarray, alphas: Sequence[float | None] = ()
-    ) -> partial[Generation]:
+    def prepare(self, point: Point, rows: np.ndarray, alphas: Sequence[float | None] = ()) -> partial[Generation]:
         """Returns `seed -> generation` of some examples, everything but the generation done beforehand.
 
         Without `alphas` all rows have the point's own; what else `generate` takes may stand behind the seed.

@@ -14,7 +14,7 @@ from rich.table import Table
 from speccascade_jax.core.checks import whole
 from speccascade_jax.core.names import TARGET, unknown
 from speccascade_jax.evaluation.measuring import evaluate
-from speccascade_jax.evaluation.points import Evaluation, Level, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, Level, ModelPair, Point, Settings
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.studies.survey import surveying
 from speccascade_jax.evaluation.validation import validate
@@ -22,6 +22,7 @@ from speccascade_jax.hierarchy import walltime
 from speccascade_jax.hierarchy.latency import OBJECTIVES, Hierarchy, latency
 from speccascade_jax.hierarchy.measure import Measured, measure
 from speccascade_jax.hierarchy.solve import solve
+from speccascade_jax.methods.settings import check_sampling_alone, sampling_of
 from speccascade_jax.results.analysis.bootstrap import LEAST_EXAMPLES, Bootstrap
 from speccascade_jax.storage.files import plain, write_atomically
 from speccascade_jax.storage.reports import check_replaceable
@@ -34,7 +35,7 @@ def optimize(
     *,
     pair: ModelPair,
     evaluation: Evaluation,
-    sampling: Sampling,
+    settings: Settings,
     max_budget: int = 15,
     costs: Mapping[str, float] | None = None,
     tail: str | None = None,
@@ -49,7 +50,7 @@ def optimize(
     the best by the one that counts overshoot are run beside the target alone.
 
     Args:
-        pair, evaluation, sampling, seed: as for a run.
+        pair, evaluation, seed: as for a run; settings: how all models sample.
         max_budget: T̄, the largest budget.
         costs: of a call of each model, in any unit, for the solution and for all that is predicted; `None`: seconds as
             measured.
@@ -66,7 +67,9 @@ def optimize(
             tail of models that the pair has not, before anything is compiled; a tail as dear as the target.
     """
     max_budget = whole("max_budget", max_budget, 1)
-    point = Point(pair=pair, evaluation=evaluation.resolved(), method=Method(name=TARGET), sampling=sampling, seed=seed)
+    sampling = sampling_of(check_sampling_alone(settings, "optimize"))
+    alone = Settings(method=TARGET, **sampling)
+    point = Point(pair=pair, evaluation=evaluation.resolved(), settings=alone, seed=seed)
     validate(point)
     check_replaceable(output, '"acceptance":', '"costs":')
     session = Session(point.pair, point.evaluation)
@@ -77,7 +80,7 @@ def optimize(
     chosen = {"best single draft": best_single(found, max_budget)}
     for objective in OBJECTIVES:
         chosen[f"{objective} optimum"] = solve(found.costs, found.acceptance, max_budget, objective)
-    runs: dict[Method, Row] = {}
+    runs: dict[Settings, Row] = {}
     rows = [_row(session, point, found, name, each, runs) for name, each in chosen.items()]
     optimum = chosen[f"{OBJECTIVES[0]} optimum"]
     if tail is not None and optimum.budgets:
@@ -85,7 +88,7 @@ def optimize(
     unit = "ms" if costs is None else "as given"
     dear = [name for name in session.pair.models if name not in found.names]
     show(found, rows, point, unit, dear)
-    kept = {"pair": pair.name, "task": point.coordinates()["task"], **dataclasses.asdict(sampling), "seed": seed}
+    kept = {"pair": pair.name, "task": point.coordinates()["task"], **sampling, "seed": seed}
     kept |= {"max_budget": max_budget, "unit": unit, "left_out": dear, **dataclasses.asdict(found), "rows": rows}
     write_atomically(output, json.dumps(plain(kept), indent=1).encode())
     return rows
@@ -107,9 +110,9 @@ def _measured(session: Session, point: Point, costs: Mapping[str, float] | None)
         (np.asarray(each.generation.tokens), np.where(each.counts, np.asarray(each.generation.lengths), 0))
         for each in written
     ]
-    heat, drawn = point.sampling.temperature, point.sampling.draft_temperature
+    heat, drawn = point.settings.temperature, point.settings.draft_temperature
     temperature = dict.fromkeys(session.pair.models, heat if drawn is None else drawn) | {TARGET_MODEL: heat}
-    given: dict[str, Any] = {"temperature": temperature, "top_p": point.sampling.top_p, "top_k": point.sampling.top_k}
+    given: dict[str, Any] = {"temperature": temperature, "top_p": point.settings.top_p, "top_k": point.settings.top_k}
     return measure(session.pair.models, [each.prompt for each in written], outputs, costs=costs, **given)
 
 
@@ -126,10 +129,10 @@ def best_single(found: Measured, max_budget: int) -> Hierarchy:
     return best
 
 
-def method_of(
+def settings_of(
     hierarchy: Hierarchy, names: Sequence[str], tail: str | None = None, coins: np.ndarray | None = None
-) -> Method:
-    """The stack as a method of the engine; the target alone where nothing drafts.
+) -> Settings:
+    """Returns the stack as settings; the target alone where nothing drafts.
 
     Args:
         tail: what goes on behind all that is drafted for the target and for levels, but by the tail itself.
@@ -138,7 +141,7 @@ def method_of(
     """
     models, budgets = hierarchy.models, hierarchy.budgets
     if len(models) == 1:
-        return Method(name=TARGET)
+        return Settings(method=TARGET)
     lowest = names[models[0]]
     drafter: str | Level = lowest
     # what stands right above the lowest model, and what stands further up
@@ -148,7 +151,7 @@ def method_of(
         drafter = Level(model=names[models[below + 1]], budget=budget, drafters=(drafter,), **own)
         own = {"tail": tail}
     name = "spec_decode" if coins is None else "speculative"
-    return Method(name=name, drafters=(drafter,), **own, **_by_coin(coins, *models[-2:]))
+    return Settings(method=name, drafters=(drafter,), **own, **_by_coin(coins, *models[-2:]))
 
 
 def _by_coin(coins: np.ndarray | None, below: int, above: int) -> dict[str, Any]:
@@ -162,37 +165,42 @@ def _by_coin(coins: np.ndarray | None, below: int, above: int) -> dict[str, Any]
 
 
 def _row(
-    session: Session, point: Point, found: Measured, name: str, chosen: Hierarchy, runs: dict[Method, Row],
+    session: Session, point: Point, found: Measured, name: str, chosen: Hierarchy, runs: dict[Settings, Row],
     tail: str | None = None,
 ) -> Row:  # fmt: skip
     """What was predicted of a stack, and what a timed run of it gave; `runs` are those made before, and this one."""
-    method = method_of(chosen, found.names, tail)
-    if method not in runs and chosen.budgets:
+    settings = settings_of(chosen, found.names, tail)
+    if settings not in runs and chosen.budgets:
         # a tail has a rate of its own, which a rule's one α cannot say
-        coins = None if tail is not None else method_of(chosen, found.names, coins=found.acceptance)
-        runs[method] = _run(session, point, found, method, coins)
+        coins = None if tail is not None else settings_of(chosen, found.names, coins=found.acceptance)
+        runs[settings] = _run(session, point, found, settings, coins)
     predicted = {
         objective: latency(found.costs, found.acceptance, chosen.models, chosen.budgets, objective)
         for objective in OBJECTIVES
     }
     models = [found.names[i] for i in chosen.models]
     row = {"name": name, "models": models, "budgets": list(chosen.budgets)}
-    return row | ({} if tail is not None else {"predicted": predicted}) | runs.get(method, {})
+    return row | ({} if tail is not None else {"predicted": predicted}) | runs.get(settings, {})
 
 
-def _run(session: Session, point: Point, found: Measured, method: Method, coins: Method | None) -> Row:
+def _run(session: Session, point: Point, found: Measured, settings: Settings, coins: Settings | None) -> Row:
     """Measures, and the time of a token under the four conditions of paper 4's Table 5, but for the fully simplified
     one, which is the prediction: accepted by the rule or by coins, at the calls' real time or at their cost."""
     costs = dict(zip(found.names, found.costs, strict=True))
-    record = next(iter(evaluate(session, [dataclasses.replace(point, method=method)])))
+    sampling = sampling_of(point.settings)
+
+    def under(settings: Settings) -> Point:
+        return dataclasses.replace(point, settings=dataclasses.replace(settings, **sampling))
+
+    record = next(iter(evaluate(session, [under(settings)])))
     row: Row = {"measures": record["measures"], "levels": record.get("levels", [])}
     tokens = record["counts"]["committed"]
-    row["calls_per_token"] = {name: count / tokens for name, count in walltime.calls(record, method).items()}
-    row["swi"] = walltime.improvement(record, method, costs)
-    row["at_artificial_cost"] = walltime.seconds_per_token(record, method, costs)
+    row["calls_per_token"] = {name: count / tokens for name, count in walltime.calls(record, settings).items()}
+    row["swi"] = walltime.improvement(record, settings, costs)
+    row["at_artificial_cost"] = walltime.seconds_per_token(record, settings, costs)
     row |= _timed(record)
     if coins is not None and record.get("latency"):
-        tossed = next(iter(evaluate(session, [dataclasses.replace(point, method=coins)])))
+        tossed = next(iter(evaluate(session, [under(coins)])))
         row |= {f"{name}_by_coin": value for name, value in _timed(tossed).items() if not name.startswith("target")}
     return row
 
@@ -241,7 +249,7 @@ def show(found: Measured, rows: Sequence[Row], point: Point, unit: str, dear: Se
 
 
 def _matrix(found: Measured, point: Point, unit: str) -> Table:
-    heat = point.sampling.temperature
+    heat = point.settings.temperature
     note = f"E [1 − TV] along {found.positions:,} positions of the target's outputs, T = {heat:g}; "
     note += f"the triangle inequality is broken by {found.breach:.1g} at most."
     matrix = Table(title="Acceptance", caption=note, title_justify="left", caption_justify="left")

@@ -12,26 +12,25 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from speccascade_jax.evaluation.points import Method
 from speccascade_jax.methods.build_drafter import the_one
-from speccascade_jax.methods.settings import Level
+from speccascade_jax.methods.settings import Level, Settings
 
 MODEL = "target"
 """What a pair calls the model that all others draft for."""
 
 
-def calls(record: Mapping[str, Any], method: Method) -> dict[str, int]:
+def calls(record: Mapping[str, Any], settings: Settings) -> dict[str, int]:
     """How often each model was called, by name, over all examples of a record.
 
     Args:
-        record: of `method`, with the counts of its levels (`evaluation.measuring`).
+        record: of `settings`, with the counts of its levels (`evaluation.measuring`).
 
     Raises:
         ValueError: a record without counts of the tails that the method has.
     """
     counts, levels = record["counts"], iter(record.get("levels", ()))
     found: Counter[str] = Counter({MODEL: counts["target_calls"]})
-    above: Method | Level = method
+    above: Settings | Level = settings
     while True:
         below = the_one(above.drafters, "a method whose calls are counted")
         steps = counts["draft_steps"]  # catching up included
@@ -46,16 +45,16 @@ def calls(record: Mapping[str, Any], method: Method) -> dict[str, int]:
         above, counts = below, next(levels)
 
 
-def seconds_per_token(record: Mapping[str, Any], method: Method, costs: Mapping[str, float]) -> float:
+def seconds_per_token(record: Mapping[str, Any], settings: Settings, costs: Mapping[str, float]) -> float:
     """Real acceptance, artificial cost: what the calls of a record would have taken, in the unit of the costs.
 
     Args:
         costs: of a call, by model.
     """
-    total = sum(costs[name] * count for name, count in calls(record, method).items())
+    total = sum(costs[name] * count for name, count in calls(record, settings).items())
     return float(total / record["counts"]["committed"])
 
 
-def improvement(record: Mapping[str, Any], method: Method, costs: Mapping[str, float]) -> float:
+def improvement(record: Mapping[str, Any], settings: Settings, costs: Mapping[str, float]) -> float:
     """SWI: how many times as fast as the target alone, which calls itself once for each token."""
-    return costs[MODEL] / seconds_per_token(record, method, costs)
+    return costs[MODEL] / seconds_per_token(record, settings, costs)

@@ -52,7 +52,7 @@ def ready(
     Where no draft pays before the first round, without those of the draft: `drafters.planned`.
 
     Args:
-        engine: of a decoder; any other program has no planned lengths. params: beside it; the rest as of its `generate`.
+        engine: of a decoder; any other program has no planned lengths. params: beside it; the rest as of `generate`.
         run: runs the program that is to be timed; by default `generate`.
     """
     if not isinstance(engine, Engine) or not isinstance(engine.drafter, PlannedDrafter) or "costs" in params["drafter"]:

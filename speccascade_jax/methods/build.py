@@ -78,9 +78,7 @@ def assemble(
     return decoder.require_engine(), decoder.params
 
 
-def decoder_for(
-    pair: Pair, caller: str, settings: Mapping[str, Any], stop_ids: Sequence[int] | None = None
-) -> Decoder:
+def decoder_for(pair: Pair, caller: str, settings: Mapping[str, Any], stop_ids: Sequence[int] | None = None) -> Decoder:
     """Returns the decoder of a call, kept with the pair for later calls of the same settings.
 
     A call on the shipped pair takes some ten milliseconds; checking and building takes one more. Settings with an

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -170,10 +170,10 @@ class Decoder:
     program: Engine | Chain
     params: Params = field(repr=False)
     rule: Rule = field(init=False, repr=False)
-    _controls: dict[int, Controls] = field(default_factory=dict, repr=False)
-    _shapes: dict[str, set[Shape]] = field(default_factory=dict, repr=False)
-    _layouts: dict[Shape, Layout] = field(default_factory=dict, repr=False)
-    _ready: dict[Shape, Params] = field(default_factory=dict, repr=False)
+    _controls: dict[int, Controls] = field(init=False, default_factory=dict, repr=False)
+    _shapes: dict[str, set[Shape]] = field(init=False, default_factory=dict, repr=False)
+    _layouts: dict[Shape, Layout] = field(init=False, default_factory=dict, repr=False)
+    _ready: dict[Shape, Params] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rule", self.method.rule(self.settings))
@@ -228,7 +228,9 @@ class Decoder:
             self.generate, prompt, params=params, controls=controls, example_ids=ids, max_new_tokens=max_new_tokens
         )
 
-    def generate(self, prompt: Prompt, seed: int | Array = 0, *, params: Params | None = None, **more: Any) -> Generation:
+    def generate(
+        self, prompt: Prompt, seed: int | Array = 0, *, params: Params | None = None, **more: Any
+    ) -> Generation:
         """Generates, and leaves the result on the device.
 
         Args:

@@ -17,7 +17,7 @@ import numpy as np
 from speccascade_jax.core.checks import check_seed, several
 from speccascade_jax.core.names import TARGET
 from speccascade_jax.core.types import BoundModel, count
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Settings, recorded
 from speccascade_jax.evaluation.session import Session, load_source
 from speccascade_jax.evaluation.validation import validate_evaluation
 from speccascade_jax.methods import build_drafter, build_selection
@@ -85,10 +85,8 @@ def _checked(domains: Sequence[Evaluation], drafters: Sequence[str | Level | Arm
     called = [each.resolved().task if isinstance(each.task, str) else each.task.name for each in domains]
     if twice := [name for name in called if called.count(name) > 1]:
         raise ValueError(f"domains names the task {twice[0]!r} twice: name each once, with more quality_examples")
-    method = Method(
-        name="spec_decode", drafters=tuple(drafters), choose=build_selection.RANDOM
-    )  # refuses what cannot be
-    return build_selection.arms_of(method.settings())
+    choice = Settings(method="spec_decode", drafters=tuple(drafters), choose=build_selection.RANDOM)
+    return build_selection.arms_of(recorded(choice))  # refuses what cannot be
 
 
 def writer_of(pair: Pair, arm: Arm) -> BoundModel:

@@ -21,7 +21,7 @@ from speccascade_jax.core.names import TARGET
 from speccascade_jax.core.types import Array, BoundModel, Params, Prompt
 from speccascade_jax.engine.engine import prompt_features
 from speccascade_jax.engine.generate import raise_on_failure
-from speccascade_jax.evaluation.points import Method, Point, Sampling
+from speccascade_jax.evaluation.points import Point, Settings
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.models import fingerprints
 from speccascade_jax.results.report.printing import clock_time
@@ -103,8 +103,7 @@ class Writer:
         point = Point(
             pair=session.source,
             evaluation=session.evaluation,
-            method=Method(name=TARGET),
-            sampling=Sampling(temperature=self.temperature),
+            settings=Settings(method=TARGET, temperature=self.temperature),
             seed=self.seed,
         )
         parts = []
@@ -114,7 +113,7 @@ class Writer:
             raise_on_failure(found)
             part = {"tokens": found.tokens, "lengths": found.lengths}
             if self.embeds:
-                part["features"] = embedded(self.bound.model, self.bound.params, prepared.given["prompt"])
+                part["features"] = embedded(self.bound.model, self.bound.params, prepared.args[0])
             parts.append({name: np.asarray(value)[:kept] for name, value in part.items()})
         together = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         ids = np.asarray([session.examples[row].id for row in rows], np.int32)

@@ -20,9 +20,9 @@ from speccascade_jax.core.names import TARGET
 from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.experiment import measure, open_session, tell_without_outputs
 from speccascade_jax.evaluation.measuring import evaluate_together
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
 from speccascade_jax.methods import build_selection
-from speccascade_jax.methods.settings import Arm, Level
+from speccascade_jax.methods.settings import Arm, Level, sampling_of
 from speccascade_jax.results.analysis import panels
 from speccascade_jax.results.report import printing
 from speccascade_jax.results.report.tables.selection import selection_grids
@@ -87,7 +87,7 @@ def compare(
     several("domains", domains, 1)
     sets = [Among(drafters=tuple(drafters), policies=tuple(policies)), *further]
     methods = list(dict.fromkeys(itertools.chain(*(methods_of(each, ways, alone) for each in sets))))
-    samplings = [Sampling(temperature=temperature) for temperature in temperatures]
+    samplings = [{"temperature": temperature} for temperature in temperatures]
     of_domains = [
         together(
             enumerate_points(
@@ -112,16 +112,16 @@ def compare(
     return expanded(output)
 
 
-def methods_of(among: Among, ways: Sequence[str], alone: bool = False) -> list[Method]:
+def methods_of(among: Among, ways: Sequence[str], alone: bool = False) -> list[Settings]:
     """The lossless methods that choose among drafters: each always, at random, and by every policy in every way.
 
     Args:
         alone: each drafter as a method's only one too, but those with a block size or a rule of their own.
     """
-    chosen = partial(Method, name="spec_decode", drafters=among.drafters)
-    arms = build_selection.arms_of(chosen(choose=build_selection.RANDOM).settings())
+    chosen = partial(Settings, method="spec_decode", drafters=among.drafters)
+    arms = build_selection.arms_of(chosen(choose=build_selection.RANDOM))
     single = [arm.drafter for arm in arms if arm.drafter != TARGET and arm.block_size is None and arm.rule is None]
-    made = [Method(name="spec_decode", drafters=(each,)) for each in single if alone]
+    made = [Settings(method="spec_decode", drafters=(each,)) for each in single if alone]
     made += [chosen(choose=way) for way in [*(arm.called for arm in arms), build_selection.RANDOM]]
     return made + [chosen(choose=way, policy=file) for file, way in itertools.product(among.policies, ways)]
 
@@ -131,10 +131,11 @@ def together(groups: Iterable[Iterable[Point]]) -> list[list[Point]]:
 
     Those without a block size, the target among them, stand with the first one's.
     """
-    found: dict[tuple[Sampling, int, object], list[Point]] = {}
+    found: dict[tuple[object, ...], list[Point]] = {}
     points = list(itertools.chain(*groups))
-    first = next((point.method.block_size for point in points if point.method.swept_block), None)
+    swept = [point for point in points if point.method.sweeps_block(point.settings)]
+    first = swept[0].settings.block_size if swept else None
     for point in points:
-        block = point.method.block_size if point.method.swept_block else first
-        found.setdefault((point.sampling, point.seed, block), []).append(point)
+        block = point.settings.block_size if point in swept else first
+        found.setdefault((*sampling_of(point.settings).values(), point.seed, block), []).append(point)
     return list(found.values())

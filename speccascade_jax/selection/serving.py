@@ -22,12 +22,13 @@ from speccascade_jax.core.checks import several, whole
 from speccascade_jax.core.flat_params import Flat
 from speccascade_jax.core.names import hint
 from speccascade_jax.drafters.selected import SelectedDrafter
-from speccascade_jax.engine.generate import Generator, raise_on_failure
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
-from speccascade_jax.evaluation.session import Prepared, Session, load_source
+from speccascade_jax.engine.generate import Generation, generate, raise_on_failure
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
+from speccascade_jax.evaluation.session import Session, load_source
 from speccascade_jax.evaluation.validation import validate
 from speccascade_jax.methods import build_selection
 from speccascade_jax.methods.settings import Arm, Level
+from speccascade_jax.models.sharding import replicate
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.results.report.printing import clock_time
 from speccascade_jax.selection import learners, regret
@@ -123,18 +124,21 @@ class Server:
         self.point = Point(
             pair=self.pair,
             evaluation=self.phases[0],
-            method=Method(
-                name="spec_decode", drafters=self.drafters, choose=build_selection.RANDOM, block_size=self.block_size
+            settings=Settings(
+                method="spec_decode",
+                drafters=self.drafters,
+                choose=build_selection.RANDOM,
+                block_size=self.block_size,
+                temperature=self.temperature,
             ),
-            sampling=Sampling(temperature=self.temperature),
             seed=self.seed,
         )
         for each in self.phases:
             validate(replace(self.point, evaluation=each))
         self.loaded: Pair = load_source(self.pair)
         self.sessions = [Session(self.pair, each, self.loaded) for each in self.phases]
-        self.sessions[0].check([(self.point.method, self.point.sampling)])
-        self.arms = [arm.called for arm in build_selection.arms_of(self.point.method.settings())]
+        self.sessions[0].check([self.point.settings])
+        self.arms = [arm.called for arm in build_selection.arms_of(self.point.settings)]
 
     @property
     def asks(self) -> bool:
@@ -147,7 +151,7 @@ class Server:
         given |= {"discount": self.discount, "seed": self.seed, "arms": self.arms}
         given["max_new_tokens"] = [each.max_new_tokens for each in self.phases]
         given["sampled"] = [each.quality_examples for each in self.phases]
-        arms = build_selection.arms_of(self.point.method.settings())
+        arms = build_selection.arms_of(self.point.settings)
         given["drafters"] = [
             [str(arm), print_]
             for arm, print_ in zip(arms, build_selection.prints(self.loaded, arms).values(), strict=True)
@@ -196,9 +200,8 @@ class Server:
             return learners.Exp3(len(self.arms))
         if name == "thompson":
             return learners.thompson(sample, len(self.arms), noise=self.noise, discount=self.discount)
-        settings = self.point.method.settings(
-            choose=build_selection.RANDOM if name == build_selection.RANDOM else "greedy", policy=self.policy
-        )
+        choose = build_selection.RANDOM if name == build_selection.RANDOM else "greedy"
+        settings = replace(self.point.settings, choose=choose, policy=self.policy)
         chooser, numbers = build_selection.chooser_of(self.loaded, settings, "serving")
         if name != "thompson_prior":
             return learners.Fixed(chooser, numbers)
@@ -210,13 +213,13 @@ class Server:
         """Of some examples for quality, whose rewards nobody knows: how features are spread."""
         asked = session.evaluation
         rows = session.window(asked, min(self.sample, asked.quality_examples))
-        given = session.prepare(self.point, rows).given
-        return np.asarray(embedded(self.loaded.target.model, self.loaded.target.params, given["prompt"]))
+        prompt = session.prepare(self.point, rows).args[0]
+        return np.asarray(embedded(self.loaded.target.model, self.loaded.target.params, prompt))
 
     def _warm(self, ways: dict[str, Learner], phase: int) -> None:
         """Compile what a phase needs: prompts of another task may be padded to another width."""
         for learner in ways.values():
-            jax.block_until_ready(self._prepared(learner, phase, 0, 0)(self.seed).tokens)
+            jax.block_until_ready(self._call(learner, phase, 0, 0)(self.seed).tokens)
 
     def _served(self, ways: dict[str, Learner], number: int, phase: int, place: int, clock: Callable[[], float]) -> Row:
         """One query by every way, whoever went first last time going later now."""
@@ -230,7 +233,7 @@ class Server:
 
     def _timed(self, learner: Learner, number: int, phase: int, place: int, clock: Callable[[], float]) -> Row:
         """A query's arm, time and tokens; what is learnt and laid ready between queries is no query's time."""
-        ready = self._prepared(learner, phase, place, number)
+        ready = self._call(learner, phase, place, number)
         begin = clock()
         generation = ready(self.seed)
         jax.block_until_ready(generation.tokens)
@@ -242,17 +245,20 @@ class Server:
             told["features"] = _packed(np.asarray(inner["features"][0], np.float32))
         return told
 
-    def _prepared(self, learner: Learner, phase: int, place: int, number: int) -> Prepared:
+    def _call(self, learner: Learner, phase: int, place: int, number: int) -> Callable[[int], Generation]:
         """A phase's query with the learner's chooser and numbers; its bits hang on its round, not on its place."""
         session = self.sessions[phase]
-        program, params = session.built(self.point.method)
-        assert isinstance(program, Generator) and isinstance(program.engine.drafter, SelectedDrafter)
-        drafter = replace(program.engine.drafter, chooser=learner.chooser)
+        decoder = session.decoder(self.point.settings)
+        engine, params = decoder.require_engine(), decoder.params
+        assert isinstance(engine.drafter, SelectedDrafter)
         row = int(session.window(session.evaluation, session.evaluation.latency_examples)[place])
-        given = session.arguments(self.point, np.asarray([row]), [None])
+        call = session.prepare(self.point, np.asarray([row]))
         numbers = {**params["drafter"], "policy": jax.device_put(learner.params())}
-        given |= {"params": Flat({**params, "drafter": numbers}), "example_ids": np.asarray([number], np.int32)}
-        return Prepared(Generator(replace(program.engine, drafter=drafter)), given)
+        taught = Flat({**params, "drafter": numbers})
+        chosen = replace(engine, drafter=replace(engine.drafter, chooser=learner.chooser))
+        (prompt,), arguments = call.args, {**call.keywords, "example_ids": np.asarray([number], np.int32)}
+        del arguments["params"]
+        return lambda seed: replicate(generate(chosen, taught, prompt, seed, **arguments))
 
 
 def _tell(taught: dict[str, Learner], row: Row, rewards: dict[str, Rewards]) -> None:

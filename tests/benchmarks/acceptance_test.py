@@ -7,18 +7,19 @@ import numpy as np
 import pytest
 
 from benchmarks import acceptance
-from benchmarks.setting import Bench, Settings, quick
-from speccascade_jax.evaluation.points import TARGET, Method
+from benchmarks.setting import Bench, Sizes, quick
+from speccascade_jax.core.names import TARGET
+from speccascade_jax.evaluation.points import Settings, recorded
 
 EXAMPLES = 35  # a batch and a part of one
-SMALL = dataclasses.replace(quick(Settings(acceptance_task="tiny_translation")), acceptance_examples=EXAMPLES)
+SMALL = dataclasses.replace(quick(Sizes(acceptance_task="tiny_translation")), acceptance_examples=EXAMPLES)
 
 
 def test_agreement_is_that_of_the_laws_along_the_outputs(tabular):
     bench, task = Bench(SMALL, tabular), acceptance.get_task("tiny_translation")
     prompts = acceptance.prompts_of(bench, task, [task.build_prompt(example) for example in task.load(limit=EXAMPLES)])
     # sampled outputs: greedy ones of a table are all alike
-    outputs = acceptance.write(bench, Method(name=TARGET), 1.0, prompts, task)
+    outputs = acceptance.write(bench, recorded(Settings(method=TARGET)), 1.0, prompts, task)
     found = acceptance._agreement(bench, prompts, outputs)
     p, q = (np.asarray(jax.nn.softmax(bound.params)) for bound in (tabular.target, tabular.draft))
     pending = np.take_along_axis(np.asarray(prompts.tokens), np.asarray(prompts.length)[:, None] - 1, axis=1)

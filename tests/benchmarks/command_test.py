@@ -84,7 +84,7 @@ def test_a_width_of_one_is_the_unit(record):
 @pytest.mark.tools
 def test_programs_in_a_new_process(folder):
     """The second time the compiled programs come from the cache that the first one filled."""
-    settings = command.Settings(pair=str(folder), max_new_tokens=4, examples=1, batches=(1,))
+    settings = command.Sizes(pair=str(folder), max_new_tokens=4, examples=1, batches=(1,))
     found = compilation.run(Bench(settings, load_pair(folder)))
     assert [row["cache"] for row in found["compilation"]] == ["empty", "empty", "full", "full"]
     assert all(row[f"{name}_seconds"] >= 0 for row in found["compilation"] for name in compilation.STEPS)

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import memory
-from benchmarks.setting import Bench, Settings, quick
+from benchmarks.setting import Bench, Sizes, quick
 from speccascade_jax.pairs.pair import load_pair
 
 
 @pytest.mark.laws
 def test_an_exit_needs_the_targets_weights_and_at_most_a_head(folder):
     pair = load_pair(folder)
-    rows = memory.run(Bench(replace(quick(Settings()), batches=(1,)), pair))["memory"]
+    rows = memory.run(Bench(replace(quick(Sizes()), batches=(1,)), pair))["memory"]
     held = {row["drafts"]: row["arguments_megabytes"] for row in rows}
     assert list(held) == ["nothing", "the draft", "exit:1", "exit:1, own head"]
     config = pair.target.model.config

@@ -17,7 +17,7 @@ TURNS = {
 
 
 def test_calls_are_counted_steps_times_measured_ones(tabular):
-    settings = command.Settings(pair="tabular", max_new_tokens=4, examples=1, batches=(1,), loop_seconds=1e-4)
+    settings = command.Sizes(pair="tabular", max_new_tokens=4, examples=1, batches=(1,), loop_seconds=1e-4)
     loop = measure.Loop(lambda count: None, 1)
     with (
         mock.patch.object(rounds, "call_loops", lambda bench, block: {"draft": loop, "target": loop}),

@@ -11,7 +11,7 @@ import pytest
 
 import speccascade_jax as sc
 from speccascade_jax.evaluation import code_digests, experiment, session
-from speccascade_jax.evaluation.points import Evaluation, Level, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, Level, ModelPair, Point, Settings
 from speccascade_jax.methods import table
 from speccascade_jax.results.store.result_store import read_records
 from speccascade_jax.rules import deferral
@@ -98,16 +98,16 @@ _NAMES = ("closed", "tabled", "called", "policy", "drafter", "level", "drafted l
 _DRAFTED = Level(model="draft", budget=2, drafters=("own_code.drafter",), block_size=2)
 
 
-def _methods() -> dict[str, Method]:
+def _methods() -> dict[str, Settings]:
     """Those of one's own; they are looked up when they are made."""
     return {
-        "closed": Method(name="own_code.CLOSED", alpha=0.1, block_size=2),
-        "tabled": Method(name="own_code.TABLED", alpha=0.1, block_size=2),
-        "called": Method(name="own_code.CALLED", alpha=0.1, block_size=2),
-        "policy": Method(name="speculative", stop="own_code.Own", block_size=2),
-        "drafter": Method(name="speculative", drafters=("own_code.drafter",), block_size=2),
-        "level": Method(name="speculative", drafters=(_LEVEL,)),
-        "drafted level": Method(name="speculative", drafters=(_DRAFTED,)),
+        "closed": Settings(method="own_code.CLOSED", alpha=0.1, block_size=2),
+        "tabled": Settings(method="own_code.TABLED", alpha=0.1, block_size=2),
+        "called": Settings(method="own_code.CALLED", alpha=0.1, block_size=2),
+        "policy": Settings(method="speculative", stop="own_code.Own", block_size=2),
+        "drafter": Settings(method="speculative", drafters=("own_code.drafter",), block_size=2),
+        "level": Settings(method="speculative", drafters=(_LEVEL,)),
+        "drafted level": Settings(method="speculative", drafters=(_DRAFTED,)),
     }
 
 
@@ -158,12 +158,12 @@ def test_another_constant_value_or_table_is_another_code_and_a_comment_is_not(co
 
 def test_alphas_and_thresholds_share_a_code_and_the_sampling_has_none(pair):
     loaded = session.Session(SOURCE, SMALL, pair)
-    bild = [Method(name="bild", alpha=alpha, stop_threshold=h) for alpha, h in ((1.0, 0.5), (2.0, 0.25))]
+    bild = [Settings(method="bild", alpha=alpha, stop_threshold=h) for alpha, h in ((1.0, 0.5), (2.0, 0.25))]
     assert len({loaded.code(method) for method in bild}) == 1
 
 
 def test_what_a_methods_row_fixes_is_code_and_what_it_is_called_is_not(pair, monkeypatch):
-    method = Method(name="bild", alpha=1.0, stop_threshold=0.5)
+    method = Settings(method="bild", alpha=1.0, stop_threshold=0.5)
 
     def code() -> str:
         return session.Session(SOURCE, SMALL, pair).code(method)
@@ -177,7 +177,7 @@ def test_what_a_methods_row_fixes_is_code_and_what_it_is_called_is_not(pair, mon
 
 @pytest.mark.parametrize(("what", "name"), [("policy", "stop_confidence"), ("score", "seq_cascade")])
 def test_our_own_policies_and_scores_are_code(pair, monkeypatch, what, name):
-    method = Method(name=name, **{"stop_threshold": 0.5} if what == "policy" else {"alpha": -1.0})
+    method = Settings(method=name, **{"stop_threshold": 0.5} if what == "policy" else {"alpha": -1.0})
 
     def code() -> str:
         return session.Session(SOURCE, SMALL, pair).code(method)
@@ -194,7 +194,7 @@ def test_our_own_policies_and_scores_are_code(pair, monkeypatch, what, name):
 
 def test_how_a_block_or_a_tree_is_decided_is_code(pair, monkeypatch):
     ways = ({}, {"verify": "block"}, {"tree": (2, 1)}, {"tree": (2, 2)})
-    made = [Method(name="opt", alpha=0.3, **way) for way in ways]
+    made = [Settings(method="opt", alpha=0.3, **way) for way in ways]
 
     def codes():
         opened = session.Session(SOURCE, SMALL, pair)
@@ -212,14 +212,14 @@ def test_a_heads_policy_is_code_and_its_numbers_are_the_heads_fingerprint(tmp_pa
     codes = set()
     for head in (head_for(pair), head_for(pair, seed=1), head_for(pair, depth=1)):
         loaded = session.Session(SOURCE, SMALL, replace(pair, head=head))
-        codes.add(loaded.code(Method(name="specdecpp", stop_threshold=0.5)))
-        assert loaded.fingerprints(Method(name="specdecpp", stop_threshold=0.5))["head"] == head.fingerprint
+        codes.add(loaded.code(Settings(method="specdecpp", stop_threshold=0.5)))
+        assert loaded.fingerprints(Settings(method="specdecpp", stop_threshold=0.5))["head"] == head.fingerprint
     assert len(codes) == 2
 
 
 def test_a_changed_rule_has_another_key(pair, monkeypatch):
-    method = Method(name="speculative", rule="opt", alpha=0.4, block_size=2)
-    given = {"pair": SOURCE, "evaluation": SMALL.resolved(), "method": method, "sampling": Sampling()}
+    method = Settings(method="speculative", rule="opt", alpha=0.4, block_size=2)
+    given = {"pair": SOURCE, "evaluation": SMALL.resolved(), "method": method, "settings": Settings()}
     keys = [session.Session(SOURCE, SMALL, pair).key(Point(**given)) for _ in range(2)]
     changed = replace(deferral.RULES["opt"], deferral=lambda pair, alpha: pair.greedy | (alpha > 0))
     monkeypatch.setitem(deferral.RULES, "opt", changed)
@@ -231,8 +231,8 @@ def test_a_changed_rule_has_another_key(pair, monkeypatch):
 def test_a_changed_rule_is_measured_again_and_the_old_record_stays(pair, tmp_path, monkeypatch):
     monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
     given = {
-        "pair": SOURCE, "evaluation": SMALL, "method": Method(name="speculative", rule="opt", alpha=0.4, block_size=2),
-        "sampling": Sampling(temperature=1.0), "output": str(tmp_path / "runs.jsonl"),
+        "pair": SOURCE, "evaluation": SMALL, "method": Settings(method="speculative", rule="opt", alpha=0.4, block_size=2),
+        "settings": Settings(temperature=1.0), "output": str(tmp_path / "runs.jsonl"),
     }  # fmt: skip
     first = experiment.run(**given)
     changed = replace(deferral.RULES["opt"], deferral=lambda pair, alpha: pair.greedy | (alpha > 0))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.evaluation import environment, experiment, measuring, session
 from speccascade_jax.evaluation.heads import Heads
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
 from speccascade_jax.evaluation.studies.profiling import profiling
 from speccascade_jax.evaluation.studies.spec_bench import questions
 from speccascade_jax.evaluation.studies.spec_bench.conversing import Speaker
@@ -29,7 +30,7 @@ SMALL = Evaluation(
     latency_examples=0,
 )
 SOURCE = ModelPair(name="tabular")
-TRAINED_ON = Sampling(temperature=1.0)
+TRAINED_ON = Settings(temperature=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def pair():
 def saved(path, pair, seed=0, **card):
     head = head_for(pair, seed=seed)
     head_files.save(path, head_files.Head(head.params, dataclasses.replace(head.card, **card)))
-    return Method(name="specdecpp", stop_threshold=0.5, head=path)
+    return Settings(method="specdecpp", stop_threshold=0.5, head=path)
 
 
 def asked(method, sampling=TRAINED_ON, **changes):
@@ -59,7 +60,7 @@ def test_missing_and_foreign_heads_are_refused_by_name_wherever_they_stand(pair,
     good = asked(saved(tmp_path / "good.msgpack", pair))
     foreign = asked(saved(tmp_path / "foreign.msgpack", conformance.tabular_pair(*conformance.tables(5, seed=4))))
     Heads(pair).check([good])
-    Heads(pair).check([(Method(name="stop_entropy", stop_threshold=1.0), TRAINED_ON)])
+    Heads(pair).check([(Settings(method="stop_entropy", stop_threshold=1.0), TRAINED_ON)])
     with pytest.raises(ValueError, match=r"foreign\.msgpack: the acceptance head belongs to the draft"):
         Heads(pair).check([good, foreign])
     with pytest.raises(FileNotFoundError, match=r"no acceptance head at .*gone\.msgpack"):
@@ -71,14 +72,14 @@ def test_missing_and_foreign_heads_are_refused_by_name_wherever_they_stand(pair,
 @pytest.mark.usefixtures("silent")
 def test_a_head_under_the_settings_that_it_was_trained_for_is_not_warned_of(pair, tmp_path):
     method = saved(tmp_path / "a.msgpack", pair, rule="opt", alpha=0.1, temperature=0.7, top_p=0.9, top_k=4)
-    sampling = Sampling(temperature=0.7, top_p=0.9, top_k=4, draft_temperature=0.7)
+    sampling = Settings(temperature=0.7, top_p=0.9, top_k=4, draft_temperature=0.7)
     Heads(pair).check([asked(method, sampling, rule="opt", alpha=0.1, stop_threshold=h) for h in (0.1, 0.9)])
 
 
 def test_one_warning_per_head_names_both_sides_of_every_difference(pair, tmp_path):
     method = saved(tmp_path / "a.msgpack", pair)
     settings = [
-        asked(method, Sampling(temperature=t, top_p=0.9), rule="opt", alpha=alpha, stop_threshold=h)
+        asked(method, Settings(temperature=t, top_p=0.9), rule="opt", alpha=alpha, stop_threshold=h)
         for t in (1.0, 0.5) for alpha in (0.1, 0.2) for h in (0.3, 0.6)
     ]  # fmt: skip
     with pytest.warns(UserWarning) as found:
@@ -93,7 +94,7 @@ def test_one_warning_per_head_names_both_sides_of_every_difference(pair, tmp_pat
 def test_the_drafts_temperature_counts_where_it_is_its_own(pair, tmp_path):
     method = saved(tmp_path / "a.msgpack", pair)
     with pytest.warns(UserWarning, match="for draft_temperature the target's and is asked under 0.5:"):
-        Heads(pair).check([asked(method, Sampling(temperature=1.0, draft_temperature=0.5))])
+        Heads(pair).check([asked(method, Settings(temperature=1.0, draft_temperature=0.5))])
 
 
 @pytest.fixture(scope="module")
@@ -111,11 +112,11 @@ def test_a_sweep_refuses_before_it_measures_and_a_run_too(texts, tmp_path, monke
     with pytest.raises(ValueError, match=r"bad\.msgpack: the acceptance head belongs to"):
         experiment.sweep(methods=["spec_decode", bad], temperatures=(1.0,), **shared)
     with pytest.raises(ValueError, match=r"bad\.msgpack: the acceptance head belongs to"):
-        experiment.run(method=bad, sampling=TRAINED_ON, **shared)
+        experiment.run(method=bad, settings=TRAINED_ON, **shared)
 
 
 def test_conversations_and_profiles_check_too(texts, tmp_path, monkeypatch):
-    given = {"method": saved(tmp_path / "a.msgpack", texts, top_k=3), "sampling": TRAINED_ON}
+    given = {"method": saved(tmp_path / "a.msgpack", texts, top_k=3), "settings": TRAINED_ON}
     with pytest.warns(UserWarning, match="was trained for top_k 3 and is asked under 0"):
         Speaker(texts, **given, conversation=questions.get_conversation("plain"))
     monkeypatch.setattr(session, "load_pair", lambda name, **_: texts)
@@ -126,7 +127,7 @@ def test_conversations_and_profiles_check_too(texts, tmp_path, monkeypatch):
 
 
 def test_a_sweep_that_is_planned_refuses_before_the_survey(texts, tmp_path, monkeypatch):
-    gone = Method(name="specdecpp", stop_threshold=0.5, head="gone.msgpack")
+    gone = Settings(method="specdecpp", stop_threshold=0.5, head="gone.msgpack")
     monkeypatch.setattr(session, "load_pair", lambda name, **_: texts)
     monkeypatch.setattr("speccascade_jax.evaluation.studies.survey.surveying.plan", lambda *_: pytest.fail("surveyed"))
     with pytest.raises(FileNotFoundError, match="no acceptance head at gone.msgpack"):
@@ -138,9 +139,11 @@ def test_a_record_names_the_head_that_was_used_and_its_key_is_of_it(texts, tmp_p
     monkeypatch.setattr(measuring, "judge", lambda _, points: [{} for _ in points])
     chosen = saved(tmp_path / "a.msgpack", texts, seed=1, w_rej=3.0)
     file = head_files.load(chosen.head)
-    heads = {chosen: file, dataclasses.replace(chosen, head=None): texts.head, Method(name="spec_decode"): None}
+    heads = {chosen: file, dataclasses.replace(chosen, head=None): texts.head, Settings(method="spec_decode"): None}
     for method, head in heads.items():
-        point = Point(pair=SOURCE, evaluation=SMALL.resolved(), method=method, sampling=TRAINED_ON)
+        point = Point(
+            pair=SOURCE, evaluation=SMALL.resolved(), settings=replace(method, **TRAINED_ON), settings=TRAINED_ON
+        )
         (record,) = measuring.evaluate(loaded, [point])
         named = {} if head is None else {"head": head.fingerprint}
         assert record["fingerprints"] == loaded.loaded | named | {"code": loaded.code(method)}

@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 import types
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
 from speccascade_jax.engine.engine import Engine
 from speccascade_jax.evaluation import latency, measuring, session
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
 from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.stopping.policies import Fixed
@@ -37,8 +38,12 @@ def loaded(tmp_path_factory):
 
 
 def _point(**method) -> Point:
-    method = Method(name="spec_decode", **method)
-    return Point(pair=SOURCE, evaluation=SMALL.resolved(), method=method, sampling=Sampling(temperature=1.0))
+    method = Settings(method="spec_decode", **method)
+    return Point(
+        pair=SOURCE,
+        evaluation=SMALL.resolved(),
+        settings=replace(method, temperature=1.0),
+    )
 
 
 def test_every_timed_example_of_every_method_has_run_before_the_clock_does(loaded, monkeypatch):
@@ -51,8 +56,7 @@ def test_every_timed_example_of_every_method_has_run_before_the_clock_does(loade
     monkeypatch.setattr(loaded, "prepare", noted)
     monkeypatch.setattr(latency, "interleave", lambda *a, **more: ran.append("timed") or interleave(*a, **more))
     points = [
-        Point(pair=SOURCE, evaluation=SMALL.resolved(), method=Method(name="opt", alpha=a, block_size=2),
-              sampling=Sampling(temperature=1.0))
+        Point(pair=SOURCE, evaluation=SMALL.resolved(), settings=Settings(method="opt", alpha=a, block_size=2, temperature=1.0))
         for a in (0.1, 0.4)
     ]  # fmt: skip
     found = measuring.time_beside_target(loaded, points)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from speccascade_jax.data.tasks.file_task import FileTask
 from speccascade_jax.data.tasks.task import Example, Task
 from speccascade_jax.evaluation import experiment, output_capture, rerun
 from speccascade_jax.evaluation.measuring import judge
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.metrics import quality
 from speccascade_jax.results.store import outputs
@@ -22,7 +23,7 @@ from tests.support import text_pair
 EVALUATION = Evaluation(
     task="tiny_translation", quality_examples=10, quality_batch=4, latency_examples=0, max_new_tokens=12, keep_traces=3
 )
-TOKEN = Method(name="token_v3", alpha=0.4)
+TOKEN = Settings(method="token_v3", alpha=0.4)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,11 @@ def session(tmp_path_factory):
 
 def point(session, method=TOKEN, **changed):
     evaluation = dataclasses.replace(session.evaluation, **changed)
-    return Point(pair=session.source, evaluation=evaluation, method=method, sampling=Sampling(temperature=1.0))
+    return Point(
+        pair=session.source,
+        evaluation=evaluation,
+        settings=replace(method, temperature=1.0),
+    )
 
 
 def measured(session, *points):
@@ -45,7 +50,7 @@ def measured(session, *points):
 
 def test_kept_outputs_are_what_was_scored_and_counted(session, tmp_path):
     path = tmp_path / "a.jsonl"
-    records = measured(session, point(session), point(session, Method(name="token_v3", alpha=0.9)))
+    records = measured(session, point(session), point(session, Settings(method="token_v3", alpha=0.9)))
     with ResultStore(path) as store:
         for record in records:
             store.append(record)
@@ -89,7 +94,7 @@ def test_it_is_no_part_of_what_a_point_is(session):
 
 
 def test_methods_of_several_generations_keep_texts_without_sources(session):
-    (record,) = judge(session, [point(session, Method(name="seq_cascade", alpha=0.5))])
+    (record,) = judge(session, [point(session, Settings(method="seq_cascade", alpha=0.5))])
     assert all(each.sources == "" and each.output == "".join(each.pieces).strip() for each in record[outputs.ENTRY])
 
 
@@ -186,7 +191,7 @@ def test_traced_examples_are_decoded_first_however_long_they_are(session, tmp_pa
     task = str(rows(tmp_path / "a.csv", 8, 2, 3, 1, 4))  # the longest is the first one, which is traced
     asked = dataclasses.replace(EVALUATION, task=task, quality_examples=5, keep_traces=1)
     own = Session(session.source, asked, pair=session.pair)
-    judge(own, [Point(pair=own.source, evaluation=own.evaluation, method=TOKEN, sampling=Sampling())])
+    judge(own, [Point(pair=own.source, evaluation=own.evaluation, settings=TOKEN)])
     assert [each["record"].__name__ for each in seen] == ["facts", "origins"]
 
 
@@ -195,7 +200,7 @@ def test_outputs_stand_in_the_order_of_the_examples(session, tmp_path):
     asked = dataclasses.replace(EVALUATION, task=str(rows(tmp_path / "a.csv", 6, 2, 8, 1, 4)), quality_examples=5)
     own = Session(session.source, asked, pair=session.pair)
     assert list(np.argsort(np.asarray(own.prompts.length), kind="stable")) != list(range(5))
-    (record,) = judge(own, [Point(pair=own.source, evaluation=own.evaluation, method=TOKEN, sampling=Sampling())])
+    (record,) = judge(own, [Point(pair=own.source, evaluation=own.evaluation, settings=TOKEN)])
     kept = record[outputs.ENTRY]
     assert [each.id for each in kept] == list(range(5)) == [example.id for example in own.examples]
     assert [each.prompt for each in kept] == [example.source for example in own.examples]
@@ -217,7 +222,7 @@ def test_a_task_made_in_python_is_measured_and_says_how_to_run_it_again(session)
     task = Task(name="own", splits=("test",), read=lambda split: [Example(n, "cold", "kalt") for n in range(4)])
     asked = dataclasses.replace(EVALUATION, task=task, quality_examples=4)
     own = Session(session.source, asked, pair=session.pair)
-    chosen = Point(pair=own.source, evaluation=own.evaluation, method=TOKEN, sampling=Sampling())
+    chosen = Point(pair=own.source, evaluation=own.evaluation, settings=TOKEN)
     (record,) = judge(own, [chosen])
     assert record["quality"]["examples"] == 4
     assert "task = %gin.REQUIRED  # a Task made in Python, give it as 'module.NAME'" in chosen.configuration()
@@ -231,7 +236,7 @@ def test_a_record_runs_again_to_the_same_tokens_by_its_configuration(tmp_path, m
     monkeypatch.chdir(tmp_path)
     task = FileTask(path=str(rows(tmp_path / "a.csv", 2, 3, 4)), max_output_length=10)
     evaluation = Evaluation(task=task, quality_examples=3, latency_examples=0)
-    given = {"pair": ModelPair(name="tatoeba_en_de"), "method": TOKEN, "sampling": Sampling(temperature=1.0)}
+    given = {"pair": ModelPair(name="tatoeba_en_de"), "method": TOKEN, "settings": Settings(temperature=1.0)}
     first = experiment.run(evaluation=evaluation, output="results/a.jsonl", **given)
     record, store = rerun.find(first["key"][:10])
     assert record["key"] == first["key"] and str(store) == "results/a.jsonl"

@@ -1,6 +1,7 @@
 """Points: which ones a sweep has, what is refused before anything is loaded, and their configuration as gin."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import gin
@@ -9,7 +10,7 @@ import pytest
 
 from speccascade_jax.evaluation import experiment, validation
 from speccascade_jax.evaluation.enumeration import enumerate_points
-from speccascade_jax.evaluation.points import Evaluation, Level, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, Level, ModelPair, Point, Settings
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.runtime import gin_flags
 from speccascade_jax.runtime.paths import repository_root
@@ -26,7 +27,7 @@ def test_both_ends_come_first_for_every_sampling_and_seed():
         methods=("spec_decode", "opt"),
         alphas={"opt": (0.0, 0.5)},
         block_sizes=(3, 5),
-        samplings=[Sampling(temperature=0), Sampling(temperature=1)],
+        samplings=[{"temperature": 0}, {"temperature": 1}],
         seeds=(0, 1),
     )
     names = [[(p.method.name, p.method.alpha, p.method.block_size) for p in group] for group in groups]
@@ -39,7 +40,7 @@ def test_both_ends_come_first_for_every_sampling_and_seed():
         [("opt", 0.0, 5), ("opt", 0.5, 5)],
     ]
     assert names == once * 4
-    settings = {(p.sampling.temperature, p.seed) for group in groups for p in group}
+    settings = {(p.settings.temperature, p.seed) for group in groups for p in group}
     assert settings == {(0.0, 0), (0.0, 1), (1.0, 0), (1.0, 1)}
 
 
@@ -49,7 +50,7 @@ def test_stop_thresholds_and_heads_are_swept_like_alphas():
             "spec_decode",
             "specdecpp",
             "stop_entropy",
-            Method(name="specdecpp", rule="opt", alpha=0.1, stop_threshold=0.9),
+            Settings(method="specdecpp", rule="opt", alpha=0.1, stop_threshold=0.9),
         ),
         alphas={"specdecpp[opt]:b@0.9": (0.1,), "specdecpp[opt]:a@0.9": (0.2,)},
         stop_thresholds={"specdecpp": (0.3, 0.5), "stop_entropy": (2.0,)},
@@ -72,7 +73,7 @@ def test_stop_thresholds_and_heads_are_swept_like_alphas():
 
 
 def test_heads_whose_files_are_called_alike_are_refused():
-    own = Method(name="specdecpp", stop_threshold=0.9, head="runs/a/x.msgpack")
+    own = Settings(method="specdecpp", stop_threshold=0.9, head="runs/a/x.msgpack")
     given = {"stop_thresholds": {"specdecpp": (0.3,)}}
     both = {"methods": ("specdecpp", own)}
     twice = {"methods": ("specdecpp",), "heads": ("runs/a/x.msgpack", "runs/b/x.msgpack")}
@@ -104,16 +105,17 @@ def _point(number, alpha=1.0, **evaluation):
         evaluation=Evaluation(
             task="tiny_translation", max_new_tokens=number(8), **{name: number(16) for name in sizes} | evaluation
         ),
-        method=Method(name="opt", alpha=alpha, block_size=None, drafters=(level,)),
-        sampling=Sampling(temperature=alpha, top_k=number(5)),
+        settings=Settings(
+            method="opt", alpha=alpha, block_size=None, drafters=(level,), temperature=alpha, top_k=number(5)
+        ),
         seed=number(0),
     )
 
 
 @pytest.mark.parametrize("number", [float, np.float64, np.float32, np.int64, np.uint8])
 def test_whole_numbers_and_floats_are_one_point(number):
-    assert Method(name="opt", alpha=1) == Method(name="opt", alpha=1.0)
-    assert Method(name="opt", block_size=number(3)) == Method(name="opt", block_size=3)
+    assert Settings(method="opt", alpha=1) == Settings(method="opt", alpha=1.0)
+    assert Settings(method="opt", block_size=number(3)) == Settings(method="opt", block_size=3)
     assert _point(number, alpha=1) == _point(int)
     assert _point(number).configuration() == _point(int).configuration()
     assert point_key(point=_point(number).coordinates()) == point_key(point=_point(int).coordinates())
@@ -131,13 +133,13 @@ def test_two_zeros_are_one_number():
         (lambda: _point(int, quality_examples=63.5), r"quality_examples=63\.5 is not a whole number: write 63 or 64"),
         (lambda: _point(int, resamples=math.inf), "resamples=inf is not a whole number: write one"),
         (lambda: _point(int, first_example=0.5), r"first_example=0\.5 is not a whole number: write 0 or 1"),
-        (lambda: Sampling(top_k=0.5), r"top_k=0\.5 is not a whole number: write 0 or 1"),
+        (lambda: Settings(top_k=0.5), r"top_k=0\.5 is not a whole number: write 0 or 1"),
         (lambda: Level(model="draft", budget=4.5), "level 'draft': budget=4.5 is not a whole number: write 4 or 5"),
     ],
 )
 def test_fractions_of_what_is_counted_are_refused(made, message):
     with pytest.raises(ValueError, match=message):
-        Method(name="opt", drafters=(made(),))
+        Settings(method="opt", drafters=(made(),))
 
 
 @pytest.mark.parametrize(
@@ -148,17 +150,17 @@ def test_fractions_of_what_is_counted_are_refused(made, message):
         ({"alphas": {"opt": (float("nan"),)}}, r"alphas\['opt'\]\[0\]=nan is not a finite number"),
         ({"alphas": {"chw": (0.5,)}}, "alphas names chw, which is not among the methods: there are opt"),
         (
-            {"methods": (Method(name="speculative", rule="chow"),), "alphas": {"chow": (0.5,)}},
+            {"methods": (Settings(method="speculative", rule="chow"),), "alphas": {"chow": (0.5,)}},
             r"alphas names chow, which is not among the methods: .*speculative\[chow\]",
         ),
         ({"alphas": {"opt": ()}}, "gives method 'opt' no value"),
         ({"alphas": {"opt": (0.5, 0.5)}}, "names a point twice: opt alpha=0.5"),
         ({"methods": ("spec_decode",), "alphas": {"spec_decode": (0.5,)}}, "'spec_decode' has no alpha"),
-        ({"methods": ("lossy_greedy",), "samplings": [Sampling(temperature=1.0)]}, "temperature 0 only"),
-        ({"samplings": [Sampling(temperature=-1.0)]}, "temperature=-1 .*is negative"),
-        ({"samplings": [Sampling(top_p=0.0)]}, r"top_p=0 .*outside \(0, 1\]"),
-        ({"samplings": [Sampling(top_k=-2)]}, "top_k=-2"),
-        ({"samplings": [Sampling(draft_temperature=-0.5)]}, "temperature=-0.5"),
+        ({"methods": ("lossy_greedy",), "samplings": [{"temperature": 1.0}]}, "temperature 0 only"),
+        ({"samplings": [{"temperature": -1.0}]}, "temperature=-1 .*is negative"),
+        ({"samplings": [{"top_p": 0.0}]}, r"top_p=0 .*outside \(0, 1\]"),
+        ({"samplings": [{"top_k": -2}]}, "top_k=-2"),
+        ({"samplings": [{"draft_temperature": -0.5}]}, "temperature=-0.5"),
         ({"block_sizes": (0,)}, "block_size=0 is not a whole number >= 1"),
         (
             {"methods": ("specdecpp",)},
@@ -176,13 +178,13 @@ def test_fractions_of_what_is_counted_are_refused(made, message):
             {"methods": ("specdecpp",), "stop_thresholds": {"specdecpp": (0.7, 70)}},
             "stop_threshold=70 is outside 0 … 1; method 'specdecpp': it drafts until the predicted chance",
         ),
-        ({"methods": (Method(name="stop_entropy", stop_threshold=-1),)}, "stop_threshold=-1 is outside 0 … inf"),
+        ({"methods": (Settings(method="stop_entropy", stop_threshold=-1),)}, "stop_threshold=-1 is outside 0 … inf"),
         (
-            {"methods": (Method(name="chow", alpha=0.1, head="a"),)},
+            {"methods": (Settings(method="chow", alpha=0.1, head="a"),)},
             "'chow' asks no acceptance head: leave head='a' out",
         ),
         (
-            {"methods": ("stop_oracle",), "samplings": [Sampling(temperature=1.0)]},
+            {"methods": ("stop_oracle",), "samplings": [{"temperature": 1.0}]},
             "oracle of greedy decoding, got",
         ),
         ({"bonus": "maybe"}, "unknown bonus 'maybe': choose one of rule, target, none"),
@@ -202,11 +204,15 @@ def test_what_has_no_meaning_is_refused_by_name(changes, message):
 def test_a_single_point_needs_its_alpha():
     point = _points()[0][0]
     for method, message in (
-        (Method(name="opt"), "'opt' needs alpha, say 0.2"),
-        (Method(name="spec_decode", alpha=0.1), "'spec_decode' has no alpha"),
-        (Method(name="autoregressive", alpha=0.1), "'autoregressive' has no alpha"),
+        (Settings(method="opt"), "'opt' needs alpha, say 0.2"),
+        (Settings(method="spec_decode", alpha=0.1), "'spec_decode' has no alpha"),
+        (Settings(method="autoregressive", alpha=0.1), "'autoregressive' has no alpha"),
     ):
-        changed = Point(pair=point.pair, evaluation=point.evaluation, method=method, sampling=point.sampling)
+        changed = Point(
+            pair=point.pair,
+            evaluation=point.evaluation,
+            settings=replace(method, **point.sampling),
+        )
         with pytest.raises(ValueError, match=message):
             validation.validate(changed)
 
@@ -221,7 +227,7 @@ TWO = ModelPair(name="two", target="a/target", draft=Path("a/draft"), vocabulary
 
 @pytest.mark.parametrize(("number", "pair"), [*((n, ModelPair(name="pair")) for n in range(4)), (3, TWO)])
 def test_a_points_configuration_is_a_gin_file_that_gives_the_point_again(number, pair, tmp_path, monkeypatch):
-    given = {"methods": ("spec_decode", "opt"), "samplings": [Sampling(temperature=0.7)], "seeds": (3,)}
+    given = {"methods": ("spec_decode", "opt"), "samplings": [{"temperature": 0.7}], "seeds": (3,)}
     point = _points(pair=pair, **given)[number][-1]
     (tmp_path / "point.gin").write_text(point.configuration())
     seen = []
@@ -244,14 +250,14 @@ def test_coordinates_are_flat_and_complete():
     assert not any(isinstance(value, dict) for value in coordinates.values())
     assert {"task", "split", "seed", "temperature", "block_size", "bonus", "max_new_tokens"} <= set(coordinates)
     assert coordinates["law"] == "opt"
-    assert Method(name="bild", rule="fuzzy_kl", alpha=0.1, stop_threshold=0.2).decides.name == "fuzzy_kl"
+    assert Settings(method="bild", rule="fuzzy_kl", alpha=0.1, stop_threshold=0.2).decides.name == "fuzzy_kl"
 
 
 @pytest.mark.parametrize(("name", "value"), [("block_size", 3), ("bonus", "rule")])
 def test_a_method_of_whole_outputs_has_neither_block_nor_bonus(name, value):
-    assert Method(name="seq_cascade", alpha=-3.0).block_size is None
+    assert Settings(method="seq_cascade", alpha=-3.0).block_size is None
     with pytest.raises(ValueError, match=f"'seq_cascade' has no {name}, got {value!r}: the draft writes whole outputs"):
-        Method(name="seq_cascade", alpha=-3.0, **{name: value})
+        Settings(method="seq_cascade", alpha=-3.0, **{name: value})
 
 
 def test_two_checkpoints_are_told_apart_whatever_their_name():
@@ -281,19 +287,19 @@ def test_half_a_pair_is_refused(parts, message):
 
 def test_the_target_alone_is_judged_at_lower_temperatures_too_and_not_timed():
     """A part of what rules gain at T > 0 is sharpening, which needs no rule."""
-    samplings = [Sampling(temperature=at, top_p=0.9, draft_temperature=0.0) for at in (0.0, 0.8, 1.0)]
+    samplings = [{"temperature": at, "top_p": 0.9, "draft_temperature": 0.0} for at in (0.0, 0.8, 1.0)]
     given = {"pair": ModelPair(name="p"), "evaluation": Evaluation(task="tiny_translation"), "methods": ("chow",)}
     plain, more = (
         enumerate_points(**given, samplings=samplings, seeds=(0, 3), cooler=each) for each in ((), (0.0, 0.5))
     )
     added = [point for group in more for point in group if group not in plain]
     assert more[: len(plain)] == plain and {point.method.name for point in added} == {"autoregressive"}
-    found = sorted((point.sampling.temperature, point.seed) for point in added)
+    found = sorted((point.settings.temperature, point.seed) for point in added)
     assert found == [(0.4, 0), (0.4, 3), (0.5, 0), (0.5, 3)]
-    assert all(point.evaluation.latency_examples == 0 and point.sampling.top_p == 0.9 for point in added)
-    assert not [point for point in added if point.sampling.temperature == 0.0]  # the sweep has it
+    assert all(point.evaluation.latency_examples == 0 and point.settings.top_p == 0.9 for point in added)
+    assert not [point for point in added if point.settings.temperature == 0.0]  # the sweep has it
     alone = enumerate_points(**given, samplings=samplings[2:], seeds=(3, 0), cooler=(0.0,))[-1]
-    assert (alone[0].sampling.temperature, alone[0].seed) == (0.0, 3)  # greedy outputs are one, whatever the seed
+    assert (alone[0].settings.temperature, alone[0].seed) == (0.0, 3)  # greedy outputs are one, whatever the seed
     assert len(enumerate_points(**given, samplings=samplings[2:], seeds=(3, 0), cooler=(0.0,))) == 2 * 3 + 1
     for strange in ((1.0,), (-0.5,), (float("nan"),)):
         with pytest.raises(ValueError, match="shares of a temperature, 0 to below 1|nan is not a finite"):
@@ -301,18 +307,23 @@ def test_the_target_alone_is_judged_at_lower_temperatures_too_and_not_timed():
 
 
 def test_ways_to_verify_are_swept_by_methods_that_keep_all_the_law_allows():
-    own = Method(name="opt", alpha=0.3, verify="block")
+    own = Settings(method="opt", alpha=0.3, verify="block")
     groups = _points(methods=("spec_decode", "fuzzy", own), alphas={"fuzzy": (0.2,)}, verify=("token", "block"))
     found = [(p.method.curve(), p.method.verify) for group in groups for p in group][2:]
     assert found == [
         ("spec_decode", "token"), ("spec_decode[block]", "block"), ("fuzzy", "token"), ("opt[block]", "block"),
     ]  # fmt: skip
-    assert "block-wise" in own.facts()["details"] and own.facts()["law"] == Method(name="opt", alpha=0.3).facts()["law"]
-    tree = Method(name="opt", alpha=0.3, tree=(2, 1))
+    assert (
+        "block-wise" in own.facts()["details"]
+        and own.facts()["law"] == Settings(method="opt", alpha=0.3).facts()["law"]
+    )
+    tree = Settings(method="opt", alpha=0.3, tree=(2, 1))
     ((one,),) = _points(methods=(tree,), verify=("token", "block"), bonus="none")[2:]
     assert one.method.tree == (2, 1) and one.method.verify == "token" and one.method.bonus == "none"
     assert one.method.curve() == "opt[tree 2·1]" and not one.method.swept_block
-    ones = [Method(name="opt", alpha=0.3, tree=(1,) * depth) for depth in (2, 3)]  # no γ, although they do not branch
+    ones = [
+        Settings(method="opt", alpha=0.3, tree=(1,) * depth) for depth in (2, 3)
+    ]  # no γ, although they do not branch
     found = [p.method for group in _points(methods=ones, block_sizes=(3, 5))[2:] for p in group]
     assert [(each.tree, each.block_size) for each in found] == [((1, 1), None), ((1, 1, 1), None)]
     with pytest.raises(ValueError, match="accept='deferral' keeps less"):
@@ -331,6 +342,6 @@ def test_gin_says_how_blocks_are_verified():
         gin_flags.parse_gin(
             [*files, str(repository_root() / "gin/tasks/tiny_translation.gin")], ["Method.verify = 'block'"]
         )
-        assert gin.get_configurable(Method)().verify == "block"
+        assert gin.get_configurable(Settings)().verify == "block"
     finally:
         gin.clear_config()

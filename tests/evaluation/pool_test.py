@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from speccascade_jax.evaluation import experiment, pool
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
 from speccascade_jax.results.store.result_store import ResultStore, read_records
 from speccascade_jax.runtime.paths import repository_root
 from speccascade_jax.storage.files import plain
@@ -46,8 +46,7 @@ def points(**evaluation):
         Point(
             pair=ModelPair(name="of_nobody"),
             evaluation=small,
-            method=Method(name="autoregressive"),
-            sampling=Sampling(),
+            settings=Settings(method="autoregressive"),
         )
     ]
 

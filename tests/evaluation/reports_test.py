@@ -2,7 +2,7 @@
 
 import pytest
 
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Sampling
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Settings
 from speccascade_jax.evaluation.studies.calibration import calibrating
 from speccascade_jax.evaluation.studies.profiling import profiling
 from speccascade_jax.evaluation.studies.survey import surveying
@@ -10,7 +10,7 @@ from speccascade_jax.evaluation.studies.survey import surveying
 SHARED = {
     "pair": ModelPair(name="nowhere"),
     "evaluation": Evaluation(task="tiny_translation", latency_examples=8),
-    "sampling": Sampling(),
+    "settings": Settings(),
 }
 
 
@@ -29,5 +29,5 @@ def test_neither_survey_nor_profile_writes_over_a_store(tmp_path):
     with pytest.raises(ValueError, match=r"sweep\.jsonl is no report"):
         surveying.survey(**SHARED, rules=("opt",), output=str(store))
     with pytest.raises(ValueError, match=r"sweep\.jsonl is no report"):
-        profiling.profile(**SHARED, method=Method(name="spec_decode"), output=str(store))
+        profiling.profile(**SHARED, method=Settings(method="spec_decode"), output=str(store))
     assert store.read_text() == '{"key":"x","point":{}}\n'

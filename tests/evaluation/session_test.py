@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.core.names import PER_EXAMPLE
+from speccascade_jax.core.names import DRAFT, PER_EXAMPLE, TARGET
 from speccascade_jax.data import directory
 from speccascade_jax.data.tasks.few_shot import FewShotTask, Record
 from speccascade_jax.data.tasks.table import TASKS
 from speccascade_jax.engine.generate import compilations
 from speccascade_jax.evaluation import environment, experiment, measuring, session
 from speccascade_jax.evaluation.enumeration import enumerate_points
-from speccascade_jax.evaluation.points import DRAFT, TARGET, Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
 from speccascade_jax.pairs import prompts
 from speccascade_jax.results.analysis import panels
 from speccascade_jax.results.analysis.bootstrap import TIMED
@@ -42,9 +42,9 @@ def loaded(pair) -> session.Session:
 
 
 def _point(name="opt", alpha=None, temperature=1.0, seed=0, block=2) -> Point:
-    method = Method(name=name, alpha=alpha, block_size=block)
-    sampling = Sampling(temperature=temperature)
-    return Point(pair=SOURCE, evaluation=SMALL.resolved(), method=method, sampling=sampling, seed=seed)
+    method = Settings(method=name, alpha=alpha, block_size=block)
+    sampling = Settings(temperature=temperature)
+    return Point(pair=SOURCE, evaluation=SMALL.resolved(), settings=replace(method, **sampling), seed=seed)
 
 
 def test_all_alphas_share_two_compilations(loaded):
@@ -291,8 +291,8 @@ def test_tables_and_axes_that_do_not_exist_are_refused_before_anything_is_measur
 def test_run_adds_one_record_and_prints_it(pair, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
     given = {
-        "pair": SOURCE, "evaluation": SMALL, "method": Method(name="opt", alpha=0.4, block_size=2),
-        "sampling": Sampling(temperature=1.0), "output": str(tmp_path / "runs.jsonl"),
+        "pair": SOURCE, "evaluation": SMALL, "method": Settings(method="opt", alpha=0.4, block_size=2),
+        "settings": Settings(temperature=1.0), "output": str(tmp_path / "runs.jsonl"),
     }  # fmt: skip
     first = experiment.run(**given)
     assert experiment.run(**given) == first
@@ -389,7 +389,7 @@ def test_a_sweep_goes_on_and_a_point_that_fails_everywhere_is_refused(pair, load
 
 def test_a_session_warns_of_numbers_beyond_which_nothing_changes(loaded):
     with pytest.warns(UserWarning, match=r"alpha=7 of 'chow' lies outside 0 … 1: beyond it hardly anything changes"):
-        loaded.check([(Method(name="chow", alpha=7), Sampling()), (Method(name="chow", alpha=0.5), Sampling())])
+        loaded.check([(Settings(method="chow", alpha=7), Settings()), (Settings(method="chow", alpha=0.5), Settings())])
 
 
 def test_a_loaded_pair_reads_what_the_task_allows(pair):

@@ -113,7 +113,7 @@ def test_a_bad_setting_is_one_line_without_a_trace():
         f"--gin_file={name}" for name in ("gin/run.gin", "gin/models/directory.gin", "gin/methods/spec_decode.gin")
     ]
     files += ["--gin_file=gin/tasks/tiny_translation.gin", "--gin.PAIR='no/such/pair'"]
-    done = _call("-m", "experiments.run", *files, "--gin.Method.name='lossy'", "--gin.Method.alpha=1.5")
+    done = _call("-m", "experiments.run", *files, "--gin.Settings.method='lossy'", "--gin.Settings.alpha=1.5")
     assert done.returncode != 0 and "Traceback" not in done.stderr
     assert "error: alpha=1.5 is outside the domain [0, 1) of rule 'lossy'" in done.stderr
 

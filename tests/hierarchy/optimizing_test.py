@@ -5,14 +5,14 @@ import types
 
 import numpy as np
 import pytest
+from speccascade_jax.methods.plan import plan
 
 import speccascade_jax as sc
 from speccascade_jax import hierarchy
 from speccascade_jax.engine.generate import generate
-from speccascade_jax.evaluation.points import Evaluation, Level, ModelPair, Sampling
+from speccascade_jax.evaluation.points import Evaluation, Level, ModelPair, Settings
 from speccascade_jax.hierarchy import optimizing
 from speccascade_jax.hierarchy.latency import Hierarchy
-from speccascade_jax.methods.plan import plan
 from speccascade_jax.pairs.prompts import make_prompt
 from tests.support import made_records, tiny_pair
 
@@ -52,7 +52,7 @@ def test_the_engine_by_coin_makes_the_calls_that_the_overshoot_latency_counts(bu
     pair = sc.Pair(*(sc.TableLM(np.zeros((5, 5), np.float32)) for _ in range(2)), others={"b": sc.TableLM(np.eye(5))})
     acceptance = np.array([[1, rates[0], 0.5], [rates[0], 1, rates[1]], [0.5, rates[1], 1]])
     method = optimizing.method_of(chain(0, 1, 2, budgets=budgets), ("draft", "b", "target"), coins=acceptance)
-    made = plan(pair, "decode", vars(method.settings(Sampling(temperature=1.0))))
+    made = plan(pair, "decode", vars(method.settings(Settings(temperature=1.0))))
     engine, params = made.engine
     prompt = make_prompt(pair, [[0]] * ROWS)
     out = generate(engine, params, prompt, controls=made.controls(ROWS), max_new_tokens=TOKENS)
@@ -95,9 +95,9 @@ def test_speed_ups_are_per_token_and_their_intervals_over_examples():
 def test_acceptance_is_measured_under_the_runs_own_sampling(monkeypatch):
     monkeypatch.setattr(optimizing.surveying, "write", lambda session, point: [])
     monkeypatch.setattr(optimizing, "measure", lambda *args, **given: given)
-    sampling = Sampling(temperature=0.8, draft_temperature=0.5, top_p=0.9, top_k=7)
+    sampling = Settings(temperature=0.8, draft_temperature=0.5, top_p=0.9, top_k=7)
     pair = types.SimpleNamespace(models={"target": None, "draft": None})
-    point = types.SimpleNamespace(sampling=sampling)
+    point = types.SimpleNamespace(settings=sampling)
     found = optimizing._measured(types.SimpleNamespace(pair=pair), point, None)
     told = {"temperature": {"target": 0.8, "draft": 0.5}, "top_p": 0.9, "top_k": 7, "costs": None}
     assert found == told
@@ -124,7 +124,7 @@ def test_what_the_pair_has_not_is_refused(tmp_path, settings, message):
         quality_examples=2,
         latency_examples=0,
     )
-    given = {"pair": ModelPair(name=str(folder)), "evaluation": evaluation, "sampling": Sampling()}
+    given = {"pair": ModelPair(name=str(folder)), "evaluation": evaluation, "settings": Settings()}
     with pytest.raises(ValueError, match=message):
         optimizing.optimize(**given, **settings, output=str(tmp_path / "h.json"))
 
@@ -151,7 +151,7 @@ def test_a_whole_run(tmp_path, capsys):
             quality_batch=1,  # rows one by one, as they are timed: a program each
             latency_examples=1,
         ),
-        sampling=Sampling(temperature=1.0, top_p=0.9),
+        settings=Settings(temperature=1.0, top_p=0.9),
         max_budget=4,
         costs={"target": 100.0, "draft": 20.0, "exit0": 1.0, "copies": 0.1, "dear": 101.0},  # stacks must pay
         tail="copies",

@@ -1,13 +1,13 @@
 """What calls would take at constant costs, from the counts of real runs."""
 
 import pytest
+from speccascade_jax.methods.assemble import assemble
 
 from speccascade_jax.core.types import BoundModel
 from speccascade_jax.engine.generate import generate
 from speccascade_jax.engine.measures import level_counters, summarise, tail_steps
-from speccascade_jax.evaluation.points import Level, Method
+from speccascade_jax.evaluation.points import Level, Settings
 from speccascade_jax.hierarchy import walltime
-from speccascade_jax.methods.assemble import assemble
 from speccascade_jax.methods.build_drafter import levels_of
 from speccascade_jax.models.fake import Fake
 from speccascade_jax.pairs.pair import Pair
@@ -39,10 +39,10 @@ STACK = Level(model="middle", budget=3, block_size=2)
 
 
 def test_every_call_is_counted_once(pair):
-    single = record_of(pair, plain := Method(name="spec_decode", block_size=3))
+    single = record_of(pair, plain := Settings(method="spec_decode", block_size=3))
     calls = walltime.calls(single, plain)
     assert calls == {"target": single["counts"]["target_calls"], "draft": single["counts"]["draft_steps"]}
-    stack = record_of(pair, method := Method(name="spec_decode", drafters=(STACK,)))
+    stack = record_of(pair, method := Settings(method="spec_decode", drafters=(STACK,)))
     calls = walltime.calls(stack, method)
     (level,) = stack["levels"]
     assert level["model"] == "middle" and level["kept"] > 0
@@ -55,7 +55,7 @@ def test_every_call_is_counted_once(pair):
 def test_a_tails_calls_are_its_models(pair):
     """Under a level that is the target itself all is kept: then it is known who was called how often."""
     sure = Pair(pair.target, pair.draft, others={"middle": pair.target})
-    method = Method(name="spec_decode", drafters=(STACK,), tail="draft", tail_size=2)
+    method = Settings(method="spec_decode", drafters=(STACK,), tail="draft", tail_size=2)
     record = record_of(sure, method)
     calls, (level,) = walltime.calls(record, method), record["levels"]
     tail = record["counts"]["tail_steps"]
@@ -66,7 +66,7 @@ def test_a_tails_calls_are_its_models(pair):
 
 
 def test_a_tail_behind_a_draft_is_counted_apart(pair):
-    method = Method(name="spec_decode", block_size=2, tail="middle", tail_size=2)
+    method = Settings(method="spec_decode", block_size=2, tail="middle", tail_size=2)
     record = record_of(pair, method)
     calls = walltime.calls(record, method)
     assert calls["draft"] + calls["middle"] == record["counts"]["draft_steps"]

@@ -10,7 +10,7 @@ import pytest
 import speccascade_jax as sc
 from experiments import tables
 from speccascade_jax.evaluation import experiment
-from speccascade_jax.evaluation.points import Evaluation, Level, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, Level, ModelPair, Point, Settings
 from speccascade_jax.evaluation.validation import validate
 from speccascade_jax.results.analysis import panels
 from speccascade_jax.results.analysis.curve_labels import label as labelled
@@ -121,41 +121,42 @@ def test_what_nothing_would_read_and_what_is_no_name_is_refused_before_anything_
     with pytest.raises(ValueError, match=said):
         point = Point(
             pair=ModelPair(name="pair"), evaluation=Evaluation(task="tiny_translation").resolved(),
-            method=Method(name=chosen.get("method", "speculative"), **kept),
-            sampling=Sampling(draft_temperature=chosen.get("draft_temperature")),
-        )  # fmt: skip
+            settings=Settings(method=chosen.get("method", "speculative"), **kept, draft_temperature=chosen.get('draft_temperature')),
+            )  # fmt: skip
         validate(point)
 
 
 def test_a_head_that_a_level_asks_is_asked_and_one_that_nothing_asks_is_not():
     headed = replace(MIDDLE, stop="acceptance_head", stop_threshold=0.3)
-    assert Method(name="spec_decode", drafters=(headed,)).needs_head
-    assert Method(name="spec_decode", drafters=(replace(LEVELS, drafters=(headed,)),)).needs_head
-    assert Method(name="specdecpp", stop_threshold=0.3).needs_head
-    assert not Method(name="spec_decode", drafters=(MIDDLE,)).needs_head
+    assert Settings(method="spec_decode", drafters=(headed,)).needs_head
+    assert Settings(method="spec_decode", drafters=(replace(LEVELS, drafters=(headed,)),)).needs_head
+    assert Settings(method="specdecpp", stop_threshold=0.3).needs_head
+    assert not Settings(method="spec_decode", drafters=(MIDDLE,)).needs_head
 
 
 def test_equal_levels_are_one_point_and_a_record_names_all_parts():
     given = {"model": "middle", "budget": 3, "rule": "opt"}
-    same = [Method(name="spec_decode", drafters=(Level(**given, alpha=a),)) for a in (1, 1.0, np.float64(1))]
+    same = [Settings(method="spec_decode", drafters=(Level(**given, alpha=a),)) for a in (1, 1.0, np.float64(1))]
     assert len(set(same)) == 1 and repr(same[0].drafters[0].alpha) == "1.0"
     with pytest.raises(ValueError, match="level 'middle' has a number that is none"):
-        Method(name="spec_decode", drafters=(Level(**given, alpha=[0.1, 0.2]),))
+        Settings(method="spec_decode", drafters=(Level(**given, alpha=[0.1, 0.2]),))
     with pytest.raises(ValueError, match="has no name in a record: write 'module.NAME'"):
-        Method(name="spec_decode", drafters=(replace(MIDDLE, rule=sc.RULES["opt"]),))
+        Settings(method="spec_decode", drafters=(replace(MIDDLE, rule=sc.RULES["opt"]),))
 
 
 def test_curves_that_differ_read_differently_and_lossy_ones_are_no_rivals_of_other_drafts():
     chosen = [
-        Method(name="chow", alpha=0.1), Method(name="chow", alpha=0.1, accept="deferral"),
-        Method(name="chow", alpha=0.1, drafters=("middle",)), Method(name="fuzzy", alpha=0.1),
-        Method(name="fuzzy", alpha=0.1, rule="bild_star"), Method(name="fuzzy", alpha=0.1, rule="random_accept"),
+        Settings(method="chow", alpha=0.1), Settings(method="chow", alpha=0.1, accept="deferral"),
+        Settings(method="chow", alpha=0.1, drafters=("middle",)), Settings(method="fuzzy", alpha=0.1),
+        Settings(method="fuzzy", alpha=0.1, rule="bild_star"), Settings(method="fuzzy", alpha=0.1, rule="random_accept"),
     ]  # fmt: skip
     labels = [labelled({"point": {"head": None, "stop_threshold": None, **each.facts()}}) for each in chosen]
     assert len(set(labels)) == len(labels), labels
     laws = [each.facts()["law"] for each in chosen]
     assert laws[0] == laws[1] == "chow" != laws[2] and laws[3] != "fuzzy_js"
-    lossless = [Method(name="spec_decode", drafters=drafters).facts()["law"] for drafters in (("draft",), ("middle",))]
+    lossless = [
+        Settings(method="spec_decode", drafters=drafters).facts()["law"] for drafters in (("draft",), ("middle",))
+    ]
     assert lossless == ["spec_decode"] * 2
 
 
@@ -292,4 +293,4 @@ def test_a_model_that_is_missing_is_named_before_anything_is_measured(folder, tm
     evaluation = Evaluation(task="tiny_translation", quality_examples=2, latency_examples=0)
     given = {"pair": ModelPair(name=str(folder)), "evaluation": evaluation, "output": str(tmp_path / "x.jsonl")}
     with pytest.raises(ValueError, match="holds no model 'large'"):
-        experiment.sweep(methods=[Method(name="spec_decode", drafters=(Level(model="large", budget=2),))], **given)
+        experiment.sweep(methods=[Settings(method="spec_decode", drafters=(Level(model="large", budget=2),))], **given)

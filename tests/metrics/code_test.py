@@ -11,7 +11,7 @@ import speccascade_jax as sc
 from speccascade_jax.data.tasks.few_shot import FewShotTask, Record, Template
 from speccascade_jax.data.tasks.table import TASKS, get_task
 from speccascade_jax.evaluation import measuring, validation
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
 from speccascade_jax.metrics import code, quality, sandbox
 from tests.support import text_pair
 
@@ -100,8 +100,8 @@ def test_an_evaluation_runs_what_the_pair_wrote_behind_the_prompt(programs, tmp_
     sizes = {"quality_examples": 4, "quality_batch": 4, "latency_examples": 0, "resamples": 2}
     evaluation = Evaluation(task="toy", execute_code=True, **sizes).resolved()
     pair = _writes_spaces(text_pair.make(tmp_path))
-    method = Method(name="autoregressive")
-    alone = Point(pair=ModelPair(name="p"), evaluation=evaluation, method=method, sampling=Sampling())
+    method = Settings(method="autoregressive")
+    alone = Point(pair=ModelPair(name="p"), evaluation=evaluation, settings=method)
     (record,) = measuring.judge(Session(alone.pair, evaluation, pair), [alone])
     wrote = sc.decode(pair, [one.question for one in asked], method="autoregressive", max_new_tokens=6).texts
     assert sorted(programs) == sorted(code.program(text.rstrip(), HARNESS) for text in wrote)
@@ -119,9 +119,7 @@ def _writes_spaces(pair: sc.Pair) -> sc.Pair:
 
 def point(**changes) -> Point:
     evaluation = Evaluation(task="humaneval", **changes).resolved()
-    return Point(
-        pair=ModelPair(name="p"), evaluation=evaluation, method=Method(name="spec_decode"), sampling=Sampling()
-    )
+    return Point(pair=ModelPair(name="p"), evaluation=evaluation, settings=Settings(method="spec_decode"))
 
 
 def test_the_tasks_are_scored_by_it():

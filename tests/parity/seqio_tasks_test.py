@@ -3,11 +3,12 @@
 import gin
 import pytest
 
+from speccascade_jax.core.names import TARGET
 from speccascade_jax.data.tasks.seqio_task import SeqioTask
 from speccascade_jax.data.tasks.table import Example, get_task
 from speccascade_jax.data.vocabularies.load import Vocabulary
 from speccascade_jax.evaluation import experiment, measuring
-from speccascade_jax.evaluation.points import TARGET, Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.metrics import quality
 from speccascade_jax.pairs.pair import PAIRS_DIRECTORY
@@ -55,8 +56,8 @@ def small(task) -> Evaluation:
 def test_paper_1s_tasks_run_end_to_end(name, source):
     with tfds.testing.mock_data(num_examples=5):
         loaded = Session(source, small(name))
-    for method in (Method(name=TARGET), Method(name="chow", alpha=0.5, block_size=2)):
-        point = Point(pair=source, evaluation=small(name), method=method, sampling=Sampling())
+    for method in (Settings(method=TARGET), Settings(method="chow", alpha=0.5, block_size=2)):
+        point = Point(pair=source, evaluation=small(name), settings=method)
         (record,) = measuring.evaluate(loaded, [point])
         assert record["point"]["task"] == name and record["point"]["split"] == "validation"
         assert record["quality"]["examples"] == 3 and set(record["quality"]["all"]) == {*get_task(name).metrics}
@@ -85,7 +86,7 @@ def test_prompts_are_cut_and_tokenised_as_seqio_does_it(name, source, long_texts
         lengths, "validation", shuffle=False, try_in_mem_cache=False
     )
     theirs = next(dataset.as_numpy_iterator())
-    point = Point(pair=source, evaluation=small(name), method=Method(name=TARGET), sampling=Sampling())
+    point = Point(pair=source, evaluation=small(name), settings=Settings(method=TARGET))
     ours = Session(source, small(name)).arguments(point, [0], [0.0])["prompt"].encoder_tokens[0]
     assert len(theirs["inputs"]) == task.max_input_length and theirs["inputs"][-1] == vocabulary.eos_id
     assert (

@@ -9,7 +9,7 @@ import speccascade_jax as sc
 from speccascade_jax.engine.generate import compilations
 from speccascade_jax.evaluation import experiment
 from speccascade_jax.evaluation.enumeration import enumerate_points
-from speccascade_jax.evaluation.points import Arm, Evaluation, Method, ModelPair, Sampling
+from speccascade_jax.evaluation.points import Arm, Evaluation, ModelPair, Settings
 from speccascade_jax.methods import build_selection
 from speccascade_jax.pairs import policy_files
 from speccascade_jax.pairs.policy_files import Card, Policy
@@ -150,8 +150,8 @@ def test_what_a_further_drafter_costs_is_told_by_hand(two_sets):
 @pytest.mark.tools
 def test_a_method_that_is_lossy_makes_all_its_arms_lossy(pair, tmp_path):
     drafters = ("draft", "middle", "autoregressive")
-    method = Method(name="token_v3", alpha=0.5, drafters=drafters, choose="random", lossy_arms=True, block_size=2)
-    told = {"evaluation": domains(latency_examples=0)[0], "sampling": Sampling(temperature=1.0)}
+    method = Settings(method="token_v3", alpha=0.5, drafters=drafters, choose="random", lossy_arms=True, block_size=2)
+    told = {"evaluation": domains(latency_examples=0)[0], "settings": Settings(temperature=1.0)}
     record = experiment.run(pair=pair, method=method, output=str(tmp_path / "a.jsonl"), **told)
     assert record["selection"]["lossy_arms"] == ["draft", "middle"] and not record["point"]["lossless"]
     (grid,) = selection.selection_grids(panels.panels([record]))
@@ -168,7 +168,7 @@ def test_what_is_timed_together_has_one_sampling_and_block_size(pair):
             evaluation=domains()[0],
             methods=methods,
             block_sizes=(2, 3),
-            samplings=[Sampling(), Sampling(temperature=1.0)],
+            samplings=[{}, {"temperature": 1.0}],
         )
     )
     assert [len(group) for group in groups] == [2 + 5, 5, 2 + 5, 5]
@@ -186,17 +186,17 @@ def test_a_lossy_arm_is_refused_unless_asked_for(pair, tmp_path):
     with pytest.raises(ValueError, match="takes rule spec_decode, not 'chow'"):
         compare(pair, tmp_path / "refused.jsonl", drafters=LOSSY)
     with pytest.raises(ValueError, match="'chow', which is lossy"):
-        Method(name="speculative", drafters=LOSSY, choose="random", block_size=2, alpha=0.3)
+        Settings(method="speculative", drafters=LOSSY, choose="random", block_size=2, alpha=0.3)
 
 
 @pytest.mark.tools
 def test_one_that_is_asked_for_is_told_by_the_table(pair, tmp_path):
-    method = Method(name="speculative", drafters=LOSSY, choose="random", lossy_arms=True, block_size=2, alpha=0.3)
+    method = Settings(method="speculative", drafters=LOSSY, choose="random", lossy_arms=True, block_size=2, alpha=0.3)
     record = experiment.run(
         pair=pair,
         evaluation=domains()[0],
         method=method,
-        sampling=Sampling(temperature=1.0),
+        settings=Settings(temperature=1.0),
         output=str(tmp_path / "a.jsonl"),
     )
     assert record["selection"]["lossy_arms"] == ["first"] and record["selection"]["rules"] == ["chow", "spec_decode"]

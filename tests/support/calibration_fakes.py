@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from speccascade_jax.evaluation.heads import Heads
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
 from speccascade_jax.results.store.result_store import FORMAT, Record
 from speccascade_jax.storage.files import plain, point_key
 
@@ -17,7 +17,7 @@ DRAWS = 0
 TASK = Evaluation(task="tiny_translation", latency_examples=16, latency_trials=1)
 SOURCE = ModelPair(name="fake")
 
-Law = Callable[[Method], tuple[float, ...]]
+Law = Callable[[Settings], tuple[float, ...]]
 """Method -> quality and latency relative to the target's, share of examined tokens kept and, if another, of drafted."""
 
 
@@ -77,5 +77,5 @@ def examples_of(point: Point) -> list[int]:
 
 def point(name: str, alpha: float | None = None, **others) -> Point:
     """A point at temperature 0."""
-    method = Method(name=name, alpha=alpha, **others)
-    return Point(pair=SOURCE, evaluation=TASK.resolved(), method=method, sampling=Sampling())
+    method = Settings(method=name, alpha=alpha, **others)
+    return Point(pair=SOURCE, evaluation=TASK.resolved(), settings=method)

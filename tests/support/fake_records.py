@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from speccascade_jax.evaluation.points import Method
+from speccascade_jax.evaluation.points import Settings
 from speccascade_jax.methods.table import METHODS
 from speccascade_jax.metrics import quality
 from speccascade_jax.results.store.result_store import FORMAT
@@ -47,7 +47,7 @@ def coordinates(
 def facts(point: dict[str, Any]) -> dict[str, Any]:
     """What a sweep would say of the point's method; of one that does not exist, what it says of a rule."""
     name = point["method"]
-    made = Method(name=name if name in METHODS else "token_v3", rule=point.get("rule"), stop=point.get("stop"))
+    made = Settings(method=name if name in METHODS else "token_v3", rule=point.get("rule"), stop=point.get("stop"))
     chosen = {"rule": None, "stop": None, "stop_threshold": None, "head": None, "drafters": ["draft"]} | made.facts()
     known = {"curve": made.curve(), "family": made.family()}
     if name not in METHODS:

@@ -19,7 +19,7 @@ import numpy as np
 from speccascade_jax import checkpoints
 from speccascade_jax.checkpoints import converting, reading
 from speccascade_jax.evaluation import experiment
-from speccascade_jax.evaluation.points import Evaluation, ModelPair, Sampling
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Settings
 from speccascade_jax.evaluation.studies.calibration import calibrating
 from speccascade_jax.runtime import compilation_cache
 from speccascade_jax.training import scalars
@@ -88,7 +88,7 @@ def _calibrate(_: Path, folder: Path) -> None:
     calibrating.calibrate(
         pair=calibration_fakes.SOURCE,
         evaluation=calibration_fakes.TASK,
-        sampling=Sampling(),
+        settings=Settings(),
         methods=("spec_decode", "opt"),
         alphas={"opt": (0.0, 0.1, 0.2)},
         block_sizes=(3,),
@@ -103,8 +103,8 @@ def _calibrate(_: Path, folder: Path) -> None:
 def _data(shared: Path, folder: Path) -> None:
     evaluation = dataclasses.replace(SMALL, quality_examples=8)
     source = ModelPair(name=str(shared / "pair"))
-    sampling = Sampling(temperature=1.0)
-    make_data.make(pair=source, evaluation=evaluation, sampling=sampling, shard_size=2, output=str(folder / "data"))
+    sampling = Settings(temperature=1.0)
+    make_data.make(pair=source, evaluation=evaluation, settings=sampling, shard_size=2, output=str(folder / "data"))
 
 
 def _heads(shared: Path, folder: Path) -> None:

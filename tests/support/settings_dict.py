@@ -1,4 +1,4 @@
-"""Writes `speccascade_jax/methods/settings_dict.py` from the fields of `Settings`: `python -m tests.support.settings_dict`."""
+"""The writer of `methods/settings_dict.py`: `python -m tests.support.settings_dict`, which `make format` calls."""
 
 import inspect
 from pathlib import Path

@@ -79,7 +79,7 @@ def collect(session: Session, point: Point) -> Blocks:
         point: its method is "speculative" with the rule, the α and the block size.
     """
     parts = []
-    recorder = Recorder(point.method.decides.name, point.method.alpha or 0.0)
+    recorder = Recorder(point.method.rule(point.settings).name, point.settings.alpha or 0.0)
     for rows, real in session.batches(point.evaluation):
         generation = session.prepare(point, rows)(point.seed, record=recorder)
         raise_on_failure(generation)

@@ -22,11 +22,12 @@ from speccascade_jax.core.checks import whole
 from speccascade_jax.core.sampling import log_laws, make_law_pair, raw_and_scaled, sample
 from speccascade_jax.core.types import Array, Controls
 from speccascade_jax.engine.generate import raise_on_failure
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.studies.survey import surveying
 from speccascade_jax.evaluation.studies.survey.surveying import Written
 from speccascade_jax.evaluation.validation import validate
+from speccascade_jax.methods.settings import check_sampling_alone, sampling_of
 from speccascade_jax.models import fingerprints, teacher_forcing
 from speccascade_jax.results.report.printing import clock_time
 from speccascade_jax.rules import deferral, laws, measures
@@ -45,7 +46,7 @@ def make(
     *,
     pair: ModelPair,
     evaluation: Evaluation,
-    sampling: Sampling,
+    settings: Settings,
     rule: str = "spec_decode",
     alpha: float | None = None,
     seed: int = 0,
@@ -55,7 +56,8 @@ def make(
     """Write a folder of acceptance data; one that was killed goes on after its last shard, to the same bytes.
 
     Args:
-        pair, evaluation, sampling, seed: as for a run; prompts are the evaluation's examples for quality.
+        pair, evaluation, seed: as for a run; settings: how both models sample; prompts are the
+            evaluation's examples for quality.
         rule, alpha: whose probability of keeping a token is the label, a name in `rules.deferral.RULES`.
         shard_size: prompts per shard; a kill loses one shard's work at most.
         output: the folder.
@@ -68,8 +70,8 @@ def make(
             are damaged.
         LockedError: another process writes it.
     """
-    method = Method(name="speculative", rule=rule, alpha=alpha)
-    point = Point(pair=pair, evaluation=evaluation.resolved(), method=method, sampling=sampling, seed=seed)
+    labelled = Settings(rule=rule, alpha=alpha, **sampling_of(check_sampling_alone(settings, "make")))
+    point = Point(pair=pair, evaluation=evaluation.resolved(), settings=labelled, seed=seed)
     validate(point)
     whole("shard_size", shard_size, 1)
     return write(Session(pair, point.evaluation), point, shard_size, expanded(output))
@@ -109,7 +111,7 @@ def _manifest(session: Session, point: Point, shard_size: int) -> dict[str, Any]
     return {name: at[name] for name in names} | {
         "format": shards.FORMAT,
         "pair_fingerprint": session.loaded["weights"],
-        "code": session.code(point.method),
+        "code": session.code(point.settings),
         "draft_fingerprint": fingerprints.of_model(session.pair.draft),
         "examples_fingerprint": session.loaded["examples"],
         "dtype": point.pair.dtype,
@@ -121,7 +123,7 @@ def _manifest(session: Session, point: Point, shard_size: int) -> dict[str, Any]
 
 def examples(session: Session, point: Point) -> Examples:
     """The evaluation's examples for quality: written by the target, labelled for the point's rule."""
-    written = surveying.write(session, dataclasses.replace(point, method=surveying.WRITERS["target"]))
+    written = surveying.write(session, surveying.written_by("target", point))
     window = session.window(point.evaluation, point.evaluation.quality_examples)
     ids = np.asarray([session.examples[row].id for row in window], np.int32)
     parts, start = [], 0
@@ -138,7 +140,7 @@ def _labelled(session: Session, point: Point, written: Written, ids: np.ndarray)
     lengths, rows = np.asarray(written.generation.lengths), len(written.counts)
     width = min(bucket(int(lengths.max())), written.generation.tokens.shape[1])
     tokens = written.generation.tokens[:, :width]
-    controls = session.controls(point, [point.method.alpha] * rows)
+    controls = session.controls(point, [point.settings.alpha] * rows)
     q, p = (teacher_forcing.along(b, written.prompt, tokens) for b in (session.pair.draft, session.pair.target))
     if (failed := np.flatnonzero(teacher_forcing.failing(q, jnp.asarray(lengths))[: len(ids)])).size:
         raise FloatingPointError(
@@ -146,7 +148,13 @@ def _labelled(session: Session, point: Point, written: Written, ids: np.ndarray)
             "weights"
         )
     found = jax.device_get(
-        label(q, p, controls, proposal_uniforms(point.seed, np.resize(ids, rows), width), point.method.decides)
+        label(
+            q,
+            p,
+            controls,
+            proposal_uniforms(point.seed, np.resize(ids, rows), width),
+            point.method.rule(point.settings),
+        )
     )
     real, kept = np.arange(rows) < len(ids), np.arange(width)[None] < lengths[:, None]
     prompt = jax.device_get(written.prompt)

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from speccascade_jax.core.names import natural
 from speccascade_jax.core.types import Prompt
-from speccascade_jax.evaluation.points import Evaluation, Method, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, Point, Settings
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.validation import validate
 from speccascade_jax.pairs import head_files
@@ -80,13 +80,9 @@ class HeadReport:
 
     def _point(self, data: Data) -> Point:
         meant = data.manifest
-        return Point(
-            pair=self.trainer.pair,
-            evaluation=self.evaluation.resolved(),
-            method=Method(name="speculative", rule=meant["rule"], alpha=meant["alpha"], block_size=self.block_size),
-            sampling=Sampling(**{name: meant[name] for name in SAMPLING}),
-            seed=self.seed,
-        )
+        sampling = {name: meant[name] for name in SAMPLING}
+        settings = Settings(rule=meant["rule"], alpha=meant["alpha"], block_size=self.block_size, **sampling)
+        return Point(pair=self.trainer.pair, evaluation=self.evaluation.resolved(), settings=settings, seed=self.seed)
 
     def _present(self, found: dict[str, Any], blocks: Blocks, predicted: Mapping[str, np.ndarray]) -> None:
         folder = expanded(self.trainer.run_dir) / "report"

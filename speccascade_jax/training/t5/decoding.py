@@ -9,7 +9,7 @@ from speccascade_jax.core.types import BoundModel
 from speccascade_jax.data.tasks import table
 from speccascade_jax.data.vocabularies.load import Vocabulary
 from speccascade_jax.engine.generate import generate, raise_on_failure
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.build import assemble
 from speccascade_jax.metrics import quality
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import make_prompt

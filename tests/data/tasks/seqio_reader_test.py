@@ -14,7 +14,7 @@ from speccascade_jax.data.tasks import seqio_reader, table
 from speccascade_jax.data.tasks.seqio_task import SeqioTask
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.evaluation import experiment
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.validation import validate
 from speccascade_jax.runtime import gin_flags
@@ -36,8 +36,7 @@ def point(task: SeqioTask) -> Point:
     return Point(
         pair=ModelPair(name="pair"),
         evaluation=Evaluation(task=task).resolved(),
-        method=Method(name="chow", alpha=0.5),
-        sampling=Sampling(),
+        settings=Settings(method="chow", alpha=0.5),
     )
 
 

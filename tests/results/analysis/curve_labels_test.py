@@ -2,13 +2,13 @@
 
 import pytest
 
-from speccascade_jax.evaluation.points import Method
+from speccascade_jax.evaluation.points import Settings
 from speccascade_jax.methods.settings import Level
 from speccascade_jax.results.analysis.curve_labels import label, place
 
 
 def record(**chosen):
-    method = Method(**chosen)
+    method = Settings(**chosen)
     return {"point": {"head": method.head, "stop_threshold": method.stop_threshold, **method.facts()}}
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
 
 from speccascade_jax.evaluation.measuring import judge
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.results.analysis.panels import panels
 from speccascade_jax.results.analysis.relative_to_target import places
@@ -29,8 +30,12 @@ def trace(tmp_path_factory):
     pair = text_pair.make(tmp_path_factory.mktemp("pair"))
     asked = Evaluation(task="tiny_translation", quality_examples=2, latency_examples=0, max_new_tokens=30)
     session = Session(ModelPair(name="tables"), asked, pair=pair)
-    method = Method(name="token_v3", alpha=0.4)
-    point = Point(pair=session.source, evaluation=session.evaluation, method=method, sampling=Sampling(temperature=1.0))
+    method = Settings(method="token_v3", alpha=0.4)
+    point = Point(
+        pair=session.source,
+        evaluation=session.evaluation,
+        settings=replace(method, temperature=1.0),
+    )
     return judge(session, [point])[0][outputs.ENTRY][0].trace
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.evaluation import session
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
 from speccascade_jax.models import teacher_forcing
 from speccascade_jax.pairs import head_files
 from speccascade_jax.stopping import acceptance_head as heads
@@ -41,8 +42,12 @@ def loaded(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def blocks(loaded):
-    method = Method(name="speculative", rule="token_v3", alpha=0.5, block_size=3)
-    point = Point(pair=ModelPair(name="tiny"), evaluation=SMALL, method=method, sampling=Sampling(temperature=1.0))
+    method = Settings(method="speculative", rule="token_v3", alpha=0.5, block_size=3)
+    point = Point(
+        pair=ModelPair(name="tiny"),
+        evaluation=SMALL,
+        settings=replace(method, temperature=1.0),
+    )
     return acceptance_blocks.collect(loaded, point)
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import zipfile
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.evaluation import session
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
 from speccascade_jax.models import fingerprints
 from speccascade_jax.rules import deferral
 from speccascade_jax.storage import locks
@@ -43,8 +44,8 @@ def loaded(tmp_path_factory):
 
 
 def point(rule="spec_decode", alpha=None, temperature=1.0, **more):
-    method = Method(name="speculative", rule=rule, alpha=alpha)
-    return Point(pair=SOURCE, evaluation=SMALL, method=method, sampling=Sampling(temperature=temperature), **more)
+    method = Settings(method="speculative", rule=rule, alpha=alpha)
+    return Point(pair=SOURCE, evaluation=SMALL, settings=replace(method, temperature=temperature), **more)
 
 
 def files(folder):
@@ -243,7 +244,7 @@ def test_the_manifest_says_whose_data_these_are(loaded, made):
     ],
 )
 def test_what_has_no_meaning_is_refused_before_anything_is_loaded(changes, message, tmp_path):
-    given = {"pair": SOURCE, "evaluation": SMALL, "sampling": Sampling(temperature=1.0), "output": str(tmp_path)}
+    given = {"pair": SOURCE, "evaluation": SMALL, "settings": Settings(temperature=1.0), "output": str(tmp_path)}
     with pytest.raises(ValueError, match=message):
         make_data.make(**(given | changes))
     assert not list(tmp_path.iterdir())

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from speccascade_jax.evaluation import experiment
-from speccascade_jax.evaluation.points import Evaluation, Method, Point
+from speccascade_jax.evaluation.points import Evaluation, Point, Settings
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.results.analysis.bootstrap import LEAST_EXAMPLES
 from speccascade_jax.results.store.result_store import Record, ResultStore
@@ -69,9 +69,9 @@ class Bench:
             point: [replace(point, evaluation=window.of(point.evaluation), seed=seed) for seed in self.seeds]
             for point in points
         }
-        groups: dict[tuple[Method, int], list[Point]] = defaultdict(list)
+        groups: dict[tuple[Settings, int], list[Point]] = defaultdict(list)
         for one in itertools.chain(*placed.values()):
-            groups[replace(one.method, alpha=None), one.seed].append(one)
+            groups[replace(one.settings, alpha=None), one.seed].append(one)
         experiment.measure(list(groups.values()), self.store, self.session)
         held = {record["key"]: record for record in self.store.records}
         for one in itertools.chain(*placed.values()):

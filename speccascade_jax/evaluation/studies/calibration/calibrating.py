@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 from speccascade_jax.core import checks
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.evaluation.enumeration import enumerate_points
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.studies.calibration import halving, outcome, thresholds
 from speccascade_jax.evaluation.studies.calibration.bench import Bench, Window
 from speccascade_jax.evaluation.studies.calibration.thresholds import AppendixD
 from speccascade_jax.evaluation.studies.calibration.tolerance import Tolerance
+from speccascade_jax.methods.settings import check_sampling_alone, sampling_of
 from speccascade_jax.results.analysis.bootstrap import LEAST_EXAMPLES
 from speccascade_jax.results.store.result_store import ResultStore, check_format
 from speccascade_jax.storage.files import plain, write_atomically
@@ -44,8 +45,8 @@ def calibrate(
     *,
     pair: ModelPair,
     evaluation: Evaluation,
-    sampling: Sampling,
-    methods: Sequence[str | Method] = (),
+    settings: Settings,
+    methods: Sequence[str | Settings] = (),
     alphas: Mapping[str, Sequence[float]] | None = None,
     block_sizes: Sequence[int] = (5,),
     bonus: str | None = None,
@@ -68,7 +69,7 @@ def calibrate(
     loaded.
 
     Args:
-        pair, sampling, seeds: as for a sweep; every setting is measured with each seed.
+        pair, seeds: as for a sweep; settings: how all methods sample; every setting is measured with each seed.
         evaluation: on what; the search takes its examples from `first_example` on, and times `latency_examples` of
             them (few on few); those after them are held out. Its `quality_examples` does not matter.
         methods, alphas, block_sizes, bonus: the candidates, as a sweep's points; the draft alone is one too.
@@ -98,7 +99,8 @@ def calibrate(
     check_replaceable(Path(output).with_suffix(".json"), '"mode":', '"settings":')
     check_replaceable(Path(output).with_suffix(".gin"), _USE)
     split = windows(evaluation, search_examples, test_examples, held_out_examples)
-    shared: dict[str, Any] = {"pair": pair, "evaluation": evaluation, "samplings": [sampling], "seeds": tuple(seeds)}
+    samplings = [sampling_of(check_sampling_alone(settings, "calibrate"))]
+    shared: dict[str, Any] = {"pair": pair, "evaluation": evaluation, "samplings": samplings, "seeds": tuple(seeds)}
     if mode == "halving":
         tolerance = Tolerance(max_loss=max_loss, max_latency=max_latency, confidence=confidence)
         shared |= {"methods": methods, "alphas": alphas, "block_sizes": block_sizes}
@@ -107,9 +109,9 @@ def calibrate(
     else:
         if (max_loss, max_latency) != (None, None):
             raise ValueError("mode='appendix_d' stops where its own bound says: leave max_loss and max_latency out")
-        settings, base = appendix_d or AppendixD(), candidates(**shared, methods=())[0]
-        thresholds.check(base, settings)
-        find = partial(_climb, base, settings, split)
+        procedure, base = appendix_d or AppendixD(), candidates(**shared, methods=())[0]
+        thresholds.check(base, procedure)
+        find = partial(_climb, base, procedure, split)
     with ResultStore(output) as store:
         check_format(store.records, output)
         loaded = replace(split.search, judged=split.held_out.end - split.search.first)
@@ -147,7 +149,7 @@ def candidates(*, seeds: Sequence[int], **given: Any) -> list[Point]:
 def _halve(points: Sequence[Point], tolerance: Tolerance, split: Split, runners_up: int, bench: Bench) -> Found:
     """Search, then measure what was found on the held-out examples; on those of the test, if nothing will do."""
     target, *others = points
-    bench.session.check((point.method, point.sampling) for point in points)
+    bench.session.check(point.settings for point in points)
     found = halving.search(bench, others, target, tolerance, halving.rungs(split.search), split.test, 1 + runners_up)
     best = [found.chosen, *found.others] if found.chosen else found.others  # the safest first
     names = ["chosen" if found.chosen else "safest", *(f"runner-up {n}" for n in range(1, runners_up + 1))]
@@ -186,7 +188,7 @@ def _climb(base: Point, settings: AppendixD, split: Split, bench: Bench) -> Foun
     trail.check()
     window = split.held_out
     print(f"three levels and the target on {window.judged} examples, {window.first} to {window.end - 1}")
-    target = thresholds.point_of(base, base.method)
+    target = thresholds.point_of(base, base.settings)
     entries = outcome.measure(bench, trail.levels, target, window)
     heading = f"Appendix D with {settings.rule}: on {window.judged} examples that nothing was chosen by"
     outcome.show(heading, entries)

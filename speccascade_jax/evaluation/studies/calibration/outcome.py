@@ -44,12 +44,11 @@ def _entry(
     itself; `kept`: whether the tolerance is kept on all examples; `share`: in how many resamples of them.
     """
     quality, reference = bootstrap.qualities(records, target)
-    timed = point.method.name != TARGET
+    timed = point.settings.method != TARGET
     told: Entry = {
         "name": name,
         "setting": point.label().rpartition(" seed=")[0],  # seeds are told once for all
-        "method": dataclasses.asdict(point.method),
-        "sampling": dataclasses.asdict(point.sampling),
+        "settings": dataclasses.asdict(point.settings),
         "metric": records[0]["quality"]["metric"],
         "quality": bootstrap.interval(quality),
         "difference_percent": bootstrap.interval(100 * (quality / reference - 1)) if reference.min() > 0 else None,
@@ -89,7 +88,7 @@ def paste(settings: Sequence[tuple[Point, str]], head: Sequence[str], live: bool
     lines = [*(f"# {line}" for line in head), "from __gin__ import dynamic_registration", ""]
     lines += ["from speccascade_jax.evaluation import points"]
     for number, (point, comment) in enumerate(settings):
-        block = [*gin_blocks(point.method), *gin_blocks(point.sampling)]
+        block = gin_blocks(point.settings)
         lines += ["", f"# {comment}", *(line if live and number == 0 else f"# {line}" for line in block)]
     return "\n".join(lines) + "\n"
 

@@ -12,9 +12,10 @@ from rich.console import Console
 
 from speccascade_jax.core.checks import whole
 from speccascade_jax.core.names import DRAFT, TARGET
-from speccascade_jax.evaluation.points import Method, Point
+from speccascade_jax.evaluation.points import Point, Settings
 from speccascade_jax.evaluation.studies.calibration.bench import Bench, Window, mean
 from speccascade_jax.evaluation.validation import validate
+from speccascade_jax.methods.settings import sampling_of
 from speccascade_jax.results.report.tables.grid import Grid
 from speccascade_jax.rules import deferral
 
@@ -113,20 +114,22 @@ def show(trail: Trail, settings: AppendixD) -> None:
     Console(width=140).print(Grid(title=title, header=header, rows=rows, notes=[note]).rich())
 
 
-def point_of(base: Point, method: Method) -> Point:
-    """`base` with a method, the draft greedy as the paper's unless `base` names its temperature."""
-    drawn = base.sampling.draft_temperature
-    return replace(base, method=method, sampling=replace(base.sampling, draft_temperature=drawn or 0.0))
+def point_of(base: Point, settings: Settings) -> Point:
+    """Returns `base` with a method, the draft greedy as the paper's unless `base` names its temperature."""
+    sampling = sampling_of(base.settings)
+    sampling["draft_temperature"] = sampling["draft_temperature"] or 0.0
+    return replace(base, settings=replace(settings, **sampling))
 
 
 def baseline(base: Point, settings: AppendixD, length: int) -> Point:
     """Speculative decoding with blocks of `length`, one more token from the target after a block that is kept."""
-    return point_of(base, Method(name=settings.baseline, block_size=length, bonus="target"))
+    return point_of(base, Settings(method=settings.baseline, block_size=length, bonus="target"))
 
 
 def fuzzy(base: Point, settings: AppendixD, length: int, threshold: float) -> Point:
     """Fuzzy decoding with blocks of `length`."""
-    return point_of(base, Method(name="fuzzy", rule=settings.rule, alpha=threshold, block_size=length, bonus="target"))
+    chosen = Settings(method="fuzzy", rule=settings.rule, alpha=threshold, block_size=length, bonus="target")
+    return point_of(base, chosen)
 
 
 def check(base: Point, settings: AppendixD) -> None:
@@ -157,7 +160,7 @@ def run(bench: Bench, base: Point, settings: AppendixD, window: Window, subset: 
         ValueError: the target is not better than the draft.
     """
     print(f"target and draft alone on {window.judged} examples")
-    ends = [point_of(base, Method(name=name)) for name in (TARGET, DRAFT)]
+    ends = [point_of(base, Settings(method=name)) for name in (TARGET, DRAFT)]
     measured = bench.measure(ends, window)
     target, draft = (mean(measured[end], "quality", "value") for end in ends)
     if not target > draft:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,12 @@ from rich.console import Console
 
 from speccascade_jax.core.checks import whole
 from speccascade_jax.engine.generate import Generation, raise_on_failure
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.studies.profiling import report, traces
 from speccascade_jax.evaluation.studies.profiling.scopes import HloText
 from speccascade_jax.evaluation.validation import validate
-from speccascade_jax.methods.method import Program
+from speccascade_jax.methods.method import run
 from speccascade_jax.results.store.result_store import Record
 from speccascade_jax.storage.files import expanded, write_atomically
 from speccascade_jax.storage.reports import check_replaceable
@@ -35,8 +36,7 @@ def profile(
     *,
     pair: ModelPair,
     evaluation: Evaluation,
-    method: Method,
-    sampling: Sampling,
+    settings: Settings,
     seed: int = 0,
     batch: int = 1,
     generations: int = 4,
@@ -48,7 +48,7 @@ def profile(
     """Trace some generations and print where their time went.
 
     Args:
-        pair, evaluation, method, sampling, seed: the point, as `experiment.run` takes it; of the evaluation only task,
+        pair, evaluation, settings, seed: the point, as `experiment.run` takes it; of the evaluation only task,
             split and output length matter.
         batch: rows decoded together; generations: how many batches, each of other examples.
         trials: how often all of it is timed, and traced; the quickest time counts.
@@ -64,11 +64,11 @@ def profile(
     if output:
         check_replaceable(output, '"instructions":')
     evaluation = replace(evaluation, quality_examples=batch * generations, latency_examples=0).resolved()
-    point = Point(pair=pair, evaluation=evaluation, method=method, sampling=sampling, seed=seed)
+    point = Point(pair=pair, evaluation=evaluation, settings=settings, seed=seed)
     validate(point)
     with nullcontext(keep) if keep else tempfile.TemporaryDirectory() as folder:
         session = Session(pair, evaluation)
-        session.check([(method, sampling)])
+        session.check([point.settings])
         measured = measure(session, point, batch, generations, trials, expanded(str(folder)))
     report.show(measured, top)
     if output:
@@ -86,8 +86,8 @@ def measure(session: Session, point: Point, batch: int, generations: int, trials
     console = Console(stderr=True)
     console.print(f"{point.label()}, batch {batch}: compiling …")
     rows = np.arange(batch * generations).reshape(generations, batch)
-    given = [session.arguments(point, each, [point.method.alpha] * batch) for each in rows]
-    compiled, calls = _prepare(session.built(point.method).program, given, point.seed)
+    prepared = [session.prepare(point, batch_rows) for batch_rows in rows]
+    compiled, calls = _compiled(session.decoder(point.settings).program, prepared, point.seed)
     results = [jax.block_until_ready(compiled(**call)) for call in calls]  # warms the caches
     for result in results:
         raise_on_failure(result)
@@ -116,13 +116,15 @@ def measure(session: Session, point: Point, batch: int, generations: int, trials
     }
 
 
-def _prepare(program: Program, given: Sequence[Mapping[str, Any]], seed: int) -> tuple[Any, list[dict[str, Any]]]:
-    """The compiled program, and its arguments of each call."""
-    fixed = {"max_new_tokens": given[0]["max_new_tokens"]}
-    calls = [{name: x for name, x in each.items() if name not in fixed} | {"seed": np.uint32(seed)} for each in given]
+def _compiled(program: Any, prepared: Sequence[partial[Generation]], seed: int) -> tuple[Any, list[dict[str, Any]]]:
+    """Returns the compiled program, and its arguments of each call."""
+    longest = prepared[0].keywords["max_new_tokens"]
+    calls = [{**call.keywords, "prompt": call.args[0], "seed": np.uint32(seed)} for call in prepared]
+    for arguments in calls:
+        del arguments["max_new_tokens"]
 
-    def generation(params: Any, **others: Any) -> Generation:
-        return program.generate(params=params, **others, **fixed)
+    def generation(**arguments: Any) -> Generation:
+        return run(program, **arguments, max_new_tokens=longest)
 
     name = "jax_compilation_cache_include_metadata_in_key"
     before = jax.config.values[name]

@@ -20,13 +20,16 @@ from rich.table import Table
 
 from speccascade_jax.core.checks import several, whole
 from speccascade_jax.core.names import TARGET
+from speccascade_jax.evaluation.curves import curve
 from speccascade_jax.evaluation.environment import hardware
 from speccascade_jax.evaluation.heads import Heads
-from speccascade_jax.evaluation.points import Method, ModelPair, Sampling
+from speccascade_jax.evaluation.points import ModelPair, Settings, recorded
 from speccascade_jax.evaluation.session import load_source
 from speccascade_jax.evaluation.studies.spec_bench import questions as spec_bench
 from speccascade_jax.evaluation.studies.spec_bench.conversing import ConversationTooLong, Speaker
 from speccascade_jax.evaluation.studies.spec_bench.questions import CATEGORIES, Question
+from speccascade_jax.methods.settings import sampling_of
+from speccascade_jax.results.store import record_key
 from speccascade_jax.results.store.result_store import Record, ResultStore, parse_lines
 from speccascade_jax.storage.files import expanded, point_key
 
@@ -91,8 +94,7 @@ def show(rows: Sequence[Row]) -> None:
 def run(
     *,
     pair: ModelPair,
-    method: Method,
-    sampling: Sampling,
+    settings: Settings,
     conversation: str = "plain",
     instruction: str = "",
     questions: str = "spec_bench/dev_half.jsonl",
@@ -106,7 +108,7 @@ def run(
     """Answer the questions with a method and with the target alone, write both files, print the table.
 
     Args:
-        pair, method, sampling, seed: as of a point; the target alone decodes under the same sampling.
+        pair, settings, seed: as of a point; the target alone decodes under the same sampling.
         conversation: a name in `questions.CONVERSATIONS`; instruction: the system's, if any.
         questions: a file in Spec-Bench's format, relative to the data directory.
         categories: of the six; per_category: how many questions of each at most, `None` for all.
@@ -125,26 +127,27 @@ def run(
         FileNotFoundError: no questions.
         StoreLockedError: another process writes these answers.
     """
-    if method.name == TARGET:
+    settings = recorded(settings)
+    if settings.method == TARGET:
         raise ValueError(f"{TARGET} is measured beside every method; choose another method")
     whole("max_prompt_length", max_prompt_length, 1)
     form, asked = spec_bench.get_conversation(conversation), spec_bench.read(questions)
     chosen = choose(asked, categories, per_category)
     loaded = replace(load_source(pair), max_prompt_length=max_prompt_length)
     speakers = [
-        Speaker(loaded, each, sampling, form, instruction=instruction, max_new_tokens=max_new_tokens, seed=seed)
-        for each in (method, Method(name=TARGET))
+        Speaker(loaded, each, form, instruction=instruction, max_new_tokens=max_new_tokens, seed=seed)
+        for each in (settings, Settings(method=TARGET, **sampling_of(settings)))
     ]
     check_first_turns(speakers[0], chosen)
-    settings: Record = {"method": asdict(method), "sampling": asdict(sampling), "form": asdict(form)}
-    settings |= {"seed": speakers[0].seed, "max_new_tokens": speakers[0].max_new_tokens}  # as whole numbers
-    settings |= {"instruction": instruction, "device": hardware()}
-    settings |= {"weights": loaded.fingerprint, **Heads(loaded).fingerprint(method), "code": speakers[0].code()}
-    files = [_answer_file(output, pair, speaker.method) for speaker in speakers]
+    identity: Record = {"settings": record_key.canonical(settings), "form": asdict(form)}
+    identity |= {"seed": speakers[0].seed, "max_new_tokens": speakers[0].max_new_tokens}  # as whole numbers
+    identity |= {"instruction": instruction, "device": hardware()}
+    identity |= {"weights": loaded.fingerprint, **Heads(loaded).fingerprint(settings)}
+    files = [_answer_file(output, pair, speaker.settings) for speaker in speakers]
     for file in files:
-        check_file(file, [_key(question, file, settings) for question in asked])
+        check_file(file, [_key(question, file, identity) for question in asked])
     with ResultStore(files[0]) as ours, ResultStore(files[1]) as theirs:
-        sides = [Side(*each, settings) for each in zip(speakers, (ours, theirs), strict=True)]
+        sides = [Side(*each, identity) for each in zip(speakers, (ours, theirs), strict=True)]
         left_out = answer_all(sides, chosen)
         answers = [{q.question_id: found for q in chosen if (found := side.answer_to(q))} for side in sides]
     rows = table(*([each[n] for n in answers[0] if n in answers[1]] for each in answers))
@@ -259,6 +262,6 @@ def _key(question: Question, file: Path, settings: Record) -> str:
     return point_key(question=asdict(question), model_id=file.stem, **settings)
 
 
-def _answer_file(folder: str, pair: ModelPair, method: Method) -> Path:
-    alpha = "" if method.alpha is None else f"-{method.alpha:g}"
-    return expanded(folder) / f"{Path(pair.name).name}-{method.curve()}{alpha}.jsonl"
+def _answer_file(folder: str, pair: ModelPair, settings: Settings) -> Path:
+    alpha = "" if settings.alpha is None else f"-{settings.alpha:g}"
+    return expanded(folder) / f"{Path(pair.name).name}-{curve(settings)}{alpha}.jsonl"

@@ -12,14 +12,12 @@ import numpy as np
 from speccascade_jax.api import collect, make_prompt
 from speccascade_jax.core.checks import check_seed, whole
 from speccascade_jax.core.types import Array, Round
-from speccascade_jax.engine.generate import Generator
 from speccascade_jax.evaluation import code_digests
 from speccascade_jax.evaluation.heads import Heads
-from speccascade_jax.evaluation.points import Method, Sampling
 from speccascade_jax.evaluation.studies.spec_bench.questions import Conversation, Question
 from speccascade_jax.evaluation.validation import warn_of_ranges
-from speccascade_jax.methods.assemble import build
-from speccascade_jax.methods.method import Built
+from speccascade_jax.methods.build import build
+from speccascade_jax.methods.settings import Settings
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import excess, stop_ids, text_ids
 
@@ -48,46 +46,45 @@ class Speaker:
     """One method that holds conversations; it stops at the ends of turns that the vocabulary has as one token.
 
     Args:
-        pair: with a vocabulary; method, sampling: as of a point.
+        pair: with a vocabulary; settings: as of a point.
         conversation: how texts are written; instruction: what the system says first.
         max_new_tokens: of one answer; seed: of all randomness.
 
     Raises:
-        ValueError: as `build` and `Recipe.controls`; a method that is more than one generation; a pair without a
+        ValueError: as `build` and `Method.controls`; a method that is more than one generation; a pair without a
             vocabulary.
     """
 
     def __init__(
         self,
         pair: Pair,
-        method: Method,
-        sampling: Sampling,
+        settings: Settings,
         conversation: Conversation,
         *,
         instruction: str = "",
         max_new_tokens: int = 1024,
         seed: int = 0,
     ):
-        self.pair, self.method, self.conversation, self.instruction = pair, method, conversation, instruction
+        self.pair, self.settings, self.conversation, self.instruction = pair, settings, conversation, instruction
         self.max_new_tokens, self.seed = whole("max_new_tokens", max_new_tokens, 1), check_seed(seed)
         if pair.vocabulary is None:
             raise ValueError(f"pair {pair.name!r} has no vocabulary, but Spec-Bench is text; give one to Pair.load")
         ends = stop_ids(pair.vocabulary, conversation.stop)
         heads = Heads(pair)
-        heads.check([(method, sampling)])
-        warn_of_ranges([method], pair.target.model.vocab_size)
-        settings = method.settings(sampling)
-        self.program, self.params = build(pair, settings, stop_ids=ends, head=heads.of(method))
-        if not isinstance(self.program, Generator):
-            raise ValueError(f"method {method.name!r} decides about whole outputs, which conversations do not wait for")
-        self.controls = jax.device_put(method.recipe.controls(settings, 1))
+        heads.check([settings])
+        warn_of_ranges([settings], pair.target.model.vocab_size)
+        self.decoder = build(pair, settings, stop_ids=ends, head=heads.of(settings))
+        self.method = self.decoder.method
+        if self.decoder.engine is None:
+            raise ValueError(
+                f"method {self.method.name!r} decides about whole outputs, which conversations do not wait for"
+            )
+        self.controls = self.decoder.controls(1)
         self._compiled: set[tuple[int, ...]] = set()
 
     def code(self) -> str:
-        """The digest of the method's rule, stop policy and drafter."""
-        return code_digests.digest(
-            self.pair, self.method.recipe, Built(self.program, self.params), lambda: self.controls
-        )
+        """Returns the digest of the method's rule, stop policy and drafter."""
+        return code_digests.digest(self.decoder, lambda: self.controls)
 
     def converse(self, question: Question) -> list[Turn]:
         """All turns of a question; each prompt contains the answers before it; errors as `prompt`."""
@@ -117,14 +114,14 @@ class Speaker:
 
         given: dict[str, Any] = {"controls": self.controls, "max_new_tokens": self.max_new_tokens, "record": committed}
         given |= {"example_ids": np.asarray([example_id])}
-        run = partial(self.program.generate, self.params, prompt, self.seed, **given)
+        run = partial(self.decoder.generate, prompt, self.seed, **given)
         if inputs.shape not in self._compiled:
             jax.block_until_ready(run())
             self._compiled.add(inputs.shape)
         begin = time.perf_counter()
         generation = jax.block_until_ready(run())
         seconds = time.perf_counter() - begin
-        out = collect(self.pair, generation, prompt, draft_alone=self.method.recipe.draft_alone)
+        out = collect(self.pair, generation, prompt, draft_alone=self.method.draft_alone)
         assert out.texts is not None  # a pair without a vocabulary was refused
         return Turn(
             text=self.conversation.postprocess(out.texts[0]),

@@ -1,10 +1,10 @@
 """Taking a survey of a task, printing it, holding it against real runs: what `experiments/survey.py` calls."""
 
-import dataclasses
 import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -17,12 +17,13 @@ from speccascade_jax.core.names import DRAFT, TARGET
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.engine.generate import Generation, failures, model_names
 from speccascade_jax.engine.measures import summarise
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.studies.survey import bounds as bounding
 from speccascade_jax.evaluation.studies.survey import estimates
 from speccascade_jax.evaluation.studies.survey.estimates import Survey
 from speccascade_jax.evaluation.validation import validate
+from speccascade_jax.methods.settings import check_sampling_alone, sampling_of
 from speccascade_jax.models.sharding import on_devices
 from speccascade_jax.results.analysis import histograms
 from speccascade_jax.rules import deferral
@@ -39,9 +40,9 @@ class Written(NamedTuple):
 
 
 WRITERS = {
-    "target": Method(name=TARGET),
-    "draft": Method(name=DRAFT),
-    "mixed": Method(name="speculative", rule="random_accept", alpha=0.5),
+    "target": Settings(method=TARGET),
+    "draft": Settings(method=DRAFT),
+    "mixed": Settings(rule="random_accept", alpha=0.5),
 }
 """Who writes the outputs that are surveyed; "mixed": each token from the draft's law or the target's, evenly."""
 
@@ -50,7 +51,7 @@ def survey(
     *,
     pair: ModelPair,
     evaluation: Evaluation,
-    sampling: Sampling,
+    settings: Settings,
     rules: Sequence[str],
     along: str = "mixed",
     alphas: int = 33,
@@ -64,13 +65,14 @@ def survey(
     """Estimate every rule's rejection and deferral rate from one pass, and print them.
 
     Args:
-        pair, evaluation, sampling, seed: as for a run; examples are the evaluation's for quality.
+        pair, evaluation, seed: as for a run; settings: how both models sample; examples are the
+            evaluation's for quality.
         rules: names in `rules.deferral.RULES`, or `module.NAME` of your own.
         along: whose outputs are read, a name in `WRITERS`.
         alphas: size of each rule's grid over its usual range.
         check: shares of each rule's range, in [0, 1], at which the rule is really run and the error reported.
         bounds: thresholds τ at which the fuzzy rules among `rules` are really run, the draft sampled unless
-            `sampling` gives it temperature 0, and the divergence incurred is held against `N · share · τ`.
+            `settings` give it temperature 0, and the divergence incurred is held against `N · share · τ`.
         histogram: the divergence that is counted over positions, a name in `histograms.LAST_EDGES`.
         block_size: γ of these runs.
         output: a JSON file for the printed rows, the bounds and the histogram; none if empty.
@@ -85,7 +87,9 @@ def survey(
     if any(not 0 <= share <= 1 for share in check):
         raise ValueError(f"check={tuple(check)} must be shares of a rule's range, between 0 and 1")
     several("rules", rules, 1)
-    point = Point(pair=pair, evaluation=evaluation.resolved(), method=WRITERS[along], sampling=sampling, seed=seed)
+    sampling = sampling_of(check_sampling_alone(settings, "survey"))
+    writer = replace(WRITERS[along], **sampling)
+    point = Point(pair=pair, evaluation=evaluation.resolved(), settings=writer, seed=seed)
     validate(point)
     histograms.check(histogram)
     if output:
@@ -106,7 +110,7 @@ def survey(
         bounding.show(bounded, point.evaluation.quality_examples)
     if output:
         at = point.coordinates()
-        kept = {name: at[name] for name in ("pair", "task", *dataclasses.asdict(sampling))}
+        kept = {name: at[name] for name in ("pair", "task", *sampling)}
         kept |= {"along": along, "positions": len(found.rows), "rows": rows, "bounds": bounded, "histogram": counted}
         write_atomically(output, json.dumps(plain(kept), indent=1))
     return rows
@@ -125,7 +129,7 @@ def plan(session: Session, point: Point, names: Sequence[str], count: int) -> di
         session: with the pair and its examples; point: whose evaluation, sampling and seed are surveyed.
     """
     swept = [name for name in names if deferral.get(name).alpha is not None]
-    found = take(session, dataclasses.replace(point, method=WRITERS["mixed"]), {name: grid(name, 65) for name in swept})
+    found = take(session, written_by("mixed", point), {name: grid(name, 65) for name in swept})
     return {name: found.plan(name, count) for name in swept}
 
 
@@ -144,7 +148,7 @@ def write(session: Session, point: Point) -> list[Written]:
         generation = session.prepare(point, rows)(point.seed)
         prompt = jax.tree.map(lambda x, rows=rows: x[rows], session.prompts)
         prompt = on_devices(prompt, session.pair.mesh)
-        failed = failures(generation.failed_at, model_names(point.method.recipe.draft_alone))
+        failed = failures(generation.failed_at, model_names(point.method.draft_alone))
         if failed:
             print(f"{len(failed)} outputs are left out: {failed[0]} of the batch")
         well = ~np.isin(np.arange(len(rows)), [each.row for each in failed])
@@ -166,7 +170,7 @@ def read(session: Session, point: Point, written: Sequence[Written], grids: Mapp
     """
     parts = []
     # a model that writes alone has controls of its own temperature; the laws to compare are the pair's
-    compared = dataclasses.replace(point, method=WRITERS["mixed"])
+    compared = written_by("mixed", point)
     for each in written:
         tokens, lengths = np.asarray(each.generation.tokens), np.asarray(each.generation.lengths)
         controls = session.controls(compared, [0.0] * len(lengths))
@@ -196,7 +200,7 @@ def _row(found: Survey, rule: str, alpha: float) -> dict[str, Any]:
 
 def _checked(session: Session, point: Point, row: dict[str, Any], block_size: int) -> dict[str, Any]:
     """The rule really run, and surveyed along what it wrote: the error that is left then is no prefix's."""
-    real = dataclasses.replace(point, method=Method(name=row["rule"], alpha=row["alpha"], block_size=block_size))
+    real = _under(point, Settings(method=row["rule"], alpha=row["alpha"], block_size=block_size))
     validate(real)
     written = write(session, real)
     own = read(session, real, written, {row["rule"]: (row["alpha"] or 0.0,)}).estimate(row["rule"])
@@ -216,25 +220,34 @@ def _fuzzy_points(point: Point, names: Sequence[str], taus: Sequence[float], blo
     fuzzy = [name for name in names if bounding.is_fuzzy(name)]
     if len(taus) and not fuzzy:
         raise ValueError(f"bounds={tuple(taus)} are thresholds of fuzzy rules: add one to rules, as 'fuzzy_tv_scaled'")
-    at = point.sampling  # the method's own draft is greedy unless a temperature is named
-    drafted = at.temperature if at.draft_temperature is None else at.draft_temperature
-    sampling = dataclasses.replace(at, draft_temperature=drafted)
-    found = []
+    chosen = point.settings  # the method's own draft is greedy unless a temperature is named
+    drafted = chosen.temperature if chosen.draft_temperature is None else chosen.draft_temperature
+    points = []
     for name, tau in itertools.product(fuzzy, taus):
-        method = Method(name="fuzzy", rule=name, alpha=tau, block_size=block_size, bonus="rule")
-        found.append(dataclasses.replace(point, method=method, sampling=sampling))
-        validate(found[-1])
-    return found
+        settings = Settings(method="fuzzy", rule=name, alpha=tau, block_size=block_size, bonus="rule")
+        points.append(_under(point, settings).with_settings(draft_temperature=drafted))
+        validate(points[-1])
+    return points
+
+
+def _under(point: Point, settings: Settings) -> Point:
+    """Returns the point under other settings, its own sampling kept."""
+    return replace(point, settings=replace(settings, **sampling_of(point.settings)))
+
+
+def written_by(along: str, point: Point) -> Point:
+    """Returns the point as a writer of `WRITERS` would measure it, its own sampling kept."""
+    return _under(point, WRITERS[along])
 
 
 def _bounded(session: Session, run: Point) -> dict[str, Any]:
     """A row of bounds: the method run, or for `kl` the target, and its outputs surveyed."""
-    rule, tau = run.method.decides.name, run.method.alpha
+    rule, tau = run.method.rule(run.settings).name, run.settings.alpha
     assert tau is not None
     along = bounding.outputs_of(bounding.threshold(rule))
-    writer = run if along == "rule" else dataclasses.replace(run, method=WRITERS["target"])
+    writer = run if along == "rule" else written_by("target", run)
     found = take(session, writer, {rule: (tau,)})
-    greedy = run.sampling.draft_temperature == 0
+    greedy = run.settings.draft_temperature == 0
     return {"rule": rule, "tau": tau, "along": along} | bounding.bound(found, rule, tau, along, greedy)._asdict()
 
 

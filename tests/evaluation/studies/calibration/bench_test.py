@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from speccascade_jax.evaluation import session
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
 from speccascade_jax.evaluation.studies.calibration.bench import Bench, Window
 from speccascade_jax.results.store.result_store import ResultStore
 from tests.support import text_pair
@@ -17,7 +17,7 @@ SMALL = Evaluation(
 
 
 def _point(**method) -> Point:
-    return Point(pair=SOURCE, evaluation=SMALL.resolved(), method=Method(**method), sampling=Sampling())
+    return Point(pair=SOURCE, evaluation=SMALL.resolved(), settings=Settings(**method))
 
 
 TARGET, SPECULATIVE = _point(name="autoregressive"), _point(name="spec_decode", block_size=2)

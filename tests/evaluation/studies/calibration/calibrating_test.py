@@ -10,7 +10,7 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.data.tasks.table import TASKS
 from speccascade_jax.evaluation import experiment, session
-from speccascade_jax.evaluation.points import Evaluation, Method, Sampling
+from speccascade_jax.evaluation.points import Evaluation, Settings
 from speccascade_jax.evaluation.studies.calibration import calibrating
 from speccascade_jax.evaluation.studies.calibration.thresholds import AppendixD
 from speccascade_jax.results.store import result_store
@@ -40,7 +40,7 @@ def calibrate(tmp_path, monkeypatch):
     def call(loaded=None, **given):
         call.loaded = loaded or calibration_fakes.FakeSession(law, noise=0.5)
         monkeypatch.setattr(calibrating, "Session", lambda *_: call.loaded)
-        shared = {"pair": calibration_fakes.SOURCE, "evaluation": calibration_fakes.TASK, "sampling": Sampling()}
+        shared = {"pair": calibration_fakes.SOURCE, "evaluation": calibration_fakes.TASK, "settings": Settings()}
         shared |= {
             "methods": ("spec_decode", "opt"),
             "alphas": {"opt": (0.0, 0.1, 0.2, 0.3, 0.4)},
@@ -102,7 +102,7 @@ def test_held_out_numbers_are_not_those_of_the_search(calibrate):
 
 
 def test_a_missing_head_is_refused_before_anything_is_measured(calibrate):
-    gone = Method(name="specdecpp", stop_threshold=0.5, head="gone.msgpack")
+    gone = Settings(method="specdecpp", stop_threshold=0.5, head="gone.msgpack")
     with pytest.raises(FileNotFoundError, match="no acceptance head at gone.msgpack"):
         calibrate(max_loss=0.035, methods=["opt", gone])
     assert calibrate.loaded.asked == []
@@ -163,7 +163,7 @@ def test_the_draft_alone_is_a_candidate(calibrate):
 
 
 def test_appendix_d_is_a_mode(calibrate, capsys):
-    given = {"sampling": Sampling(temperature=0.6, top_p=0.9), "seeds": (0, 1)}
+    given = {"settings": Settings(temperature=0.6, top_p=0.9), "seeds": (0, 1)}
     report = calibrate(mode="appendix_d", appendix_d=AppendixD(lengths=(5, 10)), **given)
     assert [each["name"] for each in report["settings"]] == ["Low", "Med", "High", "target"]
     alphas = [each["method"]["alpha"] for each in report["settings"][:3]]
@@ -185,7 +185,7 @@ def test_appendix_d_is_a_mode(calibrate, capsys):
         ({"mode": "halfing"}, "mode='halfing' is not one of halving, appendix_d"),
         ({"mode": "appendix_d", "max_loss": 0.1}, "leave max_loss and max_latency out"),
         ({"mode": "appendix_d", "appendix_d": AppendixD(rule="diff")}, "rule='diff' has no divergence"),
-        ({"mode": "appendix_d", "sampling": Sampling(temperature=-1.0)}, "is negative"),
+        ({"mode": "appendix_d", "settings": Settings(temperature=-1.0)}, "is negative"),
         ({"max_loss": 0.1, "methods": ("optt",)}, "unknown method 'optt': did you mean opt"),
         ({"max_loss": 0.1, "alphas": {"opt": (float("inf"),)}}, r"alphas\['opt'\]\[0\]=inf is not a finite number"),
         ({"max_loss": 0.1, "alphas": {"diff": 0.1}}, r"alphas\['diff'\]=0.1 is one value where a tuple is meant"),
@@ -221,7 +221,7 @@ def test_a_task_with_too_few_examples_is_refused(tmp_path, monkeypatch):
     given = {
         "pair": calibration_fakes.SOURCE,
         "evaluation": calibration_fakes.TASK,
-        "sampling": Sampling(),
+        "settings": Settings(),
         "max_loss": 0.1,
     }
     with pytest.raises(ValueError, match="200 examples in split 'test', fewer than the 308 asked for"):
@@ -257,7 +257,7 @@ def test_a_tabular_pair_is_calibrated_from_end_to_end(tmp_path, monkeypatch):
         resamples=10,
     )
     given = {
-        "pair": calibration_fakes.SOURCE, "evaluation": small, "sampling": Sampling(), "methods": ("spec_decode",),
+        "pair": calibration_fakes.SOURCE, "evaluation": small, "settings": Settings(), "methods": ("spec_decode",),
         "block_sizes": (2,), "max_loss": 0.0, "search_examples": 64, "test_examples": 16,
         "held_out_examples": 24, "output": str(tmp_path / "out.jsonl"),
     }  # fmt: skip

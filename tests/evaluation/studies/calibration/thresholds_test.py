@@ -4,14 +4,14 @@ import dataclasses
 
 import pytest
 
-from speccascade_jax.evaluation.points import Sampling
+from speccascade_jax.evaluation.points import Settings
 from speccascade_jax.evaluation.studies.calibration import thresholds
 from speccascade_jax.evaluation.studies.calibration.bench import Bench, Window
 from speccascade_jax.evaluation.studies.calibration.thresholds import AppendixD
 from speccascade_jax.results.store.result_store import ResultStore
 from tests.support import calibration_fakes
 
-BASE = dataclasses.replace(calibration_fakes.point("autoregressive"), sampling=Sampling(temperature=0.6, top_p=0.9))
+BASE = dataclasses.replace(calibration_fakes.point("autoregressive"), settings=Settings(temperature=0.6, top_p=0.9))
 WINDOW, SUBSET = Window(first=0, judged=200, timed=16), Window(first=0, judged=50, timed=8)
 
 
@@ -50,7 +50,7 @@ def test_the_trail_is_the_papers(tmp_path, capsys):
 
 def test_the_draft_is_greedy_and_the_bonus_the_targets(tmp_path):
     _, loaded = _run(tmp_path)
-    assert {each.sampling for each in loaded.asked} == {Sampling(temperature=0.6, top_p=0.9, draft_temperature=0.0)}
+    assert {each.sampling for each in loaded.asked} == {Settings(temperature=0.6, top_p=0.9, draft_temperature=0.0)}
     assert {each.method.bonus for each in loaded.asked} == {"target", None}
     assert {each.method.decides.name for each in loaded.asked if each.method.alpha} == {"fuzzy_js_reference"}
 

@@ -10,14 +10,14 @@ from jax.experimental.compilation_cache import compilation_cache
 from speccascade_jax import checkpoints
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.data.vocabularies import load
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Sampling
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Settings
 from speccascade_jax.evaluation.studies.profiling import profiling
 from speccascade_jax.evaluation.studies.profiling.traces import Spent
 from speccascade_jax.models.t5 import T5, T5Config
 from tests.support import random_t5
 
 EVALUATION = Evaluation(task="tiny_translation", max_new_tokens=8)
-METHOD = Method(name="opt", alpha=0.2, block_size=3)
+METHOD = Settings(method="opt", alpha=0.2, block_size=3)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def measured(pair, folder) -> dict:
         pair=pair,
         evaluation=EVALUATION,
         method=METHOD,
-        sampling=Sampling(temperature=1.0),
+        settings=Settings(temperature=1.0),
         batch=2,
         generations=2,
         trials=2,
@@ -150,10 +150,10 @@ def test_programs_of_an_older_source_are_not_taken_from_the_cache(persistent_cac
         ({"generations": 1.5}, "generations=1.5 is not a whole number >= 1"),
         ({"trials": 0}, "trials=0 is not a whole number >= 1"),
         ({"top": -1}, "top=-1 is not a whole number >= 0"),
-        ({"method": Method(name="lossy", alpha=1.5)}, "alpha=1.5 is outside the domain"),
+        ({"method": Settings(method="lossy", alpha=1.5)}, "alpha=1.5 is outside the domain"),
     ],
 )
 def test_a_bad_setting_is_named_before_anything_is_loaded(setting, said):
-    given = {"evaluation": EVALUATION, "method": METHOD, "sampling": Sampling()} | setting
+    given = {"evaluation": EVALUATION, "method": METHOD, "settings": Settings()} | setting
     with pytest.raises(ValueError, match=said):
         profiling.profile(pair=ModelPair(name="no such pair"), **given)

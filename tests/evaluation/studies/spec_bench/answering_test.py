@@ -11,7 +11,7 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.data import directory
 from speccascade_jax.engine.generate import Generator
-from speccascade_jax.evaluation.points import Method, ModelPair, Sampling
+from speccascade_jax.evaluation.points import ModelPair, Settings
 from speccascade_jax.evaluation.studies.spec_bench import answering, conversing
 from speccascade_jax.evaluation.studies.spec_bench.questions import Conversation, Question, get_conversation
 from speccascade_jax.methods import table
@@ -46,8 +46,8 @@ def run(pair, tmp_path, monkeypatch):
     def run(**changes):
         given = {
             "pair": ModelPair(name="some/tiny"),
-            "method": Method(name="spec_decode", block_size=2),
-            "sampling": Sampling(),
+            "method": Settings(method="spec_decode", block_size=2),
+            "settings": Settings(),
             "questions": "q.jsonl",
             "max_new_tokens": LONGEST,
             "output": str(tmp_path / "answers"),
@@ -90,7 +90,7 @@ def test_answers_have_the_schema_that_spec_benchs_scripts_read(run, tmp_path):
 
 
 def test_the_second_prompt_contains_the_first_answer(pair, monkeypatch):
-    speaker = conversing.Speaker(pair, Method(name="autoregressive"), Sampling(), PLAIN, max_new_tokens=LONGEST)
+    speaker = conversing.Speaker(pair, Settings(method="autoregressive"), Settings(), PLAIN, max_new_tokens=LONGEST)
     asked, answer = [], speaker.answer
     monkeypatch.setattr(speaker, "answer", lambda text, number: asked.append(text) or answer(text, number))
     first, _ = speaker.converse(Question(81, "writing", ("The dog sleeps.", "And the cat?")))
@@ -101,7 +101,7 @@ def test_the_second_prompt_contains_the_first_answer(pair, monkeypatch):
 
 
 def test_compilation_is_not_timed(pair, monkeypatch):
-    speaker = conversing.Speaker(pair, Method(name="autoregressive"), Sampling(), PLAIN, max_new_tokens=LONGEST)
+    speaker = conversing.Speaker(pair, Settings(method="autoregressive"), Settings(), PLAIN, max_new_tokens=LONGEST)
     clock, calls, generate = [0.0], [], speaker.program.generate
 
     def slow_at_first(_, *arguments, **more):
@@ -123,7 +123,7 @@ def test_a_long_prompt_reaches_the_models_whole(pair, monkeypatch):
         raise ReachedError(prompt)
 
     monkeypatch.setattr(Generator, "generate", generate)
-    speaker = conversing.Speaker(pair, Method(name="autoregressive"), Sampling(), PLAIN, max_new_tokens=LONGEST)
+    speaker = conversing.Speaker(pair, Settings(method="autoregressive"), Settings(), PLAIN, max_new_tokens=LONGEST)
     text = speaker.prompt(Question(81, "writing", ("The dog sleeps, and the cat is not at home. " * 15,)))
     ids = text_ids(pair, text)
     with pytest.raises(ReachedError) as reached:
@@ -137,7 +137,7 @@ def test_generation_stops_at_a_turns_end_that_is_one_token(pair):
     token = next(t for t in range(40, text_pair.PIECES) if pair.vocabulary.encode(pair.vocabulary.piece(t))[-1] == t)
     ends = Conversation(user="{text}", answer="{text}", stop=(pair.vocabulary.piece(token), "zzqq zzqq"))
     for conversation, own in ((ends, (token,)), (PLAIN, ())):
-        speaker = conversing.Speaker(pair, Method(name="autoregressive"), Sampling(), conversation)
+        speaker = conversing.Speaker(pair, Settings(method="autoregressive"), Settings(), conversation)
         assert speaker.program.engine.stop_ids == (*pair.vocabulary.stop_ids, *own)
 
 
@@ -192,9 +192,9 @@ def test_who_answers_first_alternates(tmp_path):
         ({"categories": ("rag",)}, "there are no questions of rag: give others"),
         ({"conversation": "chat"}, "unknown conversation 'chat'"),
         ({"per_category": 0}, "per_category=0 is not a whole number >= 1"),
-        ({"method": Method(name="autoregressive")}, "autoregressive is measured beside every method"),
-        ({"method": Method(name="seq_cascade", alpha=-3.0)}, "decides about whole outputs"),
-        ({"method": Method(name="chow")}, "rule 'chow' needs alpha"),
+        ({"method": Settings(method="autoregressive")}, "autoregressive is measured beside every method"),
+        ({"method": Settings(method="seq_cascade", alpha=-3.0)}, "decides about whole outputs"),
+        ({"method": Settings(method="chow")}, "rule 'chow' needs alpha"),
         ({"max_new_tokens": 0}, "max_new_tokens=0"),
     ],
 )
@@ -216,8 +216,8 @@ def test_answers_of_others_are_never_touched(run, tmp_path, name, content):
 
 @pytest.mark.laws
 def test_answers_under_another_head_are_another_runs(run, pair, tmp_path, monkeypatch):
-    asked = {"categories": ("qa",), "sampling": Sampling(temperature=1.0)}
-    asked["method"] = Method(name="specdecpp", stop_threshold=0.5)
+    asked = {"categories": ("qa",), "settings": Settings(temperature=1.0)}
+    asked["method"] = Settings(method="specdecpp", stop_threshold=0.5)
     for seed, said in ((0, None), (1, "holds answers of another run already")):
         monkeypatch.setattr(
             answering, "load_source", lambda source, seed=seed: replace(pair, head=head_for(pair, seed=seed))
@@ -280,9 +280,9 @@ def test_a_run_of_more_questions_keeps_what_is_answered_and_one_of_other_setting
         (name, q["question_id"]) for name in ("autoregressive", "spec_decode") for q in QUESTIONS
     )
     for changes in (
-        {"seed": 1}, {"max_new_tokens": 8}, {"instruction": "Be kind."}, {"sampling": Sampling(temperature=0.5)},
-        {"method": Method(name="spec_decode", block_size=3)}, {"conversation": "vicuna"},
-        {"method": Method(name="opt", alpha=0.5)},  # whose own file is new: the target's was timed beside another
+        {"seed": 1}, {"max_new_tokens": 8}, {"instruction": "Be kind."}, {"settings": Settings(temperature=0.5)},
+        {"method": Settings(method="spec_decode", block_size=3)}, {"conversation": "vicuna"},
+        {"method": Settings(method="opt", alpha=0.5)},  # whose own file is new: the target's was timed beside another
     ):  # fmt: skip
         with pytest.raises(ValueError, match="holds answers of another run already"):
             run(**changes)
@@ -339,4 +339,4 @@ def test_positions_that_the_models_were_made_for_are_room_too(run, pair, capsys,
 def test_a_pair_without_a_vocabulary_is_refused(pair):
     bare = sc.Pair(target=pair.target, draft=pair.draft, name="bare")
     with pytest.raises(ValueError, match="pair 'bare' has no vocabulary"):
-        conversing.Speaker(bare, Method(name="autoregressive"), Sampling(), PLAIN)
+        conversing.Speaker(bare, Settings(method="autoregressive"), Settings(), PLAIN)

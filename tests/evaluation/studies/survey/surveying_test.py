@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import speccascade_jax as sc
 from speccascade_jax.evaluation import experiment, session
-from speccascade_jax.evaluation.points import Evaluation, Method, ModelPair, Point, Sampling
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
 from speccascade_jax.evaluation.studies.survey import surveying
 from tests.support import text_pair
 
@@ -39,7 +40,7 @@ def _this_evaluator(monkeypatch, loaded):
 
 
 def test_estimates_are_printed_written_and_checked(tmp_path, capsys):
-    given = {"rules": ("diff",), "sampling": Sampling(temperature=1.0), "check": (0.55,), "block_size": 2}
+    given = {"rules": ("diff",), "settings": Settings(temperature=1.0), "check": (0.55,), "block_size": 2}
     rows = surveying.survey(**SHARED, **given, along="target", output=str(tmp_path / "new" / "survey.json"))
     said = capsys.readouterr().out
     assert "positions of the target outputs" in said and "really rejected" in said
@@ -52,9 +53,9 @@ def test_estimates_are_printed_written_and_checked(tmp_path, capsys):
 
 
 def test_a_batch_that_is_filled_up_counts_no_row_twice(loaded):
-    method = Method(name="diff", alpha=0.1, block_size=2)
+    method = Settings(method="diff", alpha=0.1, block_size=2)
     odd = dataclasses.replace(SMALL, quality_batch=12)  # 16 examples: a batch, and four rows filled up with themselves
-    point = Point(pair=SOURCE, evaluation=odd, method=method, sampling=Sampling(temperature=1.0))
+    point = Point(pair=SOURCE, evaluation=odd, settings=replace(method, temperature=1.0))
     written = surveying.write(loaded, point)
     assert [each.counts.sum() for each in written] == [12, 4]
     lengths = [np.asarray(each.generation.lengths) for each in written]
@@ -67,7 +68,7 @@ def test_a_batch_that_is_filled_up_counts_no_row_twice(loaded):
 def _written(session, along):
     """The point, what its writer wrote greedily, and those outputs `[16, 8]`."""
     method = surveying.WRITERS[along]
-    point = Point(pair=SOURCE, evaluation=SMALL, method=method, sampling=Sampling(temperature=0.0))
+    point = Point(pair=SOURCE, evaluation=SMALL, settings=replace(method, temperature=0.0))
     (written,) = surveying.write(session, point)
     return point, written, np.asarray(written.generation.tokens)
 
@@ -111,10 +112,10 @@ def test_fuzzy_rules_are_run_and_held_against_their_bound(tmp_path, capsys, monk
     )
     path, rules = tmp_path / "survey.json", ("spec_decode", "fuzzy_tv_scaled", "fuzzy_kl_scaled")
     given = {"rules": rules, "alphas": 2, "bounds": (0.5, 0.9), "block_size": 2, "histogram": "tv"}
-    surveying.survey(**SHARED, **given, sampling=Sampling(temperature=1.0), output=str(path))
+    surveying.survey(**SHARED, **given, settings=Settings(temperature=1.0), output=str(path))
     said, kept = capsys.readouterr().out, json.loads(path.read_text())
     writers = [
-        (p.method.name, p.method.rule, p.method.alpha, p.method.bonus, p.sampling.draft_temperature) for p in asked
+        (p.method.name, p.method.rule, p.method.alpha, p.method.bonus, p.settings.draft_temperature) for p in asked
     ]
     assert writers[1:3] == [("fuzzy", "fuzzy_tv_scaled", tau, "rule", 1.0) for tau in (0.5, 0.9)]
     assert {writer[0] for writer in writers[3:]} == {"autoregressive"}  # kl: along the target's outputs
@@ -133,9 +134,9 @@ def test_fuzzy_rules_are_run_and_held_against_their_bound(tmp_path, capsys, monk
 
 
 def test_a_greedy_draft_is_run_and_named_where_it_is_asked_for(tmp_path, capsys):
-    greedy, path = Sampling(temperature=1.0, draft_temperature=0.0), tmp_path / "survey.json"
+    greedy, path = Settings(temperature=1.0, draft_temperature=0.0), tmp_path / "survey.json"
     surveying.survey(
-        **SHARED, rules=("fuzzy_tv_scaled",), alphas=2, bounds=(0.6,), block_size=2, sampling=greedy, output=str(path)
+        **SHARED, rules=("fuzzy_tv_scaled",), alphas=2, bounds=(0.6,), block_size=2, settings=greedy, output=str(path)
     )
     (row,) = json.loads(path.read_text())["bounds"]
     assert row["standing"].startswith("proven (") and "one-hot" in capsys.readouterr().out
@@ -165,10 +166,10 @@ def test_a_sweep_is_planned_where_its_curves_move(tmp_path, loaded):
         ({"bounds": (0.0,), "rules": ("fuzzy_js",)}, r"bounds=\(0.0,\) must be thresholds above 0"),
         ({"histogram": "max_p"}, "no histogram of 'max_p'"),
         ({"rules": ("chw",)}, "unknown rule 'chw': did you mean chow"),
-        ({"sampling": Sampling(temperature=-1.0)}, "is negative"),
+        ({"settings": Settings(temperature=-1.0)}, "is negative"),
     ],
 )
 def test_what_has_no_meaning_is_refused(changes, message):
-    given = {"rules": ("chow",), "sampling": Sampling()} | changes
+    given = {"rules": ("chow",), "settings": Settings()} | changes
     with pytest.raises(ValueError, match=message):
         surveying.survey(**SHARED, **given)
