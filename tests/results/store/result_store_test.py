@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from speccascade_jax.results.store import result_store as results
+from speccascade_jax.results.store.record_lines import CHECKSUM
 from speccascade_jax.results.store.result_store import ResultStore, StoreLockedError, fill, read_records
 from speccascade_jax.storage import files
 from speccascade_jax.storage.files import point_key
@@ -153,7 +154,7 @@ def test_records_from_before_there_were_checksums_are_read_and_added_to(path):
         assert store.damaged == []
         store.append(record(1))
     assert read_records(path) == [record(0), record(1)]
-    assert [results.CHECKSUM in json.loads(line) for line in path.read_text().splitlines()] == [False, True]
+    assert [CHECKSUM in json.loads(line) for line in path.read_text().splitlines()] == [False, True]
 
 
 # A sweep with a fake runner in a process of its own. It loads the module by its file: the package would import
@@ -161,7 +162,7 @@ def test_records_from_before_there_were_checksums_are_read_and_added_to(path):
 _CHILD = """
 import sys
 from speccascade_jax.storage.files import point_key
-from speccascade_jax.results import store as results
+from speccascade_jax.results.store import result_store as results
 
 def evaluate(points):
     for point in points:
