@@ -2,11 +2,13 @@
 
 Beside `results/a.jsonl` lies the folder `results/a.outputs`: one JSON-lines file for each record, named by its key, and
 one of the prompts and references that its records share, named by the hash of the examples (the record's
-`fingerprints.examples`). A record's outputs are there before the record is. Nothing here imports JAX.
+`fingerprints.examples`). A record's outputs are there before the record is. Those of a record that was migrated when it
+was read may lie under its former key. Nothing here imports JAX.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,7 +65,7 @@ def write(store: str | Path, record: Record, outputs: Sequence[Output]) -> None:
         known = _read_examples(shared) if shared.exists() else {}
         known |= {each.id: {"id": each.id, "prompt": each.prompt, "reference": each.reference} for each in outputs}
         write_atomically(shared, *map(_line, known.values()))
-    write_atomically(where / _own(record), *map(_line, map(_told, outputs)))
+    write_atomically(where / _file_of(record["key"]), *map(_line, map(_told, outputs)))
 
 
 def _told(each: Output) -> Record:
@@ -76,8 +78,8 @@ def _line(entry: Mapping[str, Any]) -> str:
     return json.dumps(entry, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
-def _own(record: Record) -> str:
-    return f"{record['key']}.jsonl"
+def _file_of(key: str) -> str:
+    return f"{key}.jsonl"
 
 
 def _examples(record: Record) -> str:
@@ -102,13 +104,14 @@ def kept(store: str | Path, record: Record) -> bool:
 
 
 def _files(store: str | Path, record: Record) -> tuple[Path, Path] | None:
-    """A record's own file and that of its examples, where both are there."""
+    """Returns a record's file, of today's key or its former one, and that of its examples, where both are there."""
     if "fingerprints" not in record:
         return None
-    for path in (store, *shards.parts_of(store)):
-        own, shared = folder(path) / _own(record), folder(path) / _examples(record)
-        if own.is_file() and shared.is_file():
-            return own, shared
+    keys = [record[name] for name in ("key", "former_key") if name in record]
+    for key, path in itertools.product(keys, (store, *shards.parts_of(store))):
+        outputs, examples = folder(path) / _file_of(key), folder(path) / _examples(record)
+        if outputs.is_file() and examples.is_file():
+            return outputs, examples
     return None
 
 

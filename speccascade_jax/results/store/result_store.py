@@ -1,8 +1,9 @@
 """The store of results: one JSON line per measured point, safe against kills, torn lines and two writers.
 
-Nothing here imports JAX. A record is a dictionary with a `key`, the hash of everything that determines it
-(`point_key`); a store never holds a key twice, and that is what makes a killed sweep resume. A line has one entry more,
-`checksum`, of all the others; records of before there were checksums are read without.
+Nothing here imports JAX. A record is a dictionary with a `key` (`record_key`); a store never has two records of one
+key, and that is what makes a killed sweep resume. A record that was measured by other code is stale: its point is
+measured anew, and the new line takes its place whenever the store is read. A line also has a `checksum` of all other
+entries; records of before there were checksums are read without. Records of format 2 are migrated when they are read.
 """
 
 from __future__ import annotations
@@ -10,41 +11,36 @@ from __future__ import annotations
 import contextlib
 import csv
 import errno
-import hashlib
 import io
 import json
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from speccascade_jax.results.store import outputs, shards
+from speccascade_jax.results.store.record import FORMAT
+from speccascade_jax.results.store.record_lines import (
+    BEGIN,
+    DamagedLine,
+    Record,
+    numbered_lines,
+    parse_lines,
+    supersedes,
+    to_line,
+)
 from speccascade_jax.storage import locks
 from speccascade_jax.storage.files import _sync_folder, expanded, naming, plain, write_atomically
 
-Record = dict[str, Any]
-FORMAT = 2
-"""Of records of points; those of another one are neither read nor added to."""
-CHECKSUM = "checksum"
 StoreLockedError = locks.LockedError
 """Another process is writing the same store."""
 Job = TypeVar("Job")
-_BEGIN = b'{"key":"'
-"""What every line begins with, so that a first line that was torn can be told from a file of someone else's."""
 
 
 class NotAStoreError(ValueError):
     """A file that holds something, and no record."""
-
-
-class DamagedLine(NamedTuple):
-    """A line of a store that holds no record: its number (from 1), what is wrong, and its bytes, its end included."""
-
-    number: int
-    reason: str
-    content: bytes
 
 
 class ResultStore:
@@ -69,7 +65,7 @@ class ResultStore:
         self.path = expanded(path)
         self.records: list[Record] = []
         self.damaged: list[DamagedLine] = []
-        self._keys: set[str] = set()
+        self._places: dict[str, int] = {}
         self._file = self._lock = -1
         try:
             self._open()
@@ -91,17 +87,30 @@ class ResultStore:
             _report(self.path, damaged, f"set aside in {aside}")
         if damaged or (content and not content.endswith(b"\n")):
             bad = {line.number for line in damaged}
-            kept = b"".join(line for number, line in _lines(content) if number not in bad)
+            kept = b"".join(line for number, line in numbered_lines(content) if number not in bad)
             write_atomically(self._place, kept + b"\n" * (not kept.endswith(b"\n") and bool(kept)))
         self._file = os.open(self._place, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         _sync_folder(self._place.parent)
         self._size = os.fstat(self._file).st_size
-        self.records += [record for record in records if record["key"] not in self._keys]
-        self._keys |= {record["key"] for record in records}
+        for record in records:
+            self._add(record)
         self.damaged += damaged
+
+    def _add(self, record: Record) -> None:
+        """Enter a record, in the place of the one with its key where there is one."""
+        place = self._places.setdefault(record["key"], len(self.records))
+        self.records[place : place + 1] = [record]
+
+    def _lacks(self, record: Record) -> bool:
+        """Tells whether no record has the key, or one that this record supersedes."""
+        place = self._places.get(record["key"])
+        return place is None or supersedes(record, self.records[place])
 
     def append(self, record: Record) -> None:
         """Add one record, durably: after this returns it survives a kill and a power cut; its outputs go beside it.
+
+        A record with an entry `supersedes`, the digest of the code by which the record of its key was measured, takes
+        the place of that record.
 
         Raises:
             ValueError: the record has no `key`, the store already holds it, or is closed.
@@ -111,7 +120,7 @@ class ResultStore:
         key = record.get("key")
         if not isinstance(key, str) or not key:
             raise ValueError(f"a record needs a non-empty string 'key', got {key!r}")
-        if key in self._keys:
+        if not self._lacks(record):
             raise ValueError(f"{self.path} already holds a record with key {key}")
         if self._file < 0:
             raise ValueError(f"{self.path} is closed: open it again to add a record")
@@ -120,10 +129,9 @@ class ResultStore:
         record = plain({name: value for name, value in record.items() if name != outputs.ENTRY})
         if self._changed():
             self._restore(record)
-        if key not in self._keys:  # nor in a file that took the place of this one
-            self._write(_line(record).encode())
-            self.records.append(record)
-            self._keys.add(key)
+        if self._lacks(record):  # so does a file that took the place of this one
+            self._write(to_line(record).encode())
+            self._add(record)
 
     def _write(self, lines: bytes) -> None:
         with naming(self.path):
@@ -153,18 +161,18 @@ class ResultStore:
         """
         mine = self.records
         self.close()
-        self.records, self._keys = [], set()
+        self.records, self._places = [], {}
         try:
             self._open()
-            lacking = [each for each in mine if each["key"] not in self._keys]
-            self._write("".join(map(_line, lacking)).encode())
+            lacking = [record for record in mine if self._lacks(record)]
+            self._write("".join(map(to_line, lacking)).encode())
         except (OSError, ValueError, StoreLockedError) as error:
             self.close()
             self.records = [*mine, record]
             aside = _rescue(self._place, self.records)
             raise OSError(f"{error}; all {len(self.records)} records of this run are in {aside}") from error
-        self.records += lacking
-        self._keys |= {each["key"] for each in lacking}
+        for known in lacking:
+            self._add(known)
         warnings.warn(
             f"{self.path} was removed, replaced or changed while it was written; it is open again, and the "
             f"{len(lacking)} of {len(mine)} records that it lacked have been written to it",
@@ -177,17 +185,21 @@ class ResultStore:
         Args:
             keys: of the records that are wanted; paths: the other stores; those that do not exist are passed over.
         """
-        wanted = set(keys) - self._keys
-        there = [path for path in _with_parts(paths) if path.is_file()]
-        found = [record for record in read_records(*there) if record["key"] in wanted]
-        for record in found:
-            outputs.adopt(self.path, record, there)
+        wanted = set(keys)
+        stores = [path for path in _with_parts(paths) if path.is_file()]
+        records = [record for record in read_records(*stores) if record["key"] in wanted and self._lacks(record)]
+        for record in records:
+            outputs.adopt(self.path, record, stores)
             self.append(record)
-        return len(found)
+        return len(records)
 
     def done_keys(self) -> set[str]:
-        """The keys of all records in the store."""
-        return set(self._keys)
+        """Returns the keys of all records in the store."""
+        return set(self._places)
+
+    def judged(self, key: str) -> Record | None:
+        """Returns the newest record with this judged key: quality and counts that hold on any hardware."""
+        return next((record for record in reversed(self.records) if record.get("judged_key") == key), None)
 
     def close(self) -> None:
         """Release the file and the lock; closing twice is harmless."""
@@ -206,7 +218,7 @@ class ResultStore:
 
 
 def check_format(records: Iterable[Record], where: str | Path) -> None:
-    """Refuse records of points that another version wrote: their keys, and what they say of methods, are others.
+    """Refuse records of points whose format this version neither reads nor migrates.
 
     Raises:
         ValueError: names the format and the remedy.
@@ -225,34 +237,44 @@ def fill(
     key: Callable[[Job], str],
     evaluate: Callable[[Sequence[Job]], Iterator[Record]],
     on_record: Callable[[Record], None] = lambda record: None,
+    stale: Collection[str] = (),
 ) -> int:
-    """Measure what the store does not hold yet: the loop of every sweep.
+    """Measure what the store does not hold yet, or holds of other code: the loop of every sweep.
 
     Args:
         store: where the records go, each as soon as it is there.
         groups: jobs that are cheaper together (the α's of one rule).
         key: the key that a job's record will have.
         evaluate: measures the jobs of one group, yielding one record each; called with the missing ones only.
-        on_record: told of each record after it is stored.
+        on_record: called with each record after it is stored.
+        stale: keys of records that are measured anew, and superseded (`record_key.is_stale`).
 
     Returns:
         How many records were added.
     """
-    added = 0
+    added, outdated = 0, set(stale)
     for group in groups:
-        done = store.done_keys()
+        done = store.done_keys() - outdated
         missing = [job for job in group if key(job) not in done]
         for record in evaluate(missing) if missing else ():
-            store.append(record)
+            store.append(superseding(record, store.records) if record["key"] in outdated else record)
+            outdated.discard(record["key"])
             on_record(record)
             added += 1
     return added
 
 
+def superseding(record: Record, records: Iterable[Record]) -> Record:
+    """Returns a record marked as the one that takes the place of the record of its key, where there is one."""
+    codes = [former.get("provenance", {}).get("code") for former in records if former["key"] == record["key"]]
+    return record | {"supersedes": codes[0]} if codes else record
+
+
 def read_records(*paths: str | Path) -> list[Record]:
     """The records of one or more stores, without a lock and without changing them; damaged lines are reported.
 
-    A key that several files hold is returned once. A path stands for its parts too (`shards`), where there are any.
+    A key that several files hold is returned once, as the first file has it, unless another file's record supersedes
+    that one. A path stands for its parts too (`shards`), where there are any.
 
     Raises:
         FileNotFoundError: a path that does not exist, named.
@@ -268,7 +290,8 @@ def read_records(*paths: str | Path) -> list[Record]:
         if damaged:
             _report(path, damaged, "left out")
         for record in records:
-            merged.setdefault(record["key"], record)
+            if record["key"] not in merged or supersedes(record, merged[record["key"]]):
+                merged[record["key"]] = record
     return list(merged.values())
 
 
@@ -278,51 +301,6 @@ def _with_parts(paths: Iterable[str | Path]) -> Iterator[Path]:
         if path.is_file() or not parts:
             yield path
         yield from parts
-
-
-def parse_lines(content: bytes) -> tuple[list[Record], list[DamagedLine]]:
-    """The records of a store's bytes, and the lines that are none.
-
-    Those are torn, not JSON, without a key, with a key seen before, or not what their checksum was taken of.
-    """
-    records: list[Record] = []
-    damaged: list[DamagedLine] = []
-    first: dict[str, int] = {}
-    for number, line in _lines(content):
-        if not line.strip():
-            continue
-        record, wrong = _parsed(line)
-        if not wrong and (before := first.setdefault(record["key"], number)) != number:
-            wrong = f"the same key as line {before}"
-        if wrong:
-            damaged.append(DamagedLine(number, wrong, line))
-        else:
-            records.append(record)
-    return records, damaged
-
-
-def _lines(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """The lines with their numbers, each with its end."""
-    return enumerate(io.BytesIO(content), start=1)
-
-
-def _parsed(line: bytes) -> tuple[Record, str]:
-    """A line's record without its checksum, and what is wrong with it."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return {}, f"not JSON: {error}"
-    if not isinstance(record, dict) or not isinstance(record.get("key"), str) or not record["key"]:
-        return {}, "not a record with a key"
-    if record.pop(CHECKSUM, None) not in (None, _checksum(record)):
-        return {}, "its checksum is of something else"
-    return record, ""
-
-
-def _checksum(record: Record) -> str:
-    """16 hex digits of a record's canonical JSON."""
-    text = json.dumps(record, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def to_csv(records: Sequence[Record]) -> str:
@@ -346,11 +324,6 @@ def _flatten(value: Record, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", json.dumps(item) if isinstance(item, list) else item
 
 
-def _line(record: Record) -> str:
-    whole = {"key": record["key"], **record, CHECKSUM: _checksum(record)}
-    return json.dumps(whole, allow_nan=False, separators=(",", ":")) + "\n"
-
-
 def _report(path: Path, damaged: Sequence[DamagedLine], fate: str) -> None:
     listed = [f"line {line.number} ({line.reason})" for line in damaged[:5]]
     more = [f"and {len(damaged) - 5} more"] * (len(damaged) > 5)
@@ -366,7 +339,7 @@ def _content(path: Path) -> bytes:
 
 def _check_store(path: Path, content: bytes, records: Sequence[Record]) -> None:
     """Refuse a file of something else; one that holds but the beginning of a first record is a store."""
-    torn = b"\n" not in content and _BEGIN.startswith(content[: len(_BEGIN)])
+    torn = b"\n" not in content and BEGIN.startswith(content[: len(BEGIN)])
     if content.strip() and not records and not torn:
         raise NotAStoreError(
             f"{path} holds no record: it is no store of results, or all of it is damaged. Name another file, or move "
@@ -387,7 +360,7 @@ def _set_aside(path: Path, damaged: Sequence[DamagedLine]) -> None:
 
 def _rescue(place: Path, records: Sequence[Record]) -> Path:
     """Write records to a file beside a store or, where that can't be, among the system's temporary files."""
-    content, name = "".join(map(_line, records)), f"{place.name}.rescued-{os.getpid()}"
+    content, name = "".join(map(to_line, records)), f"{place.name}.rescued-{os.getpid()}"
     for folder in (place.parent, Path(tempfile.gettempdir())):
         with contextlib.suppress(OSError):
             write_atomically(folder / name, content)

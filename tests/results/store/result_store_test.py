@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from speccascade_jax.results.store import result_store as results
+from speccascade_jax.results.store.record_lines import CHECKSUM
 from speccascade_jax.results.store.result_store import ResultStore, StoreLockedError, fill, read_records
 from speccascade_jax.storage import files
 from speccascade_jax.storage.files import point_key
@@ -112,6 +113,91 @@ def test_records_of_other_stores_are_taken_over_once(path, tmp_path):
     assert [(record["n"], "own" in record) for record in read_records(path)] == [(1, True), (2, False)]
 
 
+def _of_code(n: int, code: str | None, **more) -> dict:
+    """Returns a record with the digest of the code that measured it."""
+    return record(n, code=code, provenance={"code": code, "toolchain": {}}, **more)
+
+
+def _codes(records: list[dict]) -> list[tuple[int, str]]:
+    return [(record["n"], record["code"]) for record in records]
+
+
+def test_a_record_that_supersedes_another_takes_its_place_whenever_the_store_is_read(path):
+    chain = _of_code(0, "b", supersedes="a"), _of_code(0, "a", supersedes="b")
+    with ResultStore(path) as store:
+        for n in range(3):
+            store.append(_of_code(n, "a"))
+        store.append(chain[0])
+        for again in (_of_code(0, "c"), _of_code(0, "c", supersedes="a"), chain[0]):
+            with pytest.raises(ValueError, match="already holds a record with key"):
+                store.append(again)
+        assert _codes(store.records) == [(0, "b"), (1, "a"), (2, "a")] and read_records(path) == store.records
+        store.append(chain[1])
+    assert _codes(read_records(path)) == [(0, "a"), (1, "a"), (2, "a")]
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 5, "a line that was superseded stays"
+    path.write_bytes(lines[4] + lines[0])
+    with pytest.warns(UserWarning, match=r"line 2 \(the same key as line 1\)"):
+        assert read_records(path) == [chain[1]]
+    path.write_bytes(b"".join([*lines[:3], lines[3][:-9] + b"\n", lines[4]]))
+    with pytest.warns(UserWarning, match="line 4 "), ResultStore(path) as store:
+        assert store.records[0] == chain[1], "although the line that it names is damaged"
+    assert path.read_bytes() == b"".join([*lines[:3], lines[4]])
+
+
+def test_a_superseding_line_torn_anywhere_leaves_the_former_record(path):
+    with ResultStore(path) as store:
+        store.append(_of_code(0, "a"))
+        store.append(_of_code(0, "b", supersedes="a"))
+    whole = path.read_bytes()
+    start = whole.index(b"\n") + 1
+    for cut in range(start + 1, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        with pytest.warns(UserWarning, match="line 2 "), ResultStore(path) as store:
+            assert _codes(store.records) == [(0, "a")]
+            store.append(_of_code(0, "b", supersedes="a"))
+        assert _codes(read_records(path)) == [(0, "b")]
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_of_several_files_the_superseding_record_counts(tmp_path, names):
+    paths = dict(zip(names, (tmp_path / name for name in names), strict=True))
+    for code, more in (("a", {}), ("b", {"supersedes": "a"})):
+        with ResultStore(paths[code]) as store:
+            store.append(_of_code(0, code, **more))
+            store.append(_of_code(1, code))
+    assert _codes(read_records(*paths.values())) == [(0, "b"), (1, names[0])]
+    with ResultStore(paths["a"]) as store:
+        keys = store.done_keys()
+        assert store.take_over(keys, [paths["b"]]) == 1 and store.take_over(keys, [paths["b"]]) == 0
+        assert _codes(store.records) == [(0, "b"), (1, "a")]
+
+
+def test_fill_measures_stale_records_again_and_once(path):
+    def evaluate(jobs):
+        asked.append(list(jobs))
+        yield from (_of_code(n, "b") for n in jobs)
+
+    asked: list[list[int]] = []
+    with ResultStore(path) as store:
+        for n in range(3):
+            store.append(_of_code(n, None if n else "a"))
+        stale = {record(n)["key"] for n in (0, 1)}
+        assert fill(store, [[0, 2], [1, 3], [0, 1]], lambda n: point_key(n=n), evaluate, stale=stale) == 3
+        assert asked == [[0], [1, 3]]
+    records = read_records(path)
+    assert _codes(records) == [(0, "b"), (1, "b"), (2, None), (3, "b")]
+    assert [record.get("supersedes", "nothing") for record in records] == ["a", None, "nothing", "nothing"]
+
+
+def test_a_record_is_found_by_its_judged_key(path):
+    with ResultStore(path) as store:
+        for n, judged in enumerate(("x", "y", "x")):
+            store.append(record(n, judged_key=judged))
+        store.append(record(3))
+        assert store.judged("x")["n"] == 2 and store.judged("y")["n"] == 1 and store.judged("z") is None
+
+
 def test_csv_flattens_records(path):
     text = results.to_csv([record(0, quality={"value": 1.5, "all": {"bleu": 2}}), record(1, trials=[1, 2], none=None)])
     head, first, second = text.splitlines()
@@ -153,7 +239,7 @@ def test_records_from_before_there_were_checksums_are_read_and_added_to(path):
         assert store.damaged == []
         store.append(record(1))
     assert read_records(path) == [record(0), record(1)]
-    assert [results.CHECKSUM in json.loads(line) for line in path.read_text().splitlines()] == [False, True]
+    assert [CHECKSUM in json.loads(line) for line in path.read_text().splitlines()] == [False, True]
 
 
 # A sweep with a fake runner in a process of its own. It loads the module by its file: the package would import
@@ -161,23 +247,25 @@ def test_records_from_before_there_were_checksums_are_read_and_added_to(path):
 _CHILD = """
 import sys
 from speccascade_jax.storage.files import point_key
-from speccascade_jax.results import store as results
+from speccascade_jax.results.store import result_store as results
 
 def evaluate(points):
     for point in points:
-        yield {"key": point_key(point=point), "point": point, "payload": "x" * (1 + point * 7919 % 40_000)}
+        payload = code * (1 + point * 7919 % 40_000)
+        yield {"key": point_key(point=point), "point": point, "provenance": {"code": code}, "payload": payload}
 
-points = range(int(sys.argv[2]))
+points, code = range(int(sys.argv[2])), sys.argv[3]
 groups = [points[n : n + 5] for n in range(0, len(points), 5)]
 with results.ResultStore(sys.argv[1]) as store:
     print("open", flush=True)
+    stale = [record["key"] for record in store.records if record["provenance"]["code"] != code]
     results.fill(store, groups, lambda p: point_key(point=p), evaluate,
-                 lambda record: print(record["point"], flush=True))
+                 lambda record: print(record["point"], flush=True), stale)
 """
 
 
-def _spawn(path: Path, count: int) -> subprocess.Popen:
-    command = [sys.executable, "-c", _CHILD, str(path), str(count)]
+def _spawn(path: Path, count: int, code: str = "x") -> subprocess.Popen:
+    command = [sys.executable, "-c", _CHILD, str(path), str(count), code]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
 
@@ -188,8 +276,9 @@ def _kill(child: subprocess.Popen) -> list[int]:
     return [int(line) for line in said.splitlines() if line.isdigit()]
 
 
-def _rebuilt(point: int) -> dict:
-    return {"key": point_key(point=point), "point": point, "payload": "x" * (1 + point * 7919 % 40_000)}
+def _rebuilt(point: int, code: str = "x") -> dict:
+    payload = code * (1 + point * 7919 % 40_000)
+    return {"key": point_key(point=point), "point": point, "provenance": {"code": code}, "payload": payload}
 
 
 @pytest.mark.laws
@@ -214,6 +303,27 @@ def test_twenty_kills_lose_double_and_tear_nothing(path):
     final, damaged = results.parse_lines(path.read_bytes())
     assert damaged == []
     assert sorted(final, key=lambda record: record["point"])[:done] == [_rebuilt(point) for point in range(done)]
+
+
+@pytest.mark.laws
+def test_kills_while_stale_records_are_measured_again_leave_every_point_once(path):
+    count, chance = 400, random.Random(21)
+    assert _spawn(path, count).wait(timeout=60) == 0
+    stored: set[int] = set()
+    for _ in range(10):
+        child = _spawn(path, count, "y")
+        assert child.stdout.readline() == "open\n"
+        time.sleep(chance.uniform(0.0, 0.04))
+        stored |= set(_kill(child))
+        records, damaged = results.parse_lines(path.read_bytes())
+        assert [record["point"] for record in records] == [*range(count)] and len(damaged) <= 1
+        assert stored <= {record["point"] for record in records if record["provenance"]["code"] == "y"}
+    assert 10 < len(stored) < count, f"the kills were to hit a running sweep ({len(stored)} of {count} points)"
+    child = _spawn(path, count, "y")
+    child.communicate(timeout=60)
+    final, damaged = results.parse_lines(path.read_bytes())
+    assert child.returncode == 0 and damaged == []
+    assert final == [_rebuilt(point, "y") | {"supersedes": "x"} for point in range(count)]
 
 
 def test_records_hold_no_raw_newlines(path):

@@ -190,6 +190,24 @@ def test_a_store_that_is_taken_away_while_it_is_written_loses_nothing(path, how)
     assert not list(path.parent.rglob("*.lock"))
 
 
+@pytest.mark.parametrize("superseded_before", [True, False])
+def test_superseding_records_come_back_where_the_file_was_replaced(path, superseded_before):
+    """The record that comes next, or one of before, supersedes what an older copy of the store holds."""
+    code = {"provenance": {"code": "a"}}
+    with ResultStore(path) as store:
+        store.append(record(0, **code))
+        older = path.read_bytes()
+        store.append(record(1, **code))
+        superseding = record(0, new=True, provenance={"code": "b"}, supersedes="a")
+        if superseded_before:
+            store.append(superseding)
+        path.unlink()
+        path.write_bytes(older)
+        with pytest.warns(UserWarning, match=f"the {1 + superseded_before} of 2 records that it lacked"):
+            store.append(record(2) if superseded_before else superseding)
+        assert store.records[0] == superseding and read_records(path) == store.records
+
+
 def test_a_record_that_the_new_file_holds_already_is_not_added_again(path):
     with ResultStore(path) as store:
         store.append(record(0))

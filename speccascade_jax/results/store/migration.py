@@ -1,0 +1,159 @@
+"""Migration of records of format 2, in memory, when they are read.
+
+Format 2 hashed the text of a point's configuration, with all defaults and module paths, the digest of the code and the
+hardware into one key. The configuration is parsed here into the canonical parts of `record_key`, so that a point which
+is measured today has the key of its old record. What the classes of format 2 had as defaults is frozen in `DEFAULTS`.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from speccascade_jax.results.store.record import FORMAT, Provenance
+from speccascade_jax.results.store.record_key import KIND, canonical, judged_key, leave_out, timed_key
+
+FORMER = 2
+"""The format that is migrated."""
+Blocks = Mapping[str, Mapping[str, Any]]
+"""`scope/module.Class` -> what its block binds; a reference to another block is a `bytes`, which no setting is."""
+
+_DECISIONS: dict[str, Any] = {"verify": "token", "drafters": ["draft"], "tail": None, "tail_size": 10, "alpha": None}
+_DECISIONS |= {"stop_threshold": None, "draft_temperature": None}
+_TASK: dict[str, Any] = {"metrics": ["bleu"], "prefix": "", "max_input_length": 64, "max_output_length": 64}
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "ModelPair": {
+        "target": None, "draft": None, "vocabulary": None, "others": {}, "dtype": "float32", "draft_dtype": None,
+        "mesh": [1, 1], "draft_whole": False,
+    },
+    "Evaluation": {
+        "split": None, "max_new_tokens": None, "first_example": 0, "quality_examples": 64, "quality_batch": 32,
+        "latency_examples": 12, "latency_trials": 3, "resamples": 200, "execute_code": False,
+    },
+    "Settings": _DECISIONS | {
+        "method": "speculative", "rule": None, "accept": None, "block_size": None, "bonus": None, "stop": None,
+        "head": None, "tree": None, "choose": None, "policy": None, "lossy_arms": False, "temperature": 0, "top_p": 1,
+        "top_k": 0,
+    },
+    "Level": _DECISIONS | {
+        "rule": "spec_decode", "accept": "speculative", "block_size": 5, "bonus": "rule", "stop": "fixed",
+        "temperature": None, "top_p": None, "top_k": None,
+    },
+    "Arm": {"block_size": None, "rule": None, "name": ""},
+    "Task": _TASK,
+    "FewShotTask": _TASK | {"shots": 0, "stop_strings": []},
+    "FileTask": {
+        "source": "source", "reference": "reference", "template": "{source}", "pool": None, "shots": 0,
+        "answer": " {answer}", "separator": "\n\n", "stop_strings": [], "too_long": "cut", "shuffle": False, "name": "",
+        "metrics": ["bleu"], "max_input_length": 512, "max_output_length": 128,
+    },
+    "SeqioTask": {
+        "splits": ["validation", "test", "train"], "module": "", "registered": "", "metrics": ["bleu"], "prefix": "",
+    },
+}  # fmt: skip
+"""Class -> what its fields were by default in format 2. Frozen: today's defaults are in the classes themselves."""
+
+_REFERENCE = re.compile(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|@([\w./]+)\(\)""")
+"""A string, which may hold anything, or a reference."""
+_HOLE = "%gin.REQUIRED  # a Task made in Python"
+_HARDWARE = ("platform", "kind", "cpus", "processor", "products")
+"""Entries of a record's `device` that made up the hardware in its key."""
+
+
+class _MadeInPython(dict[str, Any]):
+    """Plain fields of a task that was made in Python: all that format 2 knew of it."""
+
+
+def migrated(record: dict[str, Any]) -> dict[str, Any]:
+    """Returns a point's record of format 2 as one of today's format, with today's key; any other record as it is.
+
+    A record whose configuration cannot be parsed keeps its key: tables show it, and its point is measured again.
+    """
+    if "point" not in record or record.get("format") != FORMER:
+        return record
+    fingerprints = _mapping(record, "fingerprints")
+    # no toolchain of today has an entry "format": what is migrated is never stale
+    toolchain = {"format": FORMER, **_mapping(record, "versions")}
+    provenance = Provenance(code=fingerprints.pop("code", None), toolchain=toolchain)
+    judged, key = _keys(record, fingerprints)
+    keys = {"key": key, "format": FORMAT, "judged_key": judged, "former_key": record["key"]}
+    return record | keys | {"fingerprints": fingerprints, "provenance": provenance}
+
+
+def _mapping(record: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = record.get(name)
+    return dict(value) if isinstance(value, dict) else {}
+
+
+def _keys(record: Mapping[str, Any], fingerprints: Mapping[str, str]) -> tuple[str, str]:
+    """Returns the judged key and the key."""
+    try:
+        parts = parts_of(record["configuration"])
+        judged = judged_key(parts, fingerprints)
+        if not record["point"].get("timed", True) or parts["evaluation"].get("latency_examples") == 0:
+            return judged, judged
+        return judged, timed_key(judged, parts, _hardware(record["device"], parts["pair"].get("mesh")))
+    except (AttributeError, KeyError, TypeError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return record["key"], record["key"]
+
+
+def _hardware(device: Mapping[str, Any], mesh: list[int] | None) -> dict[str, Any]:
+    """Returns what the key of format 2 held of the hardware; `mesh` is that of several devices."""
+    hardware = {name: device[name] for name in _HARDWARE if name in device}
+    if mesh is not None:
+        hardware |= {"mesh": mesh} | ({"products": "xla"} if "products" in hardware else {})
+    return hardware
+
+
+def parts_of(configuration: str) -> dict[str, Any]:
+    """Returns the canonical parts of a point that a configuration of format 2 describes.
+
+    Raises:
+        KeyError, ValueError, SyntaxError: it is no configuration of a point.
+    """
+    blocks = _blocks(configuration)
+    run = blocks["experiment.run"]
+    pair, evaluation, method, sampling = (
+        {name: _form(value, blocks) for name, value in blocks[run[part].decode()].items()}
+        for part in ("pair", "evaluation", "method", "sampling")
+    )
+    method["method"] = method.pop("name")
+    return {
+        "pair": leave_out(pair, DEFAULTS["ModelPair"]),
+        "evaluation": leave_out(evaluation, DEFAULTS["Evaluation"]),
+        "settings": leave_out(method | sampling, DEFAULTS["Settings"]),
+        "seed": canonical(run["seed"]),
+    }
+
+
+def _blocks(configuration: str) -> dict[str, dict[str, Any]]:
+    """Returns the blocks of the gin files that records held: a selector with a colon, and indented bindings."""
+    blocks, block = dict[str, dict[str, Any]](), dict[str, Any]()
+    for line in configuration.split("\n"):
+        if line.startswith("  "):
+            name, _, text = line.strip().partition(" = ")
+            block[name] = _literal(text)
+        elif line.endswith(":"):
+            block = blocks.setdefault(line[:-1], {})
+    return blocks
+
+
+def _literal(text: str) -> Any:
+    """Returns the value of a binding, references inside as `bytes`."""
+    if text.startswith(_HOLE):
+        return _MadeInPython(ast.literal_eval(text.partition("; it had ")[2]))
+    return ast.literal_eval(_REFERENCE.sub(lambda match: match[1] or repr(match[2].encode()), text))
+
+
+def _form(value: Any, blocks: Blocks) -> Any:
+    """Returns the canonical form of a binding's value."""
+    if isinstance(value, bytes):
+        kind = value.decode().rpartition(".")[2]
+        fields = {name: _form(inner, blocks) for name, inner in blocks[value.decode()].items()}
+        return {KIND: kind, **leave_out(fields, DEFAULTS[kind])}
+    if isinstance(value, _MadeInPython):
+        return leave_out(canonical(value), DEFAULTS["FewShotTask" if "shots" in value else "Task"])
+    return [_form(inner, blocks) for inner in value] if isinstance(value, tuple) else canonical(value)
