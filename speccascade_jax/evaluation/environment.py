@@ -29,6 +29,16 @@ def versions() -> dict[str, str]:
     return out
 
 
+def toolchain() -> dict[str, Any]:
+    """Returns what digests of code depend on beside the code: they are compared under one toolchain only.
+
+    `digest` counts the ways in which `code_digests` has taken them.
+    """
+    python = ".".join(platform.python_version_tuple()[:2])
+    known = versions()
+    return {"digest": 2, "python": python, "jax": known["jax"], "platform": jax.default_backend()}
+
+
 @functools.cache  # of the code that was loaded, not of what a file has become since
 def package() -> dict[str, Any]:
     """Which code of this package runs: `version`, git's `revision`, and whether the package's files differ from it.

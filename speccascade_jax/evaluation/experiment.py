@@ -1,7 +1,8 @@
 """What gin files bind and the scripts call: `run` (one point) and `sweep` (many), into a store that resumes."""
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ from speccascade_jax.core.checks import several, whole
 from speccascade_jax.core.names import hint
 from speccascade_jax.evaluation import follower_store, pool
 from speccascade_jax.evaluation.enumeration import enumerate_points
-from speccascade_jax.evaluation.measuring import evaluate
+from speccascade_jax.evaluation.measuring import evaluate, judged_part
 from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
-from speccascade_jax.evaluation.session import Session
+from speccascade_jax.evaluation.session import Identity, Session
 from speccascade_jax.evaluation.studies.survey import surveying
 from speccascade_jax.evaluation.validation import validate
 from speccascade_jax.methods import table
@@ -23,6 +24,7 @@ from speccascade_jax.results.analysis import panels
 from speccascade_jax.results.analysis.curve_labels import SHARES
 from speccascade_jax.results.report import page, printing
 from speccascade_jax.results.store import outputs, shards
+from speccascade_jax.results.store.record_key import is_stale
 from speccascade_jax.results.store.result_store import Record, ResultStore, check_format, fill
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.runtime import gin_values, hosts
@@ -50,11 +52,9 @@ def run(
     with follower_store.opened(output) as store:
         check_format(store.records, output)
         session = open_session([point])
-        follower_store.check_same([session.key(point)])
-        follower_store.agree(store)
-        fill(store, [[point]], session.key, partial(evaluate, session))
-        record: Record = next((record for record in store.records if record["key"] == session.key(point)), {})
-        tell_without_outputs(store, point.evaluation, [session.key(point)])
+        (key,) = measure([[point]], store, session, progress=False)
+        record: Record = next((record for record in store.records if record["key"] == key), {})
+        tell_without_outputs(store, point.evaluation, [key])
     if hosts.first():
         printing.print_record(record)
     print(f"stored in {output}")
@@ -196,19 +196,47 @@ def measure(
     groups: Sequence[Sequence[Point]],
     store: ResultStore,
     session: Session,
-    way: Callable[[Session, Sequence[Point]], Iterator[Record]] | None = None,
+    way: Callable[..., Iterator[Record]] | None = None,
+    *,
+    progress: bool = True,
 ) -> list[str]:
-    """Fill the store with the groups' points, showing progress, and return their keys, as they are given.
+    """Fills the store with the groups' points, and returns their keys in the order of the points.
+
+    Records of other code are measured anew (`record_key.is_stale`). What was judged on other hardware, or without
+    latency, is not judged again.
 
     Args:
-        way: what measures a group's points; by default `evaluate`.
+        way: what measures a group's points; by default `evaluate`; progress: whether it is shown.
     """
-    keys = [session.key(point) for group in groups for point in group]
+    identities = {point: session.identity(point) for group in groups for point in group}
+    keys = [identity.key for identity in identities.values()]
     follower_store.check_same(keys)
     follower_store.agree(store)
-    with _progress(store, keys) as progress:
-        fill(store, groups, session.key, partial(way or evaluate, session), progress.advance)
+    stale = tell_stale(store, identities.values())
+
+    def earlier(point: Point) -> Record | None:
+        if hosts.many():  # all processes must do the same, and only the first has the store
+            return None
+        identity = identities[point]
+        record = store.judged(identity.judged_key)
+        if record is None or is_stale(record, **identity.provenance):
+            return None
+        return judged_part(store.path, record, point.evaluation.keep_outputs)
+
+    evaluate_points = partial(way or evaluate, session, earlier=earlier)
+    with _progress(store, keys) if progress else nullcontext() as shown:
+        on_record = shown.advance if shown else lambda record: None
+        fill(store, groups, lambda point: identities[point].key, evaluate_points, on_record, stale)
     return keys
+
+
+def tell_stale(store: ResultStore, identities: Iterable[Identity]) -> set[str]:
+    """Returns the keys of records that other code measured under the same toolchain, and says how many there are."""
+    code = {identity.key: identity.provenance for identity in identities}
+    stale = {r["key"] for r in store.records if r["key"] in code and is_stale(r, **code[r["key"]])}
+    if stale and hosts.first():
+        print(f"{len(stale)} of {len(code)} points were measured by other code: they are measured anew")
+    return set(hosts.agreed(sorted(stale)))
 
 
 def measure_in(
@@ -216,10 +244,12 @@ def measure_in(
 ) -> list[str]:
     """As `measure`, by the workers of a pool, which ends with it."""
     try:
-        keys = workers.keys()
+        identities = workers.identities()
+        keys = {point: identity.key for point, identity in identities.items()}
         store.take_over(keys.values(), elsewhere)
+        stale = tell_stale(store, identities.values())
         with _progress(store, keys.values()) as progress:
-            workers.fill(store, groups, keys, progress.advance)
+            workers.fill(store, groups, keys, progress.advance, stale)
         return list(keys.values())
     finally:
         workers.close()

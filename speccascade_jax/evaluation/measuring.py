@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ from speccascade_jax.methods.method import Decoder
 from speccascade_jax.methods.settings import AUTO, sampling_of
 from speccascade_jax.metrics import quality
 from speccascade_jax.pairs.prompts import decoder_context
+from speccascade_jax.results.store import outputs
 from speccascade_jax.results.store.outputs import ENTRY, Output
 from speccascade_jax.results.store.result_store import FORMAT, Record
 from speccascade_jax.runtime import own_files
@@ -35,11 +37,23 @@ OWN = "own"
 """What records call an engine inside of a drafter of one's own."""
 
 
-def evaluate(session: Session, points: Sequence[Point]) -> Iterator[Record]:
-    """Measure points that differ in α only; yields one record each, as soon as it is there."""
+Earlier = Callable[[Point], Record | None]
+"""Returns what was judged of a point before: of other hardware, or without latency."""
+
+
+def never(point: Point) -> Record | None:
+    """Knows of nothing that was judged before."""
+    return None
+
+
+def evaluate(session: Session, points: Sequence[Point], earlier: Earlier = never) -> Iterator[Record]:
+    """Measures points that differ in α only; yields one record each, as soon as it is there."""
     release_when_crowded()  # a long sweep compiles more programs than a process has room for
     begin = time.perf_counter()
-    judged = judge(session, points)
+    known = {point: result for point in points if (result := earlier(point)) is not None}
+    unknown = [point for point in points if point not in known]
+    results = known | dict(zip(unknown, judge(session, unknown) if unknown else (), strict=True))
+    judged = [results[point] for point in points]
     share = (time.perf_counter() - begin) / len(points)
     for first in range(0, len(points), 2):  # two methods can be neighbours of the same run of the target
         some = slice(first, first + 2)
@@ -50,14 +64,14 @@ def evaluate(session: Session, points: Sequence[Point]) -> Iterator[Record]:
             yield describe(session, point) | {"started": started.isoformat(), "wall_seconds": wall} | result | times
 
 
-def evaluate_together(session: Session, points: Sequence[Point]) -> Iterator[Record]:
-    """Measure points of any methods, timed in one loop beside one target, so that they can be told apart closely.
+def evaluate_together(session: Session, points: Sequence[Point], earlier: Earlier = never) -> Iterator[Record]:
+    """Measures points of any methods, timed in one loop beside one target, so that they can be told apart closely.
 
     Records come when all are timed.
     """
     release_when_crowded()
     begin = time.perf_counter()
-    judged = [judge(session, [point])[0] for point in points]
+    judged = [earlier(point) or judge(session, [point])[0] for point in points]
     started = datetime.datetime.now(datetime.UTC)
     timed = time_beside_target(session, points)
     wall = (time.perf_counter() - begin) / len(points)
@@ -67,12 +81,15 @@ def evaluate_together(session: Session, points: Sequence[Point]) -> Iterator[Rec
 
 def describe(session: Session, point: Point) -> Record:
     """What a record says of its point before anything is measured."""
+    key, judged, provenance = session.identity(point)
     return {
-        "key": session.key(point),
+        "key": key,
+        "judged_key": judged,
         "format": FORMAT,
         "point": point.coordinates(),
         "configuration": point.configuration(),
         "fingerprints": session.fingerprints(point.settings),
+        "provenance": provenance,
         **session.fitted.told(),
         **session.heads.described(point.settings),
         **session.policies.described(point.settings),
@@ -130,6 +147,26 @@ def judge(session: Session, points: Sequence[Point]) -> list[Record]:
         part = jax.tree.map(lambda x, own=own: x[own], measured)
         records.append(_score(session, part, rows[own], alone, models, keep))
     return [record | ({"planned": told} if told else {}) for record in records]
+
+
+JUDGED = (
+    "counts", "measures", "by_position", "inconclusive", "quality", "per_example", "failed_examples", "failure",
+    "levels", "planned",
+)  # fmt: skip
+"""Entries that `judge` gives."""
+
+
+def judged_part(store: Path, record: Record, keep_outputs: bool) -> Record | None:
+    """Returns what `judge` would give again, of a record of the same judged key; `None` where outputs are lacking.
+
+    Args:
+        store: where the record lies; keep_outputs: whether its outputs are wanted too.
+    """
+    part = {name: record[name] for name in JUDGED if name in record}
+    if not keep_outputs:
+        return part
+    kept = outputs.read(store, record)
+    return None if kept is None else part | {ENTRY: kept}
 
 
 def _score(

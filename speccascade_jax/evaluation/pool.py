@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -18,8 +18,8 @@ import jax
 
 from speccascade_jax.evaluation.measuring import evaluate
 from speccascade_jax.evaluation.points import Point
-from speccascade_jax.evaluation.session import Session
-from speccascade_jax.results.store.result_store import Record, ResultStore
+from speccascade_jax.evaluation.session import Identity, Session
+from speccascade_jax.results.store.result_store import Record, ResultStore, superseding
 from speccascade_jax.runtime import own_files
 
 ATTEMPTS = 3
@@ -65,9 +65,9 @@ class Worker:
         session.check(point.settings for point in self._points)
         return session
 
-    def keys(self, points: Sequence[Point]) -> list[str]:
-        """The keys that the points' records have when they are measured here."""
-        return [self._session.key(point) for point in points]
+    def identities(self, points: Sequence[Point]) -> list[Identity]:
+        """Returns the identities that the points' records have when they are measured here."""
+        return [self._session.identity(point) for point in points]
 
     def pid(self) -> int:
         return os.getpid()
@@ -78,7 +78,7 @@ class Worker:
         Raises:
             ValueError: the keys are those of another kind of device.
         """
-        if self.keys(points) != list(keys):
+        if [self._session.key(point) for point in points] != list(keys):
             raise ValueError(
                 f"the worker on {platform.node()} has another device, processor or package than the first, whose keys "
                 "records get: start Ray on machines of one kind"
@@ -137,10 +137,10 @@ class Pool:
         if not device and count > 1 and (many := [name for name in ACCELERATORS if found.get(name)]):
             raise ValueError(f"workers={count} would all open the same {many[0]}s: give worker_device={many[0]!r}")
 
-    def keys(self) -> dict[Point, str]:
-        """The key of every point's record."""
-        found = self._got(lambda: self.ray.get(self.workers[0].keys.remote(self.points)))
-        return dict(zip(self.points, found, strict=True))
+    def identities(self) -> dict[Point, Identity]:
+        """Returns the identity of every point's record."""
+        identities = self._got(lambda: self.ray.get(self.workers[0].identities.remote(self.points)))
+        return dict(zip(self.points, identities, strict=True))
 
     def fill(
         self,
@@ -148,17 +148,19 @@ class Pool:
         groups: Sequence[Sequence[Point]],
         keys: dict[Point, str],
         on_record: Callable[[Record], None] = lambda record: None,
+        stale: Collection[str] = (),
     ) -> None:
         """Measure what the store does not hold yet, a group a worker at a time; arguments as `result_store.fill`'s.
 
         Raises:
             RuntimeError: a point ended its worker `ATTEMPTS` times.
         """
+        outdated = set(stale)
         waiting, running = list(groups)[::-1], dict[Any, tuple[int, Sequence[Point]]]()
         idle, deaths = list(range(len(self.workers))), dict[Point, int]()
         while waiting or running:
             while waiting and idle:
-                done = store.done_keys() | {keys[point] for _, group in running.values() for point in group}
+                done = store.done_keys() - outdated | {keys[point] for _, group in running.values() for point in group}
                 if missing := [point for point in waiting.pop() if keys[point] not in done]:
                     worker = idle.pop()
                     asked = self.workers[worker].measure.remote(missing, [keys[point] for point in missing])
@@ -168,14 +170,17 @@ class Pool:
             told = self.ray.wait(list(running), num_returns=1)[0][0]
             try:
                 record = self._got(partial(self._next, told))
-                store.append(record)
+                store.append(superseding(record, store.records) if record["key"] in outdated else record)
+                outdated.discard(record["key"])
                 on_record(record)
             except StopIteration:
                 idle.append(running.pop(told)[0])
             except self.ray.exceptions.RayError as error:  # the worker is gone, its machine, or the record on its way
                 worker, group = running.pop(told)
                 waiting.append(group)
-                self._count_death(deaths, [point for point in group if keys[point] not in store.done_keys()], error)
+                self._count_death(
+                    deaths, [point for point in group if keys[point] not in store.done_keys() - outdated], error
+                )
                 self.workers[worker] = self._actor()
                 idle.insert(0, worker)  # asked last: it may have to wait for a device
 

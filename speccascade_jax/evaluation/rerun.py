@@ -65,6 +65,7 @@ def compared(old: Record, old_store: Path, new: Record, new_store: str | Path) -
 
 def _changed(old: Record, new: Record) -> str:
     differs = _names(old.get("fingerprints", {}), new.get("fingerprints", {}))
+    differs += _names(*({"code": record.get("provenance", {}).get("code")} for record in (old, new)))
     differs += _names({"device": old.get("device")}, {"device": new.get("device")})
     differs += _names({"configuration": old["configuration"]}, {"configuration": new["configuration"]})
     return f"other {', '.join(differs)}" if differs else "another version of records"

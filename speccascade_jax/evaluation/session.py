@@ -6,7 +6,7 @@ All α's of a rule share one program and, since controls are per row, the same b
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.data.vocabularies.vocabulary import TextVocabulary
 from speccascade_jax.engine.generate import Generation
 from speccascade_jax.evaluation import code_digests, loading
-from speccascade_jax.evaluation.environment import hardware, package
+from speccascade_jax.evaluation.environment import hardware, package, toolchain
 from speccascade_jax.evaluation.heads import Heads
 from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
 from speccascade_jax.evaluation.policies import Policies
@@ -28,9 +28,18 @@ from speccascade_jax.methods.settings import sampling_of
 from speccascade_jax.metrics import quality
 from speccascade_jax.pairs.pair import Pair, load_pair
 from speccascade_jax.pairs.prompts import make_prompt, stop_ids
-from speccascade_jax.results.store.result_store import FORMAT
+from speccascade_jax.results.store.record import Provenance
+from speccascade_jax.results.store.record_key import judged_key, timed_key
 from speccascade_jax.runtime.mesh import fewest_rows
 from speccascade_jax.storage.files import point_key
+
+
+class Identity(NamedTuple):
+    """What a point's record is found by: its key, the key of what is judged, and, compared apart, the code."""
+
+    key: str
+    judged_key: str
+    provenance: Provenance
 
 
 class Session:
@@ -101,19 +110,21 @@ class Session:
         self.policies.check(chosen)
         warn_of_ranges(chosen, self.pair.target.model.vocab_size)
 
+    def identity(self, point: Point) -> Identity:
+        """Returns the keys of the point's record, and the code that would measure it."""
+        parts = {name: getattr(point, name) for name in ("pair", "evaluation", "settings", "seed")}
+        judged = key = judged_key(parts, self.fingerprints(point.settings))
+        if point.evaluation.latency_examples and point.method.timed:
+            key = timed_key(judged, parts, hardware(self.pair.mesh))
+        return Identity(key, judged, Provenance(code=self.code(point.settings), toolchain=toolchain()))
+
     def key(self, point: Point) -> str:
-        """The key of the point's record: hash of its configuration, `fingerprints` and the device."""
-        return point_key(
-            configuration=point.configuration(),
-            device=hardware(self.pair.mesh),
-            format=FORMAT,
-            **self.fingerprints(point.settings),
-        )
+        """Returns the key of the point's record (`results.store.record_key`)."""
+        return self.identity(point).key
 
     def fingerprints(self, settings: Settings) -> dict[str, str]:
-        """Returns hashes of what is `loaded`, of the head and the policy that settings ask, and of their `code`."""
-        asked = self.heads.fingerprint(settings) | self.policies.fingerprint(settings)
-        return self.loaded | asked | {"code": self.code(settings)}
+        """Returns hashes of what is `loaded`, and of the head and the policy that settings ask."""
+        return self.loaded | self.heads.fingerprint(settings) | self.policies.fingerprint(settings)
 
     def code(self, settings: Settings) -> str:
         """Returns the digest of rule, stop policy and drafter (`code_digests`), taken once for all numbers."""

@@ -1,5 +1,6 @@
 """What code records were measured by: a table in which several versions meet says so. Needs no JAX."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from speccascade_jax.results.analysis.panels import Panel, Spot
@@ -16,7 +17,7 @@ def notes(panels: Sequence[Panel]) -> list[str]:
         values = list(dict.fromkeys(each.get(name, "of unknown version") for each in found))
         several += [f"{name} {' and '.join(values)}"] if len(values) > 1 else []
     told = [f"Measured by several versions of the code, whose numbers may not compare: {'; '.join(several)}."]
-    changed = [curve[0].label for panel in panels for curve in panel.curves.values() if len(_codes(curve)) > 1]
+    changed = [curve[0].label for panel in panels for curve in panel.curves.values() if _is_changed(curve)]
     said = f"Rule, stop policy or drafter changed between points of {', '.join(changed)}: measure them again."
     return told * bool(several) + [said] * bool(changed)
 
@@ -36,7 +37,10 @@ def _versions(record: Record) -> dict[str, str]:
     return ({_OURS: ours} if ours else {}) | others
 
 
-def _codes(curve: Iterable[Spot]) -> set[str]:
-    """The codes of a curve's methods; records from before there were any have none."""
-    codes = (record["fingerprints"].get("code") for spot in curve for record in spot.records)
-    return {code for code in codes if code is not None}
+def _is_changed(curve: Iterable[Spot]) -> bool:
+    """Returns whether a curve's points were measured by several codes that can be compared: under one toolchain."""
+    codes: dict[str, set[str]] = defaultdict(set)
+    for provenance in (record.get("provenance", {}) for spot in curve for record in spot.records):
+        if code := provenance.get("code"):
+            codes[repr(sorted(provenance["toolchain"].items()))].add(code)
+    return any(len(each) > 1 for each in codes.values())

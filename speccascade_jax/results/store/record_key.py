@@ -132,7 +132,7 @@ def _select(name: str, part: Any, timed: bool) -> Any:
     return {field: value for field, value in form.items() if (field in TIMED.get(name, ())) == timed}
 
 
-def is_stale(record: Mapping[str, Any], code: str, toolchain: Mapping[str, Any]) -> bool:
+def is_stale(record: Mapping[str, Any], code: str | None, toolchain: Mapping[str, Any]) -> bool:
     """Tells whether a record was measured by other code than today's, as far as that can be known.
 
     Digests of code can be compared under one toolchain only. A record of another one, or without provenance, is kept.
