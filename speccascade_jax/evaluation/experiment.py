@@ -130,57 +130,78 @@ def sweep(
     """
     validate_types.check(sweep, locals())
     workers = whole("workers", workers, 0)
-    for name, value in (("worker_device", worker_device), ("ray_address", ray_address)):
-        if value and not workers:
-            raise ValueError(f"{name}={value!r} is for workers: give workers too")
-    needed = {"temperatures": temperatures, "top_ps": top_ps, "draft_temperatures": draft_temperatures}
-    for name, values in needed.items():
-        several(name, values, 1)
-    for name, shown, known in (("together", together, panels.MIXABLE), ("share", (share,), SHARES)):
-        if unknown := [value for value in shown if value not in known]:
-            raise ValueError(f"{name}: {hint(unknown[0], known)}{unknown[0]!r} is not one of {', '.join(known)}")
-    samplings = [
-        {"temperature": temperature, "top_p": top_p, "top_k": top_k, "draft_temperature": draft_temperature}
-        for temperature, top_p, draft_temperature in itertools.product(temperatures, top_ps, draft_temperatures)
-    ]
-    given: dict[str, Any] = {"pair": pair, "evaluation": evaluation, "samplings": samplings, "seeds": seeds}
-    given |= {"methods": methods, "stop_thresholds": stop_thresholds, "heads": heads}
-    given |= {"block_sizes": block_sizes, "bonus": bonus, "verify": verify, "cooler": cooler}
-    groups = enumerate_points(alphas=alphas, **given)
+    _check_workers(workers, worker_device, ray_address, plan)
+    _check_shown(together, share)
+    samplings = _samplings(temperatures, top_ps, top_k, draft_temperatures)
+    shared: dict[str, Any] = {"pair": pair, "evaluation": evaluation, "samplings": samplings, "seeds": seeds}
+    shared |= {"methods": methods, "stop_thresholds": stop_thresholds, "heads": heads}
+    shared |= {"block_sizes": block_sizes, "bonus": bonus, "verify": verify, "cooler": cooler}
+    groups = enumerate_points(alphas=alphas, **shared)
     shard = shards.checked(shard_id, num_shards)
-    if plan and (hosts.many() or workers):
-        raise ValueError(f"plan={plan} is for one process, without workers: leave it out")
-    if workers and hosts.many():
-        raise ValueError(f"workers={workers} are asked by one process: leave them out, or run one")
     if plan:
         planned = _planned(list(itertools.chain(*groups)), methods, dict(alphas or {}), plan)
-        groups = enumerate_points(alphas=planned, **given)
-    points = list(itertools.chain(*shards.share(groups, *shard)))
+        groups = enumerate_points(alphas=planned, **shared)
+    groups = shards.share(groups, *shard)
+    points = list(itertools.chain(*groups))
     if workers and points:
         pool.check(points, workers, worker_device)
     if dry_run:
         printing.print_points([point.label() for point in points])
         return None
     if not points:
-        print(f"part {shard_id} of {num_shards} has nothing to measure: there are {len(groups)} groups of points")
+        print(f"part {shard_id} of {num_shards} has nothing to measure: there are fewer groups of points")
         return None
     path = expanded(output if num_shards == 1 else shards.path_of(output, *shard))
     elsewhere = [*([output] if num_shards > 1 else shards.parts_of(output)), *reuse]
     with follower_store.opened(path) as store:
         check_format(store.records, path)
         if workers:
-            own = pool.Pool(points, workers, ray_address, worker_device)
-            keys = measure_in(own, shards.share(groups, *shard), store, elsewhere)
+            started = pool.Pool(points, workers, ray_address, worker_device)
+            keys = measure_in(started, groups, store, elsewhere)
         else:
             session = open_session(points)
             store.take_over(map(session.key, points), elsewhere)
-            keys = measure(shards.share(groups, *shard), store, session)
+            keys = measure(groups, store, session)
         tell_without_outputs(store, points[0].evaluation, keys)
         if num_shards == 1 and hosts.first():
             present(store, together, share)
         elif hosts.first():
             print(f"part {shard_id} of {num_shards}: {path}; experiments.tables and plots of {output} read all parts")
     return path
+
+
+def _check_workers(workers: int, device: str | None, address: str | None, plan: int) -> None:
+    """Refuses settings of workers without workers, and what workers or several hosts do not go with."""
+    for name, value in (("worker_device", device), ("ray_address", address)):
+        if value and not workers:
+            raise ValueError(f"{name}={value!r} is for workers: give workers too")
+    if plan and (hosts.many() or workers):
+        raise ValueError(f"plan={plan} is for one process, without workers: leave it out")
+    if workers and hosts.many():
+        raise ValueError(f"workers={workers} are asked by one process: leave them out, or run one")
+
+
+def _check_shown(together: Sequence[str], share: str) -> None:
+    """Refuses what tables and plots cannot put side by side or along an axis."""
+    for name, chosen, known in (("together", together, panels.MIXABLE), ("share", (share,), SHARES)):
+        if unknown := [value for value in chosen if value not in known]:
+            raise ValueError(f"{name}: {hint(unknown[0], known)}{unknown[0]!r} is not one of {', '.join(known)}")
+
+
+def _samplings(
+    temperatures: Sequence[float],
+    top_ps: Sequence[float],
+    top_k: int,
+    draft_temperatures: Sequence[float | None],
+) -> list[dict[str, Any]]:
+    """Returns every combination as settings by name."""
+    lists = {"temperatures": temperatures, "top_ps": top_ps, "draft_temperatures": draft_temperatures}
+    for name, values in lists.items():
+        several(name, values, 1)
+    return [
+        {"temperature": temperature, "top_p": top_p, "top_k": top_k, "draft_temperature": draft_temperature}
+        for temperature, top_p, draft_temperature in itertools.product(*lists.values())
+    ]
 
 
 def _planned(

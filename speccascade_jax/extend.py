@@ -1,0 +1,80 @@
+"""The extension API: what a rule, stop policy, drafter, verifier, model, method, task or metric of one's own imports.
+
+Names of this module are stable. One that is to go, or to change what it takes or returns, works as before for at least
+one minor version, warns (`DeprecationWarning`) and names its successor; `CHANGELOG.md` lists it under "Deprecated",
+then under "Breaking". A new argument or field has a default, so code that was written before it still works. Modules
+below this one may move at any time: `runtime.moved` keeps an old import working for one minor version.
+
+Example:
+    >>> from speccascade_jax import extend
+    >>> def favourite(pair, alpha):
+    ...     return pair.q.max(-1, keepdims=True) < 1.0 - alpha
+    >>> extend.Rule(name="favourite", deferral=favourite).name
+    'favourite'
+"""
+
+from speccascade_jax.core.protocols import (
+    Decision,
+    Drafter,
+    DraftStep,
+    LanguageModel,
+    Outcome,
+    Planner,
+    Request,
+    Start,
+    StopPolicy,
+)
+from speccascade_jax.core.types import BoundModel, Controls, Draft, LawPair, LMOutput, Prompt
+from speccascade_jax.data.tasks.file_task import FileTask
+from speccascade_jax.data.tasks.seqio_task import SeqioTask
+from speccascade_jax.data.tasks.task import Example, Task
+from speccascade_jax.methods.autoregressive import Alone
+from speccascade_jax.methods.checking import check_rule
+from speccascade_jax.methods.method import Decoder, Method
+from speccascade_jax.methods.sequence import SequenceMethod
+from speccascade_jax.methods.settings import Arm, Level, Settings
+from speccascade_jax.methods.speculation import Speculation
+from speccascade_jax.metrics.quality import Metric
+from speccascade_jax.models.teacher_forcing import catch_up
+from speccascade_jax.rules.rule import Alpha, Rule
+from speccascade_jax.rules.verification import TokenWise, Verdict, Verifier
+from speccascade_jax.stopping.policies import Capped
+
+__all__ = [
+    "Alone",
+    "Alpha",
+    "Arm",
+    "BoundModel",
+    "Capped",
+    "Controls",
+    "Decision",
+    "Decoder",
+    "Draft",
+    "DraftStep",
+    "Drafter",
+    "Example",
+    "FileTask",
+    "LMOutput",
+    "LanguageModel",
+    "LawPair",
+    "Level",
+    "Method",
+    "Metric",
+    "Outcome",
+    "Planner",
+    "Prompt",
+    "Request",
+    "Rule",
+    "SeqioTask",
+    "SequenceMethod",
+    "Settings",
+    "Speculation",
+    "Start",
+    "StopPolicy",
+    "Task",
+    "TokenWise",
+    "Verdict",
+    "Verifier",
+    "catch_up",
+    "check_rule",
+]
