@@ -4,6 +4,7 @@ A script calls `main(function, required)` with the function of its gin file; gin
 """
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import gin
 from absl import app, flags, logging
 
-from speccascade_jax.runtime import gin_errors, gin_help, gin_values, hosts, interrupts, own_files
+from speccascade_jax.runtime import gin_errors, gin_help, gin_values, hosts, interrupts, legacy_gin, own_files
 from speccascade_jax.runtime.paths import share_root
 
 PREFIX = "--gin."
@@ -132,29 +133,37 @@ def parse_gin(
         gin.add_config_file_search_path(str(Path(folder).expanduser()))
     # gin takes a path that is not there for a package and stumbles over folders without __init__: look first.
     found = [_find(name, (".", *folders)) for name in files]
-    with _without_complaints():
+    with _reading_files():
         for file in found:
             with _explained(file):
                 gin.parse_config_file(file)
     if text:
-        with _explained("the record's configuration"):
-            gin.parse_config(text)
+        with _explained(_RECORDED):
+            gin.parse_config(legacy_gin.current(text, _RECORDED))
     with _explained(", ".join(f"--gin.{binding}" for binding in bindings)[:200]):
-        gin.parse_config(list(bindings))  # together: they may be the lines of a file
+        gin.parse_config(legacy_gin.current("\n".join(bindings), "--gin"))  # together: they may be a file's lines
     with _explained():
         gin.finalize()
         gin_values.check()
 
 
+_RECORDED = "the record's configuration"
+
+
 @contextlib.contextmanager
-def _without_complaints() -> Iterator[None]:
-    """gin logs an error for every folder in which an included file does not lie before the one in which it does."""
-    before = logging.get_verbosity()
+def _reading_files() -> Iterator[None]:
+    """Has gin read files, included ones too, in today's words and without complaints.
+
+    It logs an error for every folder in which an included file does not lie before the one in which it does.
+    """
+    verbosity, readers = logging.get_verbosity(), gin.config._FILE_READERS
     logging.set_verbosity(logging.FATAL)
+    readers.insert(0, (legacy_gin.opened, os.path.isfile))  # `gin.register_file_reader` would add it behind `open`
     try:
         yield
     finally:
-        logging.set_verbosity(before)
+        readers.pop(0)
+        logging.set_verbosity(verbosity)
 
 
 @contextlib.contextmanager
