@@ -1,8 +1,8 @@
 """Gin texts of version 0.2 in the words of this one, so that files, bindings and stored configurations keep working.
 
 `Method` and `Sampling` of `evaluation.points` are one class, `Settings`; `Method.name` is `Settings.method`. Functions
-that took `method` and `sampling` take `settings`. Modules have moved (`moved`). Comments, quoted texts and the numbers of
-lines stay.
+that took `method` and `sampling` take `settings`. Modules have moved (`moved`). Comments, quoted texts and line numbers
+stay as they are.
 """
 
 import io
