@@ -20,21 +20,19 @@ PREFIX = "--gin."
 
 
 def rewrite_arguments(argv: Sequence[str]) -> list[str]:
-    """`--gin.NAME=VALUE` as `--gin_bindings=NAME = VALUE`; everything else as it is.
+    """Returns `--gin.NAME=VALUE` as `--gin_bindings=NAME = VALUE`, everything else as it is.
 
     Raises:
         ValueError: a setting without a value.
     """
-    return [argv[0], *(_rewrite(argument) for argument in argv[1:])] if argv else []
-
-
-def _rewrite(argument: str) -> str:
-    if not argument.startswith(PREFIX):
-        return argument
-    name, equals, value = argument.removeprefix(PREFIX).partition("=")
-    if not equals:
-        raise ValueError(f"{argument} has no value; write {PREFIX}{name}=VALUE (strings in quotes: '\"text\"')")
-    return f"--gin_bindings={name} = {value}"
+    arguments = list(argv)
+    for place, argument in enumerate(arguments):
+        if place and argument.startswith(PREFIX):
+            name, equals, value = argument.removeprefix(PREFIX).partition("=")
+            if not equals:
+                raise ValueError(f"{argument} has no value; write {argument}=VALUE (strings in quotes: '\"text\"')")
+            arguments[place] = f"--gin_bindings={name} = {value}"
+    return arguments
 
 
 @contextlib.contextmanager
@@ -64,40 +62,28 @@ def define_flags() -> None:
     """Declare T5X's gin flags, shown by `--help`; harmless when they are declared already."""
     if "gin_file" in flags.FLAGS:
         return
-    flags.DEFINE_multi_string(
-        "gin_file", [], "gin file; may be given several times: later files fill holes of earlier ones"
-    )
-    flags.DEFINE_multi_string(
-        "gin_bindings", [], "one gin binding, NAME=VALUE, strings in quotes; --gin.NAME=VALUE is the same"
-    )
-    flags.DEFINE_list(
-        "gin_search_paths", [], "folders to look up gin files in, besides the current one and the repository"
-    )
-    flags.DEFINE_multi_string(
-        "import",
-        [],
-        "a file of your own, my_rules.py: what it holds is named my_rules.NAME; may be given several times",
-    )
-    flags.DEFINE_bool("debug", False, "show the full trace of an error")
-    flags.DEFINE_bool("multiprocess", False, "join the other processes; on TPU pods and under SLURM that needs no flag")
-    flags.DEFINE_bool("multiprocess_gpu", False, "T5X's name of --multiprocess")
-    flags.DEFINE_string("coordinator_address", None, "host:port of the first of several processes")
-    flags.DEFINE_integer("process_count", None, "how many processes there are")
-    flags.DEFINE_integer("process_index", None, "which of them this is, from 0")
-    for name in (
-        "gin_file",
-        "gin_bindings",
-        "gin_search_paths",
-        "import",
-        "debug",
-        "multiprocess",
-        "multiprocess_gpu",
-        *_PROCESSES,
-    ):
-        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
+    for define, name, default, text in _FLAGS:
+        define(name, default, text, module_name=sys.argv[0])
 
 
 _PROCESSES = ("coordinator_address", "process_count", "process_index")
+_FLAGS: tuple[tuple[Callable[..., Any], str, Any, str], ...] = (
+    (
+        flags.DEFINE_multi_string,
+        "gin_file",
+        [],
+        "gin file; given several times, later files fill holes of earlier ones",
+    ),
+    (flags.DEFINE_multi_string, "gin_bindings", [], "NAME=VALUE, strings in quotes; --gin.NAME=VALUE is the same"),
+    (flags.DEFINE_list, "gin_search_paths", [], "folders of gin files, besides the current one and the repository"),
+    (flags.DEFINE_multi_string, "import", [], "a file of your own, my_rules.py: what it holds is named my_rules.NAME"),
+    (flags.DEFINE_bool, "debug", False, "show the full trace of an error"),
+    (flags.DEFINE_bool, "multiprocess", False, "join the other processes; TPU pods and SLURM need no flag"),
+    (flags.DEFINE_bool, "multiprocess_gpu", False, "T5X's name of --multiprocess"),
+    (flags.DEFINE_string, "coordinator_address", None, "host:port of the first of several processes"),
+    (flags.DEFINE_integer, "process_count", None, "how many processes there are"),
+    (flags.DEFINE_integer, "process_index", None, "which of them this is, from 0"),
+)
 
 
 def _join(together: bool, example: str) -> None:
@@ -106,17 +92,6 @@ def _join(together: bool, example: str) -> None:
     hosts.begin(*(flags.FLAGS[name].value for name in _PROCESSES), asked=asked)
     if hosts.many() and not together:
         raise ValueError(f"{example.partition(' --')[0]} runs in one process: start one")
-
-
-@contextlib.contextmanager
-def _with_other_hosts() -> Iterator[None]:
-    """Together with the other processes, where there are some: an error in one ends all of them."""
-    try:
-        yield
-    except BaseException as error:
-        hosts.abandon(error)
-        raise
-    hosts.end()
 
 
 def parse_gin(
@@ -231,7 +206,7 @@ def main(
         if len(argv) > 1 or not (flags.FLAGS.gin_file or recorded):
             wrong = f"unexpected argument {argv[1]!r}" if len(argv) > 1 else "name at least one --gin_file"
             sys.exit(f"error: {wrong}; for example: {example}; --help explains")
-        with _with_other_hosts(), one_line_errors():
+        with hosts.together(), one_line_errors():
             _join(together, example)
             read(example, recorded)
             given = {name: flags.FLAGS[name].value for name in numbers or {}}

@@ -7,6 +7,7 @@ does nothing.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -113,24 +115,24 @@ def agreed(value: Any) -> Any:
     return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(buffer))[:size].tobytes())
 
 
-def end() -> None:
-    """Say that this process is done, so that the others do not take it for lost."""
-    lost_hosts.leave()
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """Ends all processes by an error inside the block, and tells the others when this one is done without.
 
-
-def abandon(error: BaseException) -> None:
-    """End this process by an error, and with it the others; in a single process nothing happens.
-
-    If the error only says that another process is gone, that is said instead.
+    If the error only says that another process is gone, that is said instead. In a single process errors pass.
     """
-    if not many():
-        return
-    time.sleep(_PATIENCE)
-    # an orderly end would wait for the others, which may wait for this one
-    status = _status(error)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(status)
+    try:
+        yield
+    except BaseException as error:
+        if not many():
+            raise
+        time.sleep(_PATIENCE)
+        # an orderly end would wait for the others, which may wait for this one
+        status = _status(error)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(status)
+    lost_hosts.leave()
 
 
 def _status(error: BaseException) -> int:

@@ -16,8 +16,10 @@ def test_a_process_that_is_told_nothing_is_alone(monkeypatch):
     hosts.begin()
     assert hosts.first() and not hosts.many()
     assert hosts.agreed({"keys": [1]}) == {"keys": [1]}
-    hosts.abandon(SystemExit("error"))
-    hosts.end()
+    with hosts.together():
+        pass
+    with pytest.raises(SystemExit, match="error"), hosts.together():
+        raise SystemExit("error")
 
 
 @pytest.mark.parametrize(
