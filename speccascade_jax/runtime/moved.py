@@ -1,13 +1,13 @@
 """Modules that moved: the old names are imported from their new places, with a warning, for one version.
 
 Python, gin files and pickles that name the old places keep working. `results.store` and `engine.loop` name other
-modules today than they did, so what moved out of those two is not found here.
+modules today than they did: those two look up with `attributes_of` what moved out of them.
 """
 
 import importlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -112,6 +112,23 @@ class _Loader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self._spec  # importlib has put the old name's in its place
+
+
+def attributes_of(place: str) -> Callable[[str], object]:
+    """Returns a module's `__getattr__` that looks up in another module what moved there.
+
+    Args:
+        place: the other module's full name.
+    """
+
+    def find(name: str) -> object:
+        value = None if name.startswith("__") else getattr(importlib.import_module(place), name, None)
+        if value is None or isinstance(value, ModuleType):  # Python asks for submodules too
+            raise AttributeError(f"no attribute {name!r} here or in {place}", name=name)
+        warnings.warn(f"{name} is in {place} now; its old place works until {UNTIL}", DeprecationWarning, stacklevel=2)
+        return value
+
+    return find
 
 
 def install() -> None:

@@ -4,10 +4,12 @@ import importlib
 import pickle
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import speccascade_jax
+from speccascade_jax.core import validate_types
 from speccascade_jax.runtime import moved
 
 PACKAGE = Path(speccascade_jax.__file__).parent
@@ -43,11 +45,20 @@ def test_an_old_name_is_the_same_module_and_warns(forgotten, old, new):
 
 
 def test_pickles_that_name_the_old_place_are_read(forgotten):
-    from speccascade_jax.core.validate_types import Later
-
-    assert pickle.loads(b"cspeccascade_jax.core.typed\nLater\n.") is Later
+    assert pickle.loads(b"cspeccascade_jax.core.typed\nLater\n.") is validate_types.Later
 
 
 def test_names_that_never_were_are_missing_as_ever():
     with pytest.raises(ModuleNotFoundError, match="speccascade_jax.core.nothing"):
         importlib.import_module("speccascade_jax.core.nothing")
+
+
+def test_a_module_that_is_another_one_today_has_what_moved_out_of_it(monkeypatch):
+    was = ModuleType("was_the_store")
+    was.__getattr__ = moved.attributes_of("speccascade_jax.core.validate_types")
+    monkeypatch.setitem(sys.modules, "was_the_store", was)
+    with pytest.warns(DeprecationWarning, match="^Later is in speccascade_jax.core.validate_types now; its old place"):
+        from was_the_store import Later
+    assert Later is validate_types.Later
+    for name in ("Earlier", "math", "__path__"):
+        assert not hasattr(was, name)

@@ -95,7 +95,7 @@ def handler(module: ir.Module, kind: str, width: int) -> str:
     _wait(module, build, job)
     build.call(release(module), [job])
     build.ret(_NULL)
-    return function.name
+    return str(function.name)
 
 
 def _load(build: ir.IRBuilder, base: ir.Value, offset: int, kind: ir.Type = POINTER) -> ir.Value:
