@@ -22,11 +22,11 @@ help:  ## this list
 
 $(BIN)/.ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cpu]'
 	touch $@
 
 $(BIN)/.ready-test: $(BIN)/.ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cpu,test]'
 	touch $@
 
 $(BIN)/.ready-docs: $(BIN)/.ready-test
@@ -40,7 +40,7 @@ $(BIN)/.ready-parity: $(BIN)/.ready-test
 
 $(NEWEST)/.ready: pyproject.toml
 	$(NEWER) -m venv --clear $(NEWEST)
-	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[cpu,test]'
 	touch $@
 
 quickstart: $(BIN)/.ready  ## set up, sweep alpha with the shipped pair, print the table and the plot's path

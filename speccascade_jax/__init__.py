@@ -3,6 +3,8 @@
 import importlib
 from typing import Any
 
+from speccascade_jax.runtime import moved
+
 __version__ = "0.2.0"
 
 _HOMES = {
@@ -20,6 +22,7 @@ _HOMES = {
 }
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted([*_NAMES, "checkpoints"])
+moved.install()
 
 
 def __getattr__(name: str) -> Any:

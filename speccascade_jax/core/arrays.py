@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -23,16 +23,14 @@ def write_slots(buffer: Array, update: Array, start: Array, axis: int) -> Array:
     if rows == 1:
         return jax.lax.dynamic_update_slice_in_dim(buffer, update, start[0], axis)
 
-    def one(row: Array, new: Array, at: Array) -> Array:
-        return jax.lax.dynamic_update_slice_in_dim(row, new, at, axis)
-
     def by_row(x: Array) -> Array:
         return x.reshape(rows, -1, *x.shape[1:])
 
-    return jax.vmap(one)(by_row(buffer), by_row(update), start).reshape(buffer.shape)
+    write = jax.vmap(partial(jax.lax.dynamic_update_slice_in_dim, axis=axis))
+    return write(by_row(buffer), by_row(update), start).reshape(buffer.shape)
 
 
-def right_pad(rows: Sequence[Any] | np.ndarray, width: int) -> np.ndarray:
+def right_pad(rows: Sequence[Sequence[int]] | np.ndarray, width: int) -> np.ndarray:
     """int32 `[len(rows), width]`, each row followed by zeros."""
     out = np.zeros((len(rows), width), np.int32)
     for i, row in enumerate(rows):

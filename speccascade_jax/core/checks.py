@@ -22,20 +22,18 @@ def per_row(name: str, value: Any, batch: int) -> np.ndarray:
         ValueError: not numeric, of another length than the batch, or not finite.
     """
     try:
-        given = np.asarray(value)
+        numbers = np.asarray(value)
     except ValueError:  # rows of several lengths
-        given = np.asarray(None)
-    if given.dtype.kind in "bcOSUMm":  # texts, booleans, None; bfloat16 has a kind of its own
+        numbers = np.asarray(None)
+    if numbers.dtype.kind in "bcOSUMm":  # texts, booleans, None; bfloat16 has a kind of its own
         raise ValueError(f"{name}={shown(value)} is not a number; give a float, or one per row")
     with np.errstate(over="ignore"):
-        array = given.astype(np.float32)
-    if array.ndim > 1 or (array.ndim == 1 and array.shape[0] != batch):
-        raise ValueError(
-            f"{name} has shape {array.shape}, but the batch has {batch} rows; give one number or [{batch}]"
-        )
-    if not np.all(np.isfinite(array)):
-        bad = given[~np.isfinite(array)].ravel()[0]
-        raise ValueError(f"{name}={float(bad)} is not finite; give a finite number")
+        array = numbers.astype(np.float32)
+    if array.shape not in ((), (batch,)):
+        shapes = f"{array.shape}, but the batch has {batch} rows; give one number or [{batch}]"
+        raise ValueError(f"{name} has shape {shapes}")
+    if not np.all(finite := np.isfinite(array)):
+        raise ValueError(f"{name}={float(numbers[~finite].ravel()[0])} is not finite; give a finite number")
     return np.broadcast_to(array, (batch,))
 
 
@@ -53,11 +51,10 @@ def check_sizes(config: Any, layers: str, *more: str) -> None:
 
     Its decoder may have no `layers`: what exits before the first one has none.
     """
-    if getattr(config, layers) < 0:
-        raise ValueError(f"{layers} is {getattr(config, layers)}: give 0 or more")
-    for name in ("vocab_size", "d_model", "num_heads", "head_dim", "d_ff", *more):
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} is {getattr(config, name)}: give a positive number")
+    for name in (layers, "vocab_size", "d_model", "num_heads", "head_dim", "d_ff", *more):
+        size, least = getattr(config, name), 0 if name == layers else 1
+        if size < least:
+            raise ValueError(f"{name} is {size}: give {'a positive number' if least else '0 or more'}")
     if config.num_embeddings < config.vocab_size:
         raise ValueError(
             f"num_embeddings is {config.num_embeddings}, below vocab_size {config.vocab_size}: "
@@ -67,10 +64,8 @@ def check_sizes(config: Any, layers: str, *more: str) -> None:
 
 def whole(name: str, value: Any, low: int, high: int = MOST) -> int:
     """`value` as an int from `low` to `high`, or a ValueError that names it."""
-    if type(value) is int and low <= value <= high:
-        return value
-    given = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if not given or value != value or value < low or value not in (math.inf,) and value != value // 1:
+    number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    if not number or not value >= low or value != math.inf and value != value // 1:
         raise ValueError(f"{name}={shown(value)} is not a whole number >= {low}")
     if value > high:
         raise ValueError(f"{name}={shown(value)} is too large: give at most {high}")

@@ -1,11 +1,11 @@
 """Building `Controls` from Python numbers, and refusing what has no meaning, before anything is compiled."""
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from speccascade_jax.core.checks import per_row
-from speccascade_jax.core.types import Controls, Sampling
+from speccascade_jax.core.types import Array, Controls, Sampling
 
 
 def make_sampling(
@@ -16,12 +16,11 @@ def make_sampling(
     Raises:
         ValueError: temperature < 0, top_p outside (0, 1], top_k negative or not whole.
     """
-    t, p, k = (per_row(n, v, batch) for n, v in ((name, temperature), ("top_p", top_p), ("top_k", top_k)))
+    t, p, k = per_row(name, temperature, batch), per_row("top_p", top_p, batch), per_row("top_k", top_k, batch)
     _refuse(t < 0, name, t, "is negative; 0 is greedy decoding, 1 the model's own law")
     _refuse((p <= 0) | (p > 1), "top_p", p, "is outside (0, 1]; 1 switches it off")
     _refuse((k < 0) | (k != np.floor(k)), "top_k", k, "is not a whole number >= 0; 0 switches it off")
-    values: tuple[Any, Any, Any] = (t, p, k)
-    return Sampling(*values)
+    return Sampling(*map(_to_trace, (t, p, k)))
 
 
 def make_controls(
@@ -42,13 +41,13 @@ def make_controls(
     draft = target = make_sampling(batch, temperature, top_p, top_k)
     if draft_temperature is not None:
         draft = make_sampling(batch, draft_temperature, top_p, top_k, name="draft_temperature")
-    values: dict[str, Any] = {
-        "alpha": per_row("alpha", alpha, batch),
-        "stop_threshold": per_row("stop_threshold", stop_threshold, batch),
-        "draft": draft,
-        "target": target,
-    }
-    return Controls(**values, inner=inner)
+    alphas, thresholds = per_row("alpha", alpha, batch), per_row("stop_threshold", stop_threshold, batch)
+    return Controls(_to_trace(alphas), _to_trace(thresholds), draft, target, inner)
+
+
+def _to_trace(values: np.ndarray) -> Array:
+    """Returns values on the host as what a program traces them to."""
+    return cast(Array, values)
 
 
 def _refuse(bad: np.ndarray, name: str, values: np.ndarray, why: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,27 +24,26 @@ def join(tree: PyTree) -> Array:
 class Layout(NamedTuple):
     """Where the arrays of a tree lie in what `join` makes of it: shape, dtype, first byte; and how long that is."""
 
-    structure: Any
-    places: tuple[tuple[tuple[int, ...], Any, int], ...]
+    structure: jax.tree_util.PyTreeDef
+    places: tuple[tuple[tuple[int, ...], np.dtype, int], ...]
     size: int
 
     @classmethod
     def of(cls, tree: PyTree) -> Layout:
-        """Of arrays, or of their shapes."""
+        """Returns the layout of arrays, or of their shapes."""
         leaves, structure = jax.tree.flatten(tree)
-        places, begin = [], 0
-        for leaf in leaves:
-            places.append((leaf.shape, leaf.dtype, begin))
-            begin += 4 * math.prod(leaf.shape)
-        return cls(structure, tuple(places), begin // 4)
+        ends = list(itertools.accumulate((math.prod(leaf.shape) for leaf in leaves), initial=0))
+        places = tuple((leaf.shape, leaf.dtype, 4 * begin) for leaf, begin in zip(leaves, ends, strict=False))
+        return cls(structure, places, ends[-1])
 
     def fetch(self, joined: Array) -> PyTree:
         """The tree on the host, read-only: its arrays are made while the device works, and filled when it is done."""
-        held = np.empty(self.size, np.int32)
-        shown = held.view()
-        shown.flags.writeable = False
-        tree = jax.tree.unflatten(self.structure, [np.ndarray(shape, of, shown, at) for shape, of, at in self.places])
-        held[:] = np.asarray(joined)
+        memory = np.empty(self.size, np.int32)
+        readable = memory.view()
+        readable.flags.writeable = False
+        arrays = [np.ndarray(shape, dtype, readable, begin) for shape, dtype, begin in self.places]
+        tree = jax.tree.unflatten(self.structure, arrays)
+        memory[:] = np.asarray(joined)
         return tree
 
 

@@ -22,9 +22,9 @@ class Flat(Mapping[str, Any]):
 
     def __init__(self, tree: Mapping[str, Any]):
         tree = freeze(dict(tree))
-        found, self._structure = jax.tree_util.tree_flatten_with_path(tree)
-        self._leaves: Sequence[Any] = [leaf for _, leaf in found]
-        self._paths, self._tree = tuple(_Path(jax.tree_util.keystr(path)) for path, _ in found), tree
+        leaves, self._structure = jax.tree_util.tree_flatten_with_path(tree)
+        self._leaves: Sequence[Any] = [leaf for _, leaf in leaves]
+        self._paths, self._tree = tuple(jax.tree_util.keystr(path) for path, _ in leaves), tree
 
     def __getitem__(self, name: str) -> Any:
         return self._tree[name]
@@ -39,25 +39,19 @@ class Flat(Mapping[str, Any]):
         return f"Flat({self._tree!r})"
 
     def tree_flatten(self) -> tuple[Sequence[Any], Any]:
-        """What JAX asks in every call."""
+        """Returns what JAX asks for in every call."""
         return self._leaves, (self._structure, self._paths)
 
     def tree_flatten_with_keys(self) -> tuple[Sequence[tuple[Any, Any]], Any]:
-        """The same with each leaf's place, as profiles and error messages show it."""
+        """Returns the same with the place of each leaf, as profiles and error messages show it."""
         leaves, described = self.tree_flatten()
         return list(zip(self._paths, leaves, strict=True)), described
 
     @classmethod
     def tree_unflatten(cls, described: Any, leaves: Sequence[Any]) -> Flat:
-        """The same tree with other leaves."""
-        made = cls.__new__(cls)
-        made._structure, made._paths = described
-        made._leaves = tuple(leaves)
-        made._tree = jax.tree.unflatten(made._structure, made._leaves)
-        return made
-
-
-class _Path(str):
-    """A leaf's place in the nested dictionary, written as JAX would."""
-
-    __slots__ = ()
+        """Returns the same tree with other leaves."""
+        flat = cls.__new__(cls)
+        flat._structure, flat._paths = described
+        flat._leaves = tuple(leaves)
+        flat._tree = jax.tree.unflatten(flat._structure, flat._leaves)
+        return flat

@@ -20,7 +20,7 @@ PER_EXAMPLE = ("committed", "target_calls", "discarded", "draft_steps", "drafted
 
 
 def hint(name: object, known: Iterable[str]) -> str:
-    """`"did you mean a, b? "` with the nearest of the known names, at most three; empty where none is near."""
+    """Returns `"did you mean a, b? "` with the nearest of the known names, at most three; empty where none is near."""
     near = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.4)
     return f"did you mean {', '.join(near)}? " if near else ""
 
@@ -32,7 +32,7 @@ def natural(text: str) -> tuple[tuple[float, str], ...]:
 
 
 def unknown(name: object, known: Iterable[str], where: str = "") -> str:
-    """What an error says behind a name that is not known: the nearest, and all of them, or where they are if many."""
+    """Returns what an error says of an unknown name: the nearest, and all of them, or where they are if many."""
     known = list(known)
     if len(known) > _FEW and where:
         return f"{hint(name, known)}all {len(known)} are in {where}"
@@ -48,59 +48,52 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 
 
 def shown(value: object) -> str:
-    """A value as errors show it: short, and without an address."""
+    """Returns a value as errors show it: short, and without an address."""
     return without_addresses(_SHORT.repr(value))
 
 
 def without_addresses(text: str) -> str:
-    """A text without the addresses that Python shows of objects."""
+    """Returns a text without the addresses that Python shows of objects."""
     return _ADDRESS.sub("", text)
 
 
 def look_up(what: str, name: str, table: Mapping[str, Any], kind: Any, where: str = "", also: str = "") -> Any:
-    """The entry of that name, or what `module.NAME` names: something of one's own, in a file that Python can import.
+    """Returns the entry of that name, or what `module.NAME` names: something of a user's, in a file that Python finds.
 
     Args:
-        what: "rule", "task", for errors; kind: the class, or a tuple of classes, that something of one's own must have;
+        what: "rule", "task", for errors; kind: the class, or a tuple of classes, that something of a user's must have;
             where: the table's name, for errors; also: a further remedy.
 
     Raises:
         ValueError: no such entry (the message names the nearest), no such module or name in it, or another kind.
     """
     if not isinstance(name, str):
-        raise ValueError(f"{what}={shown(name)} is no name: give a text, {_one_of(table, where)}")
+        names = where or ", ".join(table)
+        raise ValueError(
+            f"{what}={shown(name)} is no name: give a text, {f'one of {names}' if names else 'module.NAME'}"
+        )
     if name in table:
         return table[name]
     if not all(name.split(".")) or "." not in name:
-        raise ValueError(
-            f"unknown {what} {shown(name)}: {unknown(name, table, where)}; one of your own is named module.NAME{also}"
-        )
-    return _imported(what, name, kind)
+        near = unknown(name, table, where)
+        raise ValueError(f"unknown {what} {shown(name)}: {near}; one of your own is named module.NAME{also}")
+    value = _imported(what, name)
+    if not isinstance(value, kind):
+        wanted = " or a ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
+        raise ValueError(f"{what} {name!r} is {shown(value)}: it must be a {wanted}")
+    return value
 
 
-def _one_of(table: Mapping[str, Any], where: str) -> str:
-    return f"one of {where}" if where else f"one of {', '.join(table)}" if table else "module.NAME"
-
-
-_MISSING = object()
-
-
-def _imported(what: str, name: str, kind: Any) -> Any:
+def _imported(what: str, name: str) -> Any:
     module, _, attribute = name.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), attribute, _MISSING)
+        imported = importlib.import_module(module)
     except Exception as error:  # a file of one's own may raise anything
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            raise ValueError(
-                f"{what} {name!r}: there is no module {error.name!r}; its file lies where you start from, or in a "
-                f"folder of PYTHONPATH"
-            ) from error
+            where = "its file lies where you start from, or in a folder of PYTHONPATH"
+            raise ValueError(f"{what} {name!r}: there is no module {error.name!r}; {where}") from error
         error.add_note(f"{what} {name!r}: module {module!r} cannot be imported")
         raise
-    if found is _MISSING:
+    if not hasattr(imported, attribute):
         raise ValueError(f"{what} {name!r}: module {module!r} has no {attribute!r}")
-    if not isinstance(found, kind):
-        kinds = kind if isinstance(kind, tuple) else (kind,)
-        wanted = " or a ".join(each.__name__ for each in kinds)
-        raise ValueError(f"{what} {name!r} is {shown(found)}: it must be a {wanted}")
-    return found
+    return getattr(imported, attribute)

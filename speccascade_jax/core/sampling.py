@@ -194,7 +194,7 @@ def keep_largest(values: Array, weights: Array, need: Array) -> Array:
 
     low = jnp.zeros_like(bits[..., :1])
     high = jnp.max(bits, -1, keepdims=True) + 1
-    threshold, _ = jax.lax.fori_loop(0, 31, halve, (low, high))
+    threshold: Array = jax.lax.fori_loop(0, 31, halve, (low, high))[0]
     tied = bits == threshold
     each = jnp.where(tied, weights, 0.0).max(-1, keepdims=True)
     missing = need - weight_from(threshold + 1)

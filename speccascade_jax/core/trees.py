@@ -10,6 +10,7 @@ from functools import cached_property
 import jax.numpy as jnp
 import numpy as np
 
+from speccascade_jax.core.arrays import right_pad
 from speccascade_jax.core.sampling import argmax, one_hot
 from speccascade_jax.core.types import Array
 
@@ -49,24 +50,23 @@ class Tree:
     parents: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        depths: list[int] = []
+        if not self.parents:
+            raise ValueError("a tree without nodes drafts nothing: give parents, (-1,) for a single token")
         for node, parent in enumerate(self.parents):
             if not -1 <= parent < node:
                 raise ValueError(f"node {node} of the tree follows {parent}: it must follow −1 or a node before it")
-            depths.append(1 + (depths[parent] if parent >= 0 else 0))
-            if node and depths[node] < depths[node - 1]:
+        for node in range(1, self.size):
+            if self.depths[node + 1] < self.depths[node]:
                 raise ValueError(f"node {node} of the tree is shallower than the one before it: list level by level")
-        if not depths:
-            raise ValueError("a tree without nodes drafts nothing: give parents, (-1,) for a single token")
 
     @classmethod
     def of_branching(cls, children: tuple[int, ...]) -> "Tree":
         """Every node of depth `d` has `children[d]` children: `(3, 2, 1)` is three paths, then six, of three tokens."""
         level, parents = [-1], list[int]()
         for count in children:
-            above = level
-            level = list(range(len(parents), len(parents) + count * len(above)))
+            above, first = level, len(parents)
             parents += [parent for parent in above for _ in range(count)]
+            level = list(range(first, len(parents)))
         return cls(tuple(parents))
 
     @property
@@ -77,10 +77,10 @@ class Tree:
     @cached_property
     def depths(self) -> tuple[int, ...]:
         """Of every entry: 0 of the pending token."""
-        found = [0]
+        depths = [0]
         for parent in self.parents:
-            found.append(found[parent + 1] + 1)
-        return tuple(found)
+            depths.append(depths[parent + 1] + 1)
+        return tuple(depths)
 
     @property
     def depth(self) -> int:
@@ -90,11 +90,10 @@ class Tree:
     @cached_property
     def children(self) -> np.ndarray:
         """int32 `[N + 1, K]`: every entry's children as entries, in their order; 0 where there are no more."""
-        found = [
-            [n + 1 for n, parent in enumerate(self.parents) if parent + 1 == entry] for entry in range(self.size + 1)
-        ]
-        most = max(map(len, found))
-        return np.array([each + [0] * (most - len(each)) for each in found], np.int32)
+        followers = [list[int]() for _ in range(self.size + 1)]
+        for entry, parent in enumerate(self.parents, start=1):
+            followers[parent + 1].append(entry)
+        return right_pad(followers, max(map(len, followers)))
 
     def level(self, depth: int) -> tuple[int, int]:
         """The first entry of a depth, and the one behind its last."""
@@ -102,11 +101,9 @@ class Tree:
 
     def branch(self, first: int, end: int) -> Branch:
         """Entries `first` to below `end`, fed to a cache that holds those before."""
-        seen = np.zeros((self.size + 1, self.size + 1), bool)
-        for entry in range(self.size + 1):
-            if entry:
-                seen[entry] = seen[self.parents[entry - 1] + 1]
-            seen[entry, entry] = True
+        seen = np.eye(self.size + 1, dtype=bool)
+        for entry, parent in enumerate(self.parents, start=1):
+            seen[entry] |= seen[parent + 1]
         return Branch(first, self.depths[:end], tuple(map(tuple, seen[first:end, :end].tolist())))
 
 

@@ -1,4 +1,4 @@
-"""Values held against annotations: what a gin file or a caller gives is what the class or function says it takes."""
+"""Values checked against annotations: what a gin file or a caller gives is what the class or function says it takes."""
 
 import dataclasses
 import functools
@@ -6,7 +6,7 @@ import math
 import numbers
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +25,13 @@ class Later:
     def __repr__(self) -> str:
         return self.text
 
+    def fits(self, kind: Any) -> bool:
+        """Returns whether it may be of a class."""
+        return self.kind is None or isinstance(kind, type) and issubclass(self.kind, kind)
 
-def check(owner: Any, values: Mapping[str, Any], prefix: str = "") -> None:
-    """Refuse values that are not what the annotations of `owner`, a class with fields or a function, say.
+
+def check(owner: Any, values: Mapping[str, object], prefix: str = "") -> None:
+    """Refuses values that are not what the annotations of `owner`, a class with fields or a function, say.
 
     Args:
         values: by name; names without an annotation are passed over. prefix: what errors put before a name.
@@ -35,105 +39,109 @@ def check(owner: Any, values: Mapping[str, Any], prefix: str = "") -> None:
     Raises:
         ValueError: names the value, where in it, and what is meant.
     """
-    hints = _hints(owner)
+    annotations = hints(owner)
     for name, value in values.items():
-        if wrong := _wrong(prefix + name, value, hints.get(name, Any)):
-            raise ValueError(wrong)
+        if problem := _problem(prefix + name, value, annotations.get(name, Any)):
+            raise ValueError(problem)
 
 
 @functools.cache
-def _hints(owner: Any) -> dict[str, Any]:
-    plain = isinstance(owner, type) and not dataclasses.is_dataclass(owner)
+def hints(owner: Any) -> dict[str, Any]:
+    """Returns the annotations of a dataclass's fields, or of what a function or a class is called with."""
+    called = isinstance(owner, type) and not dataclasses.is_dataclass(owner)
     try:
-        return typing.get_type_hints(owner.__init__ if plain else owner)
+        return typing.get_type_hints(owner.__init__ if called else owner)
     except (NameError, TypeError):  # a function of somebody's whose annotations cannot be read
         return {}
 
 
-def _wrong(name: str, value: Any, hint: Any) -> str:
-    """What is wrong with a value, in words; empty if nothing is."""
-    union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+def _problem(name: str, value: object, hint: Any) -> str:
+    """Says what is wrong with a value; empty if nothing is."""
+    union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     kinds = typing.get_args(hint) if union else (hint,)
-    found = [_inside(name, value, kind) for kind in kinds]
-    if "" in found:
+    problems = [_problem_inside(name, value, kind) for kind in kinds]
+    if "" in problems:
         return ""
-    if inside := [words for words in found if words]:  # it is of one of the kinds, but for something in it
-        return inside[0]
-    several = any(_is(kind, Sequence) for kind in kinds)
-    if several and (isinstance(value, str) or not isinstance(value, (Sequence, Mapping))):
+    if inside := next(filter(None, problems), None):  # it is of one of the kinds, but for something in it
+        return inside
+    single = isinstance(value, str) or not isinstance(value, (Sequence, Mapping))
+    if single and any(_is_a(kind, Sequence) for kind in kinds):
         return f"{name}={shown(value)} is one value where a tuple is meant; write ({shown(value)},)"
-    unquoted = isinstance(value, str) and {bool, int, float}.intersection(kinds)
-    remedy = "; write it without quotes" if unquoted else ""
-    if int in kinds and isinstance(value, float) and value.is_integer():
+    remedy = ""
+    if isinstance(value, str) and {bool, int, float}.intersection(kinds):
+        remedy = "; write it without quotes"
+    elif int in kinds and isinstance(value, float) and value.is_integer():
         remedy = f"; write {value:.0f}"
     return f"{name}={shown(value)} is not {' or '.join(map(_described, kinds))}{remedy}"
 
 
-def _inside(name: str, value: Any, kind: Any) -> str | None:
-    """Empty if the value is of the kind; what is wrong in it if it is but for that; `None` if it is of another."""
-    inner = typing.get_args(kind)
-    origin = typing.get_origin(kind) or kind
-    if kind is Any or isinstance(value, Later) and (value.kind is None or _is_class(value.kind, origin)):
+def _problem_inside(name: str, value: Any, kind: Any) -> str | None:
+    """Returns empty for a value of the kind, what is wrong in it if it is but for that, `None` if it is of another."""
+    inner, origin = typing.get_args(kind), typing.get_origin(kind) or kind
+    if kind is Any or isinstance(value, Later) and value.fits(origin):
         return ""
     if kind in _SCALARS:
-        return "" if _SCALARS[kind](value) else None
-    if origin is typing.Literal:
-        return "" if isinstance(value, str) and value in inner else None
-    if _is(kind, Mapping):
-        return _in_mapping(name, value, inner) if isinstance(value, Mapping) else None
-    if _is(kind, Sequence):
-        several = isinstance(value, Sequence) and not isinstance(value, str)
-        return _in_sequence(name, value, inner) if several else None
-    fits = callable(value) if origin is Callable else not isinstance(origin, type) or isinstance(value, origin)
+        fits = _SCALARS[kind][1](value)
+    elif origin is typing.Literal:
+        fits = isinstance(value, str) and value in inner
+    elif _is_a(kind, Mapping):
+        return _first_problem(_mapping_parts(name, value, *inner)) if isinstance(value, Mapping) else None
+    elif _is_a(kind, Sequence):
+        return _in_sequence(name, value, inner) if isinstance(value, Sequence) and not isinstance(value, str) else None
+    elif origin is Callable:
+        fits = callable(value)
+    else:
+        fits = not isinstance(origin, type) or isinstance(value, origin)
     return "" if fits else None
 
 
-def _in_mapping(name: str, value: Mapping[Any, Any], inner: tuple[Any, ...]) -> str:
-    keys, values = inner or (Any, Any)
-    for key, one in value.items():
-        if wrong := _wrong(f"a key of {name}", key, keys) or _wrong(f"{name}[{shown(key)}]", one, values):
-            return wrong
-    return ""
+_Part = tuple[str, object, Any]
+"""A name for errors, a value, its annotation."""
+
+
+def _first_problem(parts: Iterable[_Part]) -> str:
+    return next((problem for part in parts if (problem := _problem(*part))), "")
+
+
+def _mapping_parts(name: str, value: Mapping[Any, Any], keys: Any = Any, values: Any = Any) -> Iterable[_Part]:
+    for key, entry in value.items():
+        yield f"a key of {name}", key, keys
+        yield f"{name}[{shown(key)}]", entry, values
 
 
 def _in_sequence(name: str, value: Sequence[Any], inner: tuple[Any, ...]) -> str:
-    kinds = [inner[0] if inner else Any] * len(value) if len(inner) < 2 or inner[1] is Ellipsis else list(inner)
+    kinds = [inner[0] if inner else Any] * len(value) if len(inner) < 2 or inner[1] is Ellipsis else inner
     if len(kinds) != len(value):
         return f"{name}={shown(value)} has {len(value)} entries where {len(kinds)} are meant"
-    each = (_wrong(f"{name}[{number}]", one, kind) for number, (one, kind) in enumerate(zip(value, kinds, strict=True)))
-    return next(filter(None, each), "")
+    return _first_problem((f"{name}[{n}]", *part) for n, part in enumerate(zip(value, kinds, strict=True)))
 
 
-def _is(kind: Any, family: type) -> bool:
-    return _is_class(typing.get_origin(kind), family)
+def _is_a(kind: Any, family: type) -> bool:
+    origin = typing.get_origin(kind)
+    return isinstance(origin, type) and issubclass(origin, family)
 
 
-def _is_class(kind: Any, family: Any) -> bool:
-    return isinstance(kind, type) and isinstance(family, type) and issubclass(kind, family)
-
-
-def _finite(value: Any) -> bool:
+def _finite(value: object) -> bool:
     try:
         return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # an integer that is no float
         return False
 
 
-_SCALARS: dict[Any, Callable[[Any], bool]] = {
-    bool: lambda value: isinstance(value, (bool, np.bool_)),
-    int: lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool),
-    float: _finite,
-    str: lambda value: isinstance(value, str),
-    type(None): lambda value: value is None,
+_SCALARS: dict[object, tuple[str, Callable[[Any], bool]]] = {
+    bool: ("True or False", lambda value: isinstance(value, (bool, np.bool_))),
+    int: ("a whole number", lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool)),
+    float: ("a finite number", _finite),
+    str: ("a text", lambda value: isinstance(value, str)),
+    type(None): ("None", lambda value: value is None),
 }
-_WORDS = {bool: "True or False", int: "a whole number", float: "a finite number", str: "a text", type(None): "None"}
 
 
 def _described(kind: Any) -> str:
-    if _is(kind, Mapping):
-        return "a dictionary"
-    if _is(kind, Sequence) or kind in _WORDS:
-        return _WORDS.get(kind, "a tuple")
+    if kind in _SCALARS:
+        return _SCALARS[kind][0]
+    if _is_a(kind, Mapping) or _is_a(kind, Sequence):
+        return "a dictionary" if _is_a(kind, Mapping) else "a tuple"
     if typing.get_origin(kind) is typing.Literal:
         return " or ".join(map(repr, typing.get_args(kind)))
     name = getattr(kind, "__name__", str(kind))

@@ -125,6 +125,7 @@ def held(name: str, leaf: Any, config: Any, weights: str | None = None) -> Any:
     kind = weights or leaf.dtype.name
     if products.available() and kind in products.KINDS:
         return panels(np.asarray(leaf), kind, products.width(), turned=last == "embedding")
+    products.suggest(leaf.size)
     if kind == "int8":
         return panels(np.asarray(leaf), kind, None, turned=last == "embedding")
     return np.asarray(leaf, np.float32) if jax.default_backend() == "cpu" and config.dtype == "float32" else leaf

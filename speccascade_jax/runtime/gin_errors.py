@@ -1,5 +1,6 @@
 """What gin raises, in one line: the place, what is wrong there, and what may have been meant."""
 
+import contextlib
 import inspect
 import pkgutil
 import re
@@ -27,17 +28,15 @@ def explained(error: BaseException, reading: str = "") -> str:
         return _line("a bracket or a quotation mark is never closed", _unclosed(reading))
     if isinstance(error, RecursionError):
         return _line(DEEP, reading)
-    file: str | None
-    number: object
     if isinstance(error, SyntaxError):
-        text, file, number = f"{error.msg.rstrip('.')}: {error.text or ''}", error.filename, error.lineno
+        text, file, number = f"{error.msg.rstrip('.')}: {error.text or ''}", error.filename, str(error.lineno)
     else:
         text = _CALL.sub("", str(error))
-        places = _PLACE.findall(text)
-        text, (file, number) = _PLACE.sub("", text), places[0] if places else ("", "")
+        file, number = next(iter(_PLACE.findall(text)), (None, ""))
+        text = _PLACE.sub("", text)
         if isinstance(error, KeyError):
             text = text.strip("'\"")  # of which Python shows the repr
-    return _line(_better(text, file or reading) or text, f"{file}, line {number}" if file else reading)
+    return _line(_better(text, file or reading), f"{file}, line {number}" if file else reading)
 
 
 def _unclosed(reading: str) -> str:
@@ -46,9 +45,9 @@ def _unclosed(reading: str) -> str:
     try:
         with open(reading) as file:
             for token in tokenize.generate_tokens(file.readline):
-                if token.string in "([{" and token.type == tokenize.OP:
+                if token.type == tokenize.OP and token.string in "([{":
                     opened.append(token.start[0])
-                elif token.string in ")]}" and token.type == tokenize.OP:
+                elif token.type == tokenize.OP and token.string in ")]}":
                     del opened[-1:]
     except tokenize.TokenError as error:
         return f"{reading}, line {opened[-1] if opened else error.args[1][0]}"
@@ -69,28 +68,26 @@ def _line(message: str, place: str) -> str:
     return f"{place}: {said}" if place else said
 
 
-def _better(text: str, file: str) -> str | None:
-    """gin's message in words that name what there is instead, where it is one of those that say too little."""
+def _better(text: str, file: str) -> str:
+    """gin's message; in words that name what there is instead, where it is one of those that say too little."""
     for pattern, words in _WORDS.items():
-        if found := re.search(pattern, text, re.DOTALL):
-            return words(file, *found.groups())
-    return None
+        if match := re.search(pattern, text, re.DOTALL):
+            return words(file, *match.groups())
+    return text
 
 
 def _no_import(file: str, symbol: str) -> str:
-    try:
+    text = ""
+    with contextlib.suppress(OSError, ValueError):
         text = Path(file).read_text()
-    except (OSError, ValueError):
-        text = ""
     known = re.findall(r"^\s*(?:from\s+[\w.]+\s+)?import\s+(?:\S+\s+as\s+)?(\w+)", text, re.MULTILINE)
-    return (
-        f"nothing that it imports is called {symbol!r}: {hint(symbol, known)}it imports {', '.join(known) or 'nothing'}"
-    )
+    imported = f"it imports {', '.join(known) or 'nothing'}"
+    return f"nothing that it imports is called {symbol!r}: {hint(symbol, known)}{imported}"
 
 
 def _no_attribute(file: str, selector: str, module: str, name: str) -> str:
-    there = vars(sys.modules[module]) if module in sys.modules else {}
-    known = [each for each, value in there.items() if callable(value) and not each.startswith("_")]
+    values = vars(sys.modules[module]) if module in sys.modules else {}
+    known = [known for known, value in values.items() if callable(value) and not known.startswith("_")]
     return f"{selector}: {module} has no {name!r}; {hint(name, known) or 'nothing in it is called alike'}".rstrip("; ")
 
 
@@ -103,8 +100,7 @@ def _nothing_called(file: str, name: str) -> str:
 
 def _no_parameter(file: str, owner: str, name: str) -> str:
     known = inspect.signature(gin.config._REGISTRY.get_match(owner.rpartition("/")[2]).wrapped).parameters
-    near = hint(name, known)
-    return f"{owner} has no {name!r}: {near or 'it has ' + ', '.join(known)}".strip()
+    return f"{owner} has no {name!r}: {hint(name, known) or 'it has ' + ', '.join(known)}".strip()
 
 
 def _no_macro(file: str, name: str) -> str:
@@ -114,9 +110,8 @@ def _no_macro(file: str, name: str) -> str:
 
 def _no_module(file: str, name: str) -> str:
     parent, _, last = name.rpartition(".")
-    path = getattr(sys.modules.get(parent), "__path__", [])
-    near = hint(last, [each.name for each in pkgutil.iter_modules(path)])
-    return f"there is no module {name!r}: {near}".strip(": ")
+    known = [module.name for module in pkgutil.iter_modules(getattr(sys.modules.get(parent), "__path__", []))]
+    return f"there is no module {name!r}: {hint(last, known)}".strip(": ")
 
 
 def _lacks(file: str, owner: str, names: str) -> str:

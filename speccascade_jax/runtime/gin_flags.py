@@ -4,6 +4,7 @@ A script calls `main(function, required)` with the function of its gin file; gin
 """
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,28 +13,26 @@ from typing import Any
 import gin
 from absl import app, flags, logging
 
-from speccascade_jax.runtime import gin_errors, gin_help, gin_values, hosts, interrupts, own_files
+from speccascade_jax.runtime import gin_errors, gin_help, gin_values, hosts, interrupts, legacy_gin, own_files
 from speccascade_jax.runtime.paths import share_root
 
 PREFIX = "--gin."
 
 
 def rewrite_arguments(argv: Sequence[str]) -> list[str]:
-    """`--gin.NAME=VALUE` as `--gin_bindings=NAME = VALUE`; everything else as it is.
+    """Returns `--gin.NAME=VALUE` as `--gin_bindings=NAME = VALUE`, everything else as it is.
 
     Raises:
         ValueError: a setting without a value.
     """
-    return [argv[0], *(_rewrite(argument) for argument in argv[1:])] if argv else []
-
-
-def _rewrite(argument: str) -> str:
-    if not argument.startswith(PREFIX):
-        return argument
-    name, equals, value = argument.removeprefix(PREFIX).partition("=")
-    if not equals:
-        raise ValueError(f"{argument} has no value; write {PREFIX}{name}=VALUE (strings in quotes: '\"text\"')")
-    return f"--gin_bindings={name} = {value}"
+    arguments = list(argv)
+    for place, argument in enumerate(arguments):
+        if place and argument.startswith(PREFIX):
+            name, equals, value = argument.removeprefix(PREFIX).partition("=")
+            if not equals:
+                raise ValueError(f"{argument} has no value; write {argument}=VALUE (strings in quotes: '\"text\"')")
+            arguments[place] = f"--gin_bindings={name} = {value}"
+    return arguments
 
 
 @contextlib.contextmanager
@@ -63,40 +62,28 @@ def define_flags() -> None:
     """Declare T5X's gin flags, shown by `--help`; harmless when they are declared already."""
     if "gin_file" in flags.FLAGS:
         return
-    flags.DEFINE_multi_string(
-        "gin_file", [], "gin file; may be given several times: later files fill holes of earlier ones"
-    )
-    flags.DEFINE_multi_string(
-        "gin_bindings", [], "one gin binding, NAME=VALUE, strings in quotes; --gin.NAME=VALUE is the same"
-    )
-    flags.DEFINE_list(
-        "gin_search_paths", [], "folders to look up gin files in, besides the current one and the repository"
-    )
-    flags.DEFINE_multi_string(
-        "import",
-        [],
-        "a file of your own, my_rules.py: what it holds is named my_rules.NAME; may be given several times",
-    )
-    flags.DEFINE_bool("debug", False, "show the full trace of an error")
-    flags.DEFINE_bool("multiprocess", False, "join the other processes; on TPU pods and under SLURM that needs no flag")
-    flags.DEFINE_bool("multiprocess_gpu", False, "T5X's name of --multiprocess")
-    flags.DEFINE_string("coordinator_address", None, "host:port of the first of several processes")
-    flags.DEFINE_integer("process_count", None, "how many processes there are")
-    flags.DEFINE_integer("process_index", None, "which of them this is, from 0")
-    for name in (
-        "gin_file",
-        "gin_bindings",
-        "gin_search_paths",
-        "import",
-        "debug",
-        "multiprocess",
-        "multiprocess_gpu",
-        *_PROCESSES,
-    ):
-        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
+    for define, name, default, text in _FLAGS:
+        define(name, default, text, module_name=sys.argv[0])
 
 
 _PROCESSES = ("coordinator_address", "process_count", "process_index")
+_FLAGS: tuple[tuple[Callable[..., Any], str, Any, str], ...] = (
+    (
+        flags.DEFINE_multi_string,
+        "gin_file",
+        [],
+        "gin file; given several times, later files fill holes of earlier ones",
+    ),
+    (flags.DEFINE_multi_string, "gin_bindings", [], "NAME=VALUE, strings in quotes; --gin.NAME=VALUE is the same"),
+    (flags.DEFINE_list, "gin_search_paths", [], "folders of gin files, besides the current one and the repository"),
+    (flags.DEFINE_multi_string, "import", [], "a file of your own, my_rules.py: what it holds is named my_rules.NAME"),
+    (flags.DEFINE_bool, "debug", False, "show the full trace of an error"),
+    (flags.DEFINE_bool, "multiprocess", False, "join the other processes; TPU pods and SLURM need no flag"),
+    (flags.DEFINE_bool, "multiprocess_gpu", False, "T5X's name of --multiprocess"),
+    (flags.DEFINE_string, "coordinator_address", None, "host:port of the first of several processes"),
+    (flags.DEFINE_integer, "process_count", None, "how many processes there are"),
+    (flags.DEFINE_integer, "process_index", None, "which of them this is, from 0"),
+)
 
 
 def _join(together: bool, example: str) -> None:
@@ -105,17 +92,6 @@ def _join(together: bool, example: str) -> None:
     hosts.begin(*(flags.FLAGS[name].value for name in _PROCESSES), asked=asked)
     if hosts.many() and not together:
         raise ValueError(f"{example.partition(' --')[0]} runs in one process: start one")
-
-
-@contextlib.contextmanager
-def _with_other_hosts() -> Iterator[None]:
-    """Together with the other processes, where there are some: an error in one ends all of them."""
-    try:
-        yield
-    except BaseException as error:
-        hosts.abandon(error)
-        raise
-    hosts.end()
 
 
 def parse_gin(
@@ -132,29 +108,37 @@ def parse_gin(
         gin.add_config_file_search_path(str(Path(folder).expanduser()))
     # gin takes a path that is not there for a package and stumbles over folders without __init__: look first.
     found = [_find(name, (".", *folders)) for name in files]
-    with _without_complaints():
+    with _reading_files():
         for file in found:
             with _explained(file):
                 gin.parse_config_file(file)
     if text:
-        with _explained("the record's configuration"):
-            gin.parse_config(text)
+        with _explained(_RECORDED):
+            gin.parse_config(legacy_gin.current(text, _RECORDED))
     with _explained(", ".join(f"--gin.{binding}" for binding in bindings)[:200]):
-        gin.parse_config(list(bindings))  # together: they may be the lines of a file
+        gin.parse_config(legacy_gin.current("\n".join(bindings), "--gin"))  # together: they may be a file's lines
     with _explained():
         gin.finalize()
         gin_values.check()
 
 
+_RECORDED = "the record's configuration"
+
+
 @contextlib.contextmanager
-def _without_complaints() -> Iterator[None]:
-    """gin logs an error for every folder in which an included file does not lie before the one in which it does."""
-    before = logging.get_verbosity()
+def _reading_files() -> Iterator[None]:
+    """Has gin read files, included ones too, in today's words and without complaints.
+
+    It logs an error for every folder in which an included file does not lie before the one in which it does.
+    """
+    verbosity, readers = logging.get_verbosity(), gin.config._FILE_READERS
     logging.set_verbosity(logging.FATAL)
+    readers.insert(0, (legacy_gin.opened, os.path.isfile))  # `gin.register_file_reader` would add it behind `open`
     try:
         yield
     finally:
-        logging.set_verbosity(before)
+        readers.pop(0)
+        logging.set_verbosity(verbosity)
 
 
 @contextlib.contextmanager
@@ -222,7 +206,7 @@ def main(
         if len(argv) > 1 or not (flags.FLAGS.gin_file or recorded):
             wrong = f"unexpected argument {argv[1]!r}" if len(argv) > 1 else "name at least one --gin_file"
             sys.exit(f"error: {wrong}; for example: {example}; --help explains")
-        with _with_other_hosts(), one_line_errors():
+        with hosts.together(), one_line_errors():
             _join(together, example)
             read(example, recorded)
             given = {name: flags.FLAGS[name].value for name in numbers or {}}

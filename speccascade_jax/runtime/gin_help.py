@@ -8,16 +8,13 @@ import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from speccascade_jax.core import validate_types
 from speccascade_jax.core.names import shown
 
 
 def settings(function: Callable[..., Any]) -> str:
     """The function's arguments, and the fields of the dataclasses that it takes, as lines of a help text."""
-    try:
-        hints = typing.get_type_hints(getattr(function, "__init__") if isinstance(function, type) else function)  # noqa: B009
-    except (NameError, TypeError):
-        hints = {}
-    lines, inside = list[str](), dict[str, type]()
+    hints, lines, inside = validate_types.hints(function), list[str](), dict[str, type]()
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD or name == "self":
             continue

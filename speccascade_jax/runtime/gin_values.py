@@ -19,12 +19,12 @@ def check() -> None:
         if selector != "gin.macro":
             name = ".".join(selector.split(".")[-2:])
             prefix = f"{scope}/{name}." if scope else f"{name}."
-            values = {each: _value(value, prefix + each) for each, value in bound.items()}
+            values = {argument: _value(value, prefix + argument) for argument, value in bound.items()}
             validate_types.check(gin.config._REGISTRY[selector].wrapped, values, prefix)
 
 
 def _value(value: Any, name: str) -> Any:
-    """The value with macros in place; what a call will give is `typed.Later`."""
+    """The value with macros in place; what a call will give is `validate_types.Later`."""
     if isinstance(value, dict):
         return {key: _value(one, name) for key, one in value.items()}
     if isinstance(value, (tuple, list)):
@@ -45,5 +45,4 @@ def _value(value: Any, name: str) -> Any:
 
 def operative() -> str:
     """The settings that were used, as a gin file; empty where none were read."""
-    found: str = gin.operative_config_str().strip()
-    return found
+    return str(gin.operative_config_str()).strip()

@@ -7,14 +7,15 @@ does nothing.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
-import signal
 import sys
 import time
 import traceback
 import warnings
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -63,9 +64,9 @@ _ALL = "--coordinator_address, --process_count and --process_index"
 
 
 def _check(coordinator: str | None, count: int | None, index: int | None) -> None:
-    given = {"coordinator_address": coordinator, "process_count": count, "process_index": index}
-    missing = [name for name, value in given.items() if value is None]
-    if 0 < len(missing) < len(given):
+    words = {"coordinator_address": coordinator, "process_count": count, "process_index": index}
+    missing = [name for name, value in words.items() if value is None]
+    if 0 < len(missing) < len(words):
         raise ValueError(f"--{missing[0]} is missing: give {_ALL}, or none of them")
     if coordinator is not None and not re.fullmatch(r".+:\d+", coordinator):
         raise ValueError(f"coordinator_address={coordinator!r}: give host:port of the first process")
@@ -75,8 +76,7 @@ def _check(coordinator: str | None, count: int | None, index: int | None) -> Non
 
 def _in_a_cluster() -> bool:
     """Whether the environment says that this is one of several processes."""
-    hosts = os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")
-    return len(hosts) > 1 or int(os.environ.get("SLURM_STEP_NUM_TASKS") or 1) > 1
+    return "," in os.environ.get("TPU_WORKER_HOSTNAMES", "") or int(os.environ.get("SLURM_STEP_NUM_TASKS") or 1) > 1
 
 
 def _may_be_a_pod() -> bool:
@@ -113,24 +113,24 @@ def agreed(value: Any) -> Any:
     return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(buffer))[:size].tobytes())
 
 
-def end() -> None:
-    """Say that this process is done, so that the others do not take it for lost."""
-    lost_hosts.leave()
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """Ends all processes by an error inside the block, and tells the others when this one is done without.
 
-
-def abandon(error: BaseException) -> None:
-    """End this process by an error, and with it the others; in a single process nothing happens.
-
-    If the error only says that another process is gone, that is said instead.
+    If the error only says that another process is gone, that is said instead. In a single process errors pass.
     """
-    if not many():
-        return
-    time.sleep(_PATIENCE)
-    # an orderly end would wait for the others, which may wait for this one
-    status = _status(error)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(status)
+    try:
+        yield
+    except BaseException as error:
+        if not many():
+            raise
+        time.sleep(_PATIENCE)
+        # an orderly end would wait for the others, which may wait for this one
+        status = _status(error)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(status)
+    lost_hosts.leave()
 
 
 def _status(error: BaseException) -> int:
@@ -140,8 +140,7 @@ def _status(error: BaseException) -> int:
             print(error.code, file=sys.stderr)
         return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     if isinstance(error, KeyboardInterrupt | interrupts.Terminated):
-        print(f"\nstopped: {interrupts.SAME}", file=sys.stderr)
-        return 128 + (signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+        return interrupts.status(error, interrupts.SAME)
     traceback.print_exception(error)  # under --debug
     return 1
 

@@ -30,8 +30,12 @@ def told(how: str) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, Terminated) as signalled:
-        number = signal.SIGTERM if isinstance(signalled, Terminated) else signal.SIGINT
-        print(f"\nstopped: {how}", file=sys.stderr)
-        sys.exit(128 + number)
+        sys.exit(status(signalled, how))
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def status(signalled: BaseException, how: str) -> int:
+    """Says that the process was stopped; returns what it ends with."""
+    print(f"\nstopped: {how}", file=sys.stderr)
+    return 128 + (signal.SIGTERM if isinstance(signalled, Terminated) else signal.SIGINT)

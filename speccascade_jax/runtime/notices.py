@@ -26,13 +26,15 @@ def said_if_long(what: Callable[[], str], after: float = LONG) -> Iterator[None]
     """
     begin, waits, words = time.perf_counter(), _somebody_waits(), list[str]()
 
-    def say() -> None:
-        words.append(f"speccascade_jax: {what()} … ")
+    def say(text: str) -> None:
         if waits:
-            sys.stderr.write(words[0])
-            sys.stderr.flush()
+            print(text, end="", file=sys.stderr, flush=True)
 
-    timer = threading.Timer(after, say)
+    def begin_line() -> None:
+        words.append(f"speccascade_jax: {what()} … ")
+        say(words[0])
+
+    timer = threading.Timer(after, begin_line)
     timer.daemon = True
     timer.start()
     try:
@@ -42,9 +44,7 @@ def said_if_long(what: Callable[[], str], after: float = LONG) -> Iterator[None]
         timer.join()  # or the end could come before the beginning
         if words:
             took = f"{time.perf_counter() - begin:.1f} s"
-            if waits:
-                sys.stderr.write(f"{took}\n")
-                sys.stderr.flush()
+            say(f"{took}\n")
             _log.info("%s%s", words[0], took)
 
 

@@ -75,14 +75,27 @@ def test_what_the_user_told_jax_stays(monkeypatch, tmp_path):
     assert not (tmp_path / "theirs").exists()
 
 
-@pytest.mark.parametrize("named", ["a_file/below", "locked"])
-def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch, named):
+@pytest.mark.parametrize(("name", "mode", "owner", "said"), [
+    ("a_file/below", 0o700, 0, r".*a_file/below.*\): .* variable SPECCASCADE_COMPILATION_CACHE, or"),
+    ("locked", 0o700, 0, r".*locked is not writable\): .* variable SPECCASCADE_COMPILATION_CACHE, or"),
+    ("named", 0o777, 0, r"others can write .*named and have any program run in your name: chmod go-w"),
+    ("named", 0o770, 0, r"others can write .*named"),
+    ("named", 0o700, 1, r".*named belongs to another user, who could"),
+])  # fmt: skip
+def test_a_folder_that_cannot_be_written_or_that_others_could_write_is_not_used(
+    tmp_path, monkeypatch, name, mode, owner, said
+):
+    """What is read there is executed. A folder that others may read does no harm."""
     (tmp_path / "a_file").write_text("")
-    (tmp_path / "locked").mkdir()
-    monkeypatch.setenv(compilation_cache.VARIABLE, str(tmp_path / named))
+    for folder in (tmp_path / "locked", tmp_path / "named"):
+        folder.mkdir()
+        folder.chmod(mode)
+    monkeypatch.setenv(compilation_cache.VARIABLE, str(tmp_path / name))
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path / "locked")  # root may write everywhere
-    with pytest.warns(UserWarning, match=rf"not kept \(.*{named}.*\): .* variable {compilation_cache.VARIABLE}, or"):
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + owner)
+    with pytest.warns(UserWarning, match=f"not kept \\({said}") as caught:
         assert switched_on() == (None, 1.0)
+    assert len(caught) == 1 and "\n" not in str(caught[0].message)
 
 
 DECODE = """
@@ -128,17 +141,14 @@ def test_a_damaged_entry_is_made_anew_and_never_read(tmp_path):
     whole = {path: path.read_bytes() for path in entries}
     flipped = bytearray(whole[entries[0]])
     flipped[len(flipped) // 2] ^= 4
-    damages = [bytes(flipped), whole[entries[0]][:-7], b"", b"rubbish" * 99]
-    for damage in damages:
+    for damage in (bytes(flipped), whole[entries[0]][:-7], b"", b"rubbish" * 99):
         for path in entries:
             path.write_bytes(damage if path == entries[0] else damage[::-1] + whole[path][5:])
         _, warned, tokens = decode(tmp_path)
         assert (warned, tokens) == ([], [[0, 1, 0]])
         assert sorted(tmp_path.iterdir()) == entries
-        for path in entries:
-            assert path.read_bytes() != damage and compilation_cache._Checked(tmp_path).get(
-                path.name[: -len("-checked")]
-            )
+        cache = compilation_cache._Checked(tmp_path)
+        assert all(cache.get(path.name.removesuffix("-checked")) for path in entries)
 
 
 def test_an_entry_with_any_bit_flipped_is_removed(tmp_path):
@@ -160,33 +170,8 @@ def test_an_entry_with_any_bit_flipped_is_removed(tmp_path):
     assert cache.get("key") == b"another" and [path.name for path in file.parent.iterdir()] == ["key-checked"]
 
 
-@pytest.mark.parametrize(("mode", "owner", "said"), [
-    (0o777, 0, r"others can write .*named and have any program run in your name: chmod go-w"),
-    (0o770, 0, r"others can write .*named"),
-    (0o700, 1, r".*named belongs to another user, who could"),
-])  # fmt: skip
-def test_a_folder_that_others_could_write_is_not_used(tmp_path, monkeypatch, mode, owner, said):
-    """What is read there is executed."""
-    folder = tmp_path / "named"
-    folder.mkdir()
-    folder.chmod(mode)
-    monkeypatch.setenv(compilation_cache.VARIABLE, str(folder))
-    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + owner)
-    with pytest.warns(UserWarning, match=f"not kept \\({said}") as caught:
-        assert switched_on() == (None, 1.0)
-    assert len(caught) == 1 and "\n" not in str(caught[0].message)
-    folder.chmod(0o755)  # to be read by others does no harm
-    monkeypatch.undo()
-
-
 def test_folders_of_the_users_own_are_read_as_jax_does(tmp_path):
     (tmp_path / "theirs").mkdir()
     compilation_cache._check_what_is_read(tmp_path / "ours")
     own, theirs = (compilation_cache.jaxs_own.get_file_cache(str(tmp_path / name))[0] for name in ("ours", "theirs"))
     assert isinstance(own, compilation_cache._Checked) and not isinstance(theirs, compilation_cache._Checked)
-
-
-def test_a_jax_that_keeps_its_files_elsewhere_is_left_as_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(compilation_cache, "_given_by_jax", None)
-    monkeypatch.setattr(compilation_cache, "jaxs_own", None)
-    compilation_cache._check_what_is_read(tmp_path)

@@ -16,25 +16,21 @@ def test_a_process_that_is_told_nothing_is_alone(monkeypatch):
     hosts.begin()
     assert hosts.first() and not hosts.many()
     assert hosts.agreed({"keys": [1]}) == {"keys": [1]}
-    hosts.abandon(SystemExit("error"))
-    hosts.end()
+    with hosts.together():
+        pass
+    with pytest.raises(SystemExit, match="error"), hosts.together():
+        raise SystemExit("error")
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            ("a:1", 2, None),
-            "--process_index is missing: give --coordinator_address, --process_count and --process_index, or",
-        ),
-        ((None, 2, 0), "--coordinator_address is missing"),
-        (("a", 2, 1), "coordinator_address='a': give host:port of the first process"),
-        (("a:1", 2, 2), "process_index=2 of process_count=2: give one of 0 to 1"),
-    ],
-)
-def test_half_a_word_about_others_is_refused(given, message):
+@pytest.mark.parametrize(("arguments", "message"), [
+    (("a:1", 2, None), "--process_index is missing: give --coordinator_address, --process_count and --process_index"),
+    ((None, 2, 0), "--coordinator_address is missing"),
+    (("a", 2, 1), "coordinator_address='a': give host:port of the first process"),
+    (("a:1", 2, 2), "process_index=2 of process_count=2: give one of 0 to 1"),
+])  # fmt: skip
+def test_half_a_word_about_others_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        hosts.begin(*given)
+        hosts.begin(*arguments)
 
 
 @pytest.mark.parametrize(("word", "ends"), [(b".", []), (b"", [lost_hosts.STATUS])])

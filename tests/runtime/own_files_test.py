@@ -38,17 +38,18 @@ def test_modules_that_python_finds_are_taken_too():
     assert own_files.loaded() == {}
 
 
-def test_slips_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"--import=.*nowhere.py: there is no such file"):
-        own_files.load(str(tmp_path / "nowhere.py"))
-    with pytest.raises(ValueError, match="no such file, and no module of that name"):
-        own_files.load("no_such_module_at_all")
-    (tmp_path / "not-a-name.py").write_text("")
-    with pytest.raises(ValueError, match="can be no module's name"):
-        own_files.load(str(tmp_path / "not-a-name.py"))
-    (tmp_path / "json.py").write_text("")
-    with pytest.raises(ValueError, match="a module 'json' is there already: rename the file"):
-        own_files.load(str(tmp_path / "json.py"))
+@pytest.mark.parametrize(("name", "kind", "said"), [
+    ("./nowhere.py", FileNotFoundError, "--import=./nowhere.py: there is no such file"),
+    ("no_such_module_at_all", ValueError, "no such file, and no module of that name"),
+    ("./not-a-name.py", ValueError, "can be no module's name"),
+    ("./json.py", ValueError, "a module 'json' is there already: rename the file"),
+])  # fmt: skip
+def test_slips_are_named(tmp_path, monkeypatch, name, kind, said):
+    monkeypatch.chdir(tmp_path)
+    for empty in ("not-a-name.py", "json.py"):
+        (tmp_path / empty).touch()
+    with pytest.raises(kind, match=said):
+        own_files.load(name)
 
 
 def test_what_the_file_raises_is_raised_and_leaves_nothing(tmp_path):

@@ -23,14 +23,10 @@ def test_programs_are_dropped_only_when_crowded():
     assert double(jnp.float32(2)) == 4
 
 
-def test_systems_without_proc_are_left_alone(monkeypatch, tmp_path):
-    monkeypatch.setattr(program_memory, "_MAPS", tmp_path / "maps")
-    assert not program_memory.release_when_crowded(share=0.0)
-
-
 def test_maps_are_counted_anew_only_after_a_compilation(monkeypatch, tmp_path):
     maps = tmp_path / "maps"
     monkeypatch.setattr(program_memory, "_MAPS", maps)
+    assert not program_memory.release_when_crowded(share=0.0)  # a system without /proc
     maps.write_text("\n" * 3)
     jax.jit(lambda x: 3 * x)(jnp.float32(1))
     limit = int(program_memory._LIMIT.read_text())
@@ -77,10 +73,9 @@ print(json.dumps({"maps": most, "grown": resident() - before if decodes else 0})
 
 
 def run_many(programs, decodes, limit=program_memory._LIMIT):
-    command = [sys.executable, "-c", MANY, str(programs), str(decodes), str(limit)]
-    run = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": str(repository_root())}, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", MANY, *map(str, (programs, decodes, limit))]
+    environment = os.environ | {"PYTHONPATH": str(repository_root())}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
     return json.loads(run.stdout.splitlines()[-1])
 

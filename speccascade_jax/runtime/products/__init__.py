@@ -2,9 +2,9 @@
 
 XLA:CPU multiplies a block of 4 to 8 rows at about half the bandwidth of one row, because it packs both operands first;
 here the weights are packed once, when they are loaded. What is compiled is a call for XLA's foreign function
-interface, made with llvmlite, so that no compiler needs to be installed.
+interface, made with llvmlite (the extra `cpu`), so that no compiler needs to be installed. Without it XLA multiplies.
 """
 
-from speccascade_jax.runtime.products.native import KINDS, available, call, width
+from speccascade_jax.runtime.products.native import KINDS, available, call, suggest, width
 
-__all__ = ["KINDS", "available", "call", "width"]
+__all__ = ["KINDS", "available", "call", "suggest", "width"]

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jax
 import llvmlite.ir as ir
 
-from speccascade_jax.runtime.products.jobs import FIELDS, look, place, post, release, take_back
+from speccascade_jax.runtime.products.jobs import FIELDS, add, drop_user, look, place, post, read, release, take_back
 from speccascade_jax.runtime.products.tiles import (
     ELEMENTS,
     FLOAT,
@@ -26,7 +26,7 @@ from speccascade_jax.runtime.products.tiles import (
     I64,
     POINTER,
     ROWS,
-    VOID,
+    begin,
     const,
     declared,
     tile,
@@ -81,9 +81,8 @@ def handler(module: ir.Module, kind: str, width: int) -> str:
     """Add the handler for weights of a kind in panels of `width` columns to a module; returns its name."""
     work = _worker(module, kind, width)
     task = _task(module, kind, work)
-    function = ir.Function(module, ir.FunctionType(POINTER, [POINTER]), f"handler_{kind}")
+    function, build = begin(module, f"handler_{kind}", [POINTER], POINTER)
     (frame,) = function.args
-    build = ir.IRBuilder(function.append_basic_block())
     extension = _load(build, frame, _FRAME["extension"])
     with build.if_then(build.icmp_unsigned("!=", extension, _NULL)):
         _describe(build, extension)
@@ -96,7 +95,7 @@ def handler(module: ir.Module, kind: str, width: int) -> str:
     _wait(module, build, job)
     build.call(release(module), [job])
     build.ret(_NULL)
-    return function.name
+    return str(function.name)
 
 
 def _load(build: ir.IRBuilder, base: ir.Value, offset: int, kind: ir.Type = POINTER) -> ir.Value:
@@ -139,8 +138,7 @@ def _ask(build: ir.IRBuilder, frame: ir.Value, job: ir.Value, task: ir.Value, ki
     for word, value in enumerate((const(32), _NULL, context, place(build, job, _POOL + 4), const(1))):
         build.store(value, place(build, job, _POOL + word))
     _call(build, _load(build, api, interface().threads), place(build, job, _POOL))
-    threads = build.load(place(build, job, _POOL + 4), typ=I64)
-    panels, inputs = (build.load(place(build, job, name), typ=I64) for name in ("panels", "inputs"))
+    threads, panels, inputs = (read(build, job, word) for word in (_POOL + 4, "panels", "inputs"))
     bytes_held = build.mul(build.mul(panels, inputs), const(width * ELEMENTS[kind][1]))
     wanted = build.sdiv(build.sub(bytes_held, const(1)), const(GRAIN))
     for limit in (build.sub(threads, const(1)), build.sub(panels, const(1))):
@@ -151,10 +149,10 @@ def _ask(build: ir.IRBuilder, frame: ir.Value, job: ir.Value, task: ir.Value, ki
     build.cbranch(build.icmp_signed(">", wanted, const(0)), again, end)
     build.position_at_end(again)
     asked = build.phi(I64)
-    build.atomic_rmw("add", place(build, job, "users"), const(1), "monotonic")
+    add(build, job, "users")
     refused = _call(build, _load(build, api, interface().schedule), place(build, job, _ASKED))
     with build.if_then(build.icmp_unsigned("!=", refused, _NULL)):  # no pool: nobody else uses the job
-        build.atomic_rmw("sub", place(build, job, "users"), const(1), "monotonic")
+        drop_user(build, job)
     following = build.add(asked, const(1))
     asked.add_incoming(const(0), start)
     asked.add_incoming(following, build.block)
@@ -171,32 +169,28 @@ def _call(build: ir.IRBuilder, address: ir.Value, argument: ir.Value) -> ir.Valu
 
 def _worker(module: ir.Module, kind: str, width: int) -> ir.Function:
     """`void work(job, helps)`: take one more panel from one's own end, multiply it, until none is left."""
-    function = ir.Function(module, ir.FunctionType(VOID, [POINTER, I64]), f"work_{kind}")
+    function, build = begin(module, f"work_{kind}", [POINTER, I64])
     job, helps = function.args
-    build = ir.IRBuilder(function.append_basic_block())
-    pointers = [build.load(place(build, job, name), typ=POINTER) for name in ("x", "w", "scales", "y")]
-    inputs, stride, rows, panels = (
-        build.load(place(build, job, name), typ=I64) for name in ("inputs", "stride", "rows", "panels")
-    )
+    x, w, scales, y = [read(build, job, name, POINTER) for name in ("x", "w", "scales", "y")]
+    inputs, stride, rows, panels = [read(build, job, name) for name in ("inputs", "stride", "rows", "panels")]
     start = build.block
     claim, go, end = (function.append_basic_block(name) for name in ("claim", "go", "end"))
     build.branch(claim)
     build.position_at_end(claim)
     first = build.phi(I64)  # the caller's next
     first.add_incoming(const(0), start)
-    taken = build.atomic_rmw("add", place(build, job, "taken"), const(1), "monotonic")
+    taken = add(build, job, "taken")
     build.cbranch(build.icmp_signed("<", taken, panels), go, end)
     build.position_at_end(go)
     # as many are taken as there are, from both ends: none twice
-    helped = build.atomic_rmw("add", place(build, job, "helped"), helps, "monotonic")
+    helped = add(build, job, "helped", helps)
     last = build.sub(build.sub(panels, const(1)), helped)
     panel = build.select(build.icmp_signed("==", helps, const(0)), first, last)
-    x, w, scales, y = pointers
     column = build.mul(panel, const(width))
     w = build.gep(w, [build.mul(column, inputs)], source_etype=ELEMENTS[kind][0])
     scales, y = (build.gep(base, [column], source_etype=FLOAT) for base in (scales, y))
     _all_rows(module, build, kind, width, (x, w, scales, y, inputs, stride), rows)
-    build.atomic_rmw("add", place(build, job, "done"), const(1), "release")
+    add(build, job, "done", order="release")
     first.add_incoming(build.add(first, const(1)), build.block)
     build.branch(claim)
     build.position_at_end(end)
@@ -235,8 +229,7 @@ def _all_rows(
 
 def _task(module: ir.Module, kind: str, work: ir.Function) -> ir.Function:
     """`void task(job)`: what a helper does: this job, and those that come to the letter box while it looks."""
-    function = ir.Function(module, ir.FunctionType(VOID, [POINTER]), f"task_{kind}")
-    build = ir.IRBuilder(function.append_basic_block())
+    function, build = begin(module, f"task_{kind}", [POINTER])
     build.call(work, [*function.args, const(1)])
     build.call(release(module), function.args)
     look(module, build)
@@ -250,6 +243,6 @@ def _wait(module: ir.Module, build: ir.IRBuilder, job: ir.Value) -> None:
     build.branch(loop)
     build.position_at_end(loop)
     done = build.load_atomic(place(build, job, "done"), "acquire", 8, typ=I64)
-    panels = build.load(place(build, job, "panels"), typ=I64)
+    panels = read(build, job, "panels")
     build.cbranch(build.icmp_signed("<", done, panels), loop, end)
     build.position_at_end(end)

@@ -10,8 +10,9 @@ import platform
 
 import llvmlite.ir as ir
 
-from speccascade_jax.runtime.products.tiles import I1, I32, I64, POINTER, VOID, const, declared
+from speccascade_jax.runtime.products.tiles import I1, I32, I64, POINTER, VOID, begin, const, declared
 
+ONE = const(1)
 FIELDS = ("x", "w", "scales", "y", "inputs", "stride", "rows", "panels", "taken", "helped", "done", "users", "work")
 """Of 8 bytes each; `work` is the function `void work(job, helps)`. What follows them is the caller's."""
 LOOKS = 1_000
@@ -26,15 +27,29 @@ def place(build: ir.IRBuilder, job: ir.Value, word: str | int) -> ir.Value:
     return build.gep(job, [const(number)], source_etype=I64)
 
 
+def read(build: ir.IRBuilder, job: ir.Value, word: str | int, kind: ir.Type = I64) -> ir.Value:
+    """Returns what a field holds."""
+    return build.load(place(build, job, word), typ=kind)
+
+
+def add(build: ir.IRBuilder, job: ir.Value, field: str, number: ir.Value = ONE, order: str = "monotonic") -> ir.Value:
+    """Adds to a field, of which other threads see the whole change; returns what it held before."""
+    return build.atomic_rmw("add", place(build, job, field), number, order)
+
+
+def drop_user(build: ir.IRBuilder, job: ir.Value, order: str = "monotonic") -> ir.Value:
+    """Takes one from the users; returns how many they were."""
+    return build.atomic_rmw("sub", place(build, job, "users"), ONE, order)
+
+
 def release(module: ir.Module) -> ir.Function:
     """`void release(job)`: the last of its users gives the job's memory back."""
     if "release" in module.globals:
         return module.globals["release"]
-    function = ir.Function(module, ir.FunctionType(VOID, [POINTER]), "release")
+    function, build = begin(module, "release", [POINTER])
     function.linkage = "internal"
-    build = ir.IRBuilder(function.append_basic_block())
-    users = build.atomic_rmw("sub", place(build, function.args[0], "users"), const(1), "acq_rel")
-    with build.if_then(build.icmp_signed("==", users, const(1))):
+    users = drop_user(build, function.args[0], "acq_rel")
+    with build.if_then(build.icmp_signed("==", users, ONE)):
         build.call(declared(module, "free", VOID, [POINTER]), function.args)
     build.ret_void()
     return function
@@ -46,10 +61,10 @@ def post(build: ir.IRBuilder, job: ir.Value, wanted: ir.Value) -> ir.Value:
     asks = build.and_(wanted, looking)
     start = build.block
     with build.if_then(asks):
-        build.atomic_rmw("add", place(build, job, "users"), const(1), "monotonic")
+        add(build, job, "users")
         left = _exchanged(build, _box(0), const(0), build.ptrtoint(job, I64))
         with build.if_then(build.not_(left)):
-            build.atomic_rmw("sub", place(build, job, "users"), const(1), "monotonic")
+            drop_user(build, job)
         last = build.block
     posted = build.phi(I1)
     posted.add_incoming(ir.Constant(I1, 0), start)
@@ -70,7 +85,7 @@ def _exchanged(build: ir.IRBuilder, place: ir.Value, expected: ir.Value, new: ir
 def take_back(build: ir.IRBuilder, job: ir.Value) -> None:
     """Take a job that was left there out of the letter box again, if nobody came for it."""
     with build.if_then(_exchanged(build, _box(0), build.ptrtoint(job, I64), const(0))):
-        build.atomic_rmw("sub", place(build, job, "users"), const(1), "monotonic")
+        drop_user(build, job)
 
 
 def look(module: ir.Module, build: ir.IRBuilder) -> None:
@@ -92,15 +107,14 @@ def _help(module: ir.Module, build: ir.IRBuilder) -> None:
     build.cbranch(_exchanged(build, _box(0), number, const(0)), found, none)
     build.position_at_end(found)
     job = build.inttoptr(number, POINTER)
-    kind = ir.FunctionType(VOID, [POINTER, I64])
-    work = build.load(place(build, job, "work"), typ=kind.as_pointer())
-    build.call(work, [job, const(1)])
+    work = read(build, job, "work", ir.FunctionType(VOID, [POINTER, I64]).as_pointer())
+    build.call(work, [job, ONE])
     build.call(release(module), [job])
     looks.add_incoming(const(0), build.block)
     build.branch(loop)
     build.position_at_end(none)
     _pause(module, build)
-    following = build.add(looks, const(1))
+    following = build.add(looks, ONE)
     looks.add_incoming(following, none)
     build.cbranch(build.icmp_signed("<", following, const(LOOKS)), loop, end)
     build.position_at_end(end)

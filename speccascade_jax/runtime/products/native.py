@@ -3,7 +3,9 @@
 import ctypes
 import os
 import platform
+import warnings
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -13,6 +15,9 @@ KINDS = ("float32", "float16", "bfloat16", "int8")
 """What weights may be held in."""
 SWITCH = "SPECCASCADE_PRODUCTS"
 """Environment variable: `0` leaves all products to XLA."""
+LARGE = 2**20
+"""Numbers in a matrix from which it matters who multiplies."""
+NO_LLVMLITE = "llvmlite is not installed: pip install 'speccascade_jax[cpu]'"
 _KEPT: list[Any] = []  # compiled code lives as long as the process
 
 
@@ -25,9 +30,9 @@ def unavailable() -> str | None:
         return f"programs run on {jax.default_backend()}"
     if platform.machine().lower() not in ("x86_64", "amd64", "aarch64", "arm64") or os.name != "posix":
         return f"{platform.system()} on {platform.machine()} was never tried"
+    if find_spec("llvmlite") is None:
+        return NO_LLVMLITE
     try:
-        import llvmlite.binding  # noqa: F401
-
         from speccascade_jax.runtime.products.handler import interface
 
         interface()
@@ -39,6 +44,17 @@ def unavailable() -> str | None:
 def available() -> bool:
     """Whether this process multiplies packed weights by its own code."""
     return unavailable() is None
+
+
+def suggest(size: int) -> None:
+    """Warns, once in a process, that a matrix of so many numbers would be multiplied faster with llvmlite."""
+    if size >= LARGE and unavailable() == NO_LLVMLITE:
+        _warn()
+
+
+@cache
+def _warn() -> None:
+    warnings.warn(f"decoding on this CPU is faster by products that llvmlite compiles, and {NO_LLVMLITE}", stacklevel=3)
 
 
 @cache

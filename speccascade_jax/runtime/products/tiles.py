@@ -38,14 +38,8 @@ def ahead() -> int:
 
 
 VOID, POINTER = ir.VoidType(), ir.PointerType()
-I1, I8, I16, I32, I64, FLOAT = (
-    ir.IntType(1),
-    ir.IntType(8),
-    ir.IntType(16),
-    ir.IntType(32),
-    ir.IntType(64),
-    ir.FloatType(),
-)
+I1, I8, I16, I32, I64 = map(ir.IntType, (1, 8, 16, 32, 64))
+FLOAT = ir.FloatType()
 FLOATS, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(I32, LANES)
 ELEMENTS = {"float32": (FLOAT, 4), "float16": (ir.HalfType(), 2), "bfloat16": (I16, 2), "int8": (I8, 1)}
 """Kind of weights -> an element's type and bytes."""
@@ -131,6 +125,14 @@ def _splat(build: ir.IRBuilder, scalar: ir.Value) -> ir.Value:
 
 def _fma(module: ir.Module, build: ir.IRBuilder, *operands: ir.Value) -> ir.Value:
     return build.call(declared(module, f"llvm.fma.v{LANES}f32", FLOATS, [FLOATS] * 3), operands)
+
+
+def begin(
+    module: ir.Module, name: str, takes: list[ir.Type], result: ir.Type = VOID
+) -> tuple[ir.Function, ir.IRBuilder]:
+    """Returns a function of the module and a builder at its beginning."""
+    function = ir.Function(module, ir.FunctionType(result, takes), name)
+    return function, ir.IRBuilder(function.append_basic_block())
 
 
 def declared(module: ir.Module, name: str, result: ir.Type, takes: list[ir.Type]) -> ir.Function:

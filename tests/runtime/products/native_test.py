@@ -16,10 +16,13 @@ from hypothesis import strategies as st
 
 from speccascade_jax.models.products import panels
 from speccascade_jax.runtime import products
-from speccascade_jax.runtime.products import jobs, native
+from speccascade_jax.runtime.products import native
+
+if not products.available():
+    pytest.skip(f"no products of its own: {native.unavailable()}", allow_module_level=True)
+from speccascade_jax.runtime.products import jobs
 from speccascade_jax.runtime.products.tiles import ROWS
 
-pytestmark = pytest.mark.skipif(not products.available(), reason=f"no products of its own: {native.unavailable()}")
 call = jax.jit(native.call)
 
 

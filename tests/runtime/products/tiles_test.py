@@ -1,10 +1,10 @@
 """What a tile asks for ahead of reading it, by processor."""
 
-import llvmlite.binding as llvm
-import llvmlite.ir as ir
 import pytest
 
-from speccascade_jax.runtime.products import tiles
+llvm = pytest.importorskip("llvmlite.binding", reason="the code is made with llvmlite")
+ir = pytest.importorskip("llvmlite.ir")
+tiles = pytest.importorskip("speccascade_jax.runtime.products.tiles")
 
 
 @pytest.mark.parametrize(("processor", "lines"), [("sapphirerapids", 4), ("znver4", 0), ("znver5", 0), ("generic", 4)])

@@ -1,0 +1,220 @@
+"""Gin texts of version 0.2 in the words of this one, so that files, bindings and stored configurations keep working.
+
+`Method` and `Sampling` of `evaluation.points` are one class, `Settings`; `Method.name` is `Settings.method`. Functions
+that took `method` and `sampling` take `settings`. Modules have moved (`moved`). Comments, quoted texts and line numbers
+stay as they are.
+"""
+
+import io
+import re
+import warnings
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from speccascade_jax.runtime.moved import UNTIL, new_place
+
+ENABLED = False
+"""Whether what gin reads is translated: not before `evaluation.points` has `Settings`."""
+_QUOTED = re.compile(r"""\#[^\n]* | ('''|\"\"\"|['"]) (?:\\.|(?!\1).)*? \1""", re.DOTALL | re.VERBOSE)
+_STATEMENT = re.compile(r"^(?P<indent>[ \t]*)(?P<key>[A-Za-z_][\w./]*)[ \t]*(?P<sign>[:=])[ \t]*", re.MULTILINE)
+_REFERENCE = re.compile(r"@(?P<scope>(?:[\w.]+/)*)(?P<selector>[\w.]+)(?P<call>\(\))?")
+_IMPORT = re.compile(
+    r"^(?:from[ \t]+(?P<package>[\w.]+)[ \t]+)?import[ \t]+(?P<module>[\w.]+)(?P<alias>[ \t]+as[ \t]+\w+)?",
+    re.MULTILINE,
+)
+_CLASS = re.compile(r"(?P<module>(?:(?:\w+\.)*points\.)?)(?P<name>Method|Sampling)")
+_MAKING = re.compile(r"\bmaking\.make$")
+_TOOK = {"method": "Method", "sampling": "Sampling"}
+"""Argument -> its class, of functions that take `settings` today."""
+_WARNED = set[str]()
+
+
+class Edit(NamedTuple):
+    """What stands in a part of a text today; `old` and `new` are the names that a warning says."""
+
+    start: int
+    end: int
+    text: str
+    old: str
+    new: str
+
+
+class Translation(NamedTuple):
+    """A text in today's words (the same object where nothing was old), and every name that was replaced.
+
+    `renamed`: old name -> new name and the line where the old one stands first.
+    """
+
+    text: str
+    renamed: dict[str, tuple[str, int]]
+
+
+class Statement(NamedTuple):
+    """The beginning of a binding, or of a block.
+
+    Attributes:
+        start, end: where its key lies; inside: whether it is a line of a block.
+        scope, selector: of what is bound; argument: empty where a block begins.
+        value: the reference that is bound, if it is one.
+    """
+
+    start: int
+    end: int
+    inside: bool
+    scope: str
+    selector: str
+    argument: str
+    value: re.Match[str] | None
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether a function is given its method, or its sampling."""
+        if self.argument not in _TOOK or self.value is None or not self.value["call"]:
+            return False
+        bound = _CLASS.fullmatch(self.value["selector"])
+        return bound is not None and bound["name"] == _TOOK[self.argument]
+
+
+def translate(text: str) -> Translation:
+    """Returns a text in today's words.
+
+    Raises:
+        ValueError: method and sampling of one function have scopes that one `Settings` cannot have.
+    """
+    renamed = dict[str, tuple[str, int]]()
+    for find in (_joined_parts, _keys, _references, _imports):
+        edits = list(find(_code(text)))
+        for edit in edits:
+            renamed.setdefault(edit.old, (edit.new, text.count("\n", 0, edit.start) + 1))
+        for edit in reversed(edits):
+            text = text[: edit.start] + edit.text + text[edit.end :]
+    return Translation(text, {old: new for old, new in renamed.items() if old != new[0]})
+
+
+def current(text: str, place: str) -> str:
+    """Returns a text in today's words, and warns of each old name once in a process.
+
+    Args:
+        place: the file, or what the text is, for warnings.
+    """
+    if not ENABLED:
+        return text
+    translation = translate(text)
+    for old, (new, line) in translation.renamed.items():
+        if old not in _WARNED:
+            _WARNED.add(old)
+            message = f"{old} is now {new}; the old name works until {UNTIL}"
+            warnings.warn_explicit(message, FutureWarning, place, line)
+    return translation.text
+
+
+class _NamedText(io.StringIO):
+    """A text as an open file, whose name gin shows in errors."""
+
+    name = ""
+
+
+def opened(path: str) -> io.StringIO:
+    """Opens a gin file in today's words, as gin's readers of files do."""
+    with open(path) as file:
+        stream = _NamedText(current(file.read(), path))
+    stream.name = path
+    return stream
+
+
+def _code(text: str) -> str:
+    """The text with blanks in place of comments and of quoted texts."""
+    return _QUOTED.sub(lambda quoted: re.sub(r"[^\n]", " ", quoted[0]), text)
+
+
+def _statements(code: str) -> Iterator[Statement]:
+    block = ""
+    for match in _STATEMENT.finditer(code):
+        key, begins_block = match["key"], match["sign"] == ":"
+        if begins_block and match["indent"]:  # an entry of a dictionary
+            continue
+        inside = bool(match["indent"] and block)
+        if not inside:
+            block = key if begins_block else ""
+        scope, slash, selector = (block if inside else key).rpartition("/")
+        argument = key if inside else ""
+        if not inside and not begins_block:
+            selector, _, argument = selector.rpartition(".")
+        value = _REFERENCE.match(code, match.end())
+        yield Statement(match.start("key"), match.end("key"), inside, scope + slash, selector, argument, value)
+
+
+def _joined_parts(code: str) -> Iterator[Edit]:
+    """Where a function is given both method and sampling: the method stays, in the narrower of the two scopes."""
+    parts = [statement for statement in _statements(code) if statement.takes_part]
+    scopes = dict[str, dict[str, str]]()
+    for part in parts:
+        assert part.value is not None
+        scopes.setdefault(part.scope + part.selector, {})[part.argument] = part.value["scope"]
+    for part in parts:
+        assert part.value is not None
+        both = scopes[part.scope + part.selector]
+        if len(both) < len(_TOOK):
+            continue
+        old, new = f"{part.selector}.{part.argument}", f"{part.selector}.settings"
+        if part.argument == "sampling":
+            yield Edit(part.start, part.value.end(), "", old, new)
+        else:
+            scope = _narrower(part.selector, **both)
+            yield Edit(*part.value.span("scope"), scope, old, new)
+
+
+def _narrower(function: str, method: str, sampling: str) -> str:
+    wide, narrow = sorted((method, sampling), key=len)
+    if not narrow.startswith(wide):
+        raise ValueError(
+            f"{function} has its method from {method!r} and its sampling from {sampling!r}: both are settings now, of "
+            "one scope"
+        )
+    return narrow
+
+
+def _keys(code: str) -> Iterator[Edit]:
+    for statement in _statements(code):
+        selector, argument = _selector_today(statement.selector), statement.argument
+        old_class = _CLASS.fullmatch(statement.selector)
+        if statement.takes_part:
+            argument = "settings"
+        elif old_class and (old_class["name"], argument) == ("Method", "name"):
+            argument = "method"
+        old, new = (
+            ".".join(filter(None, name)) for name in ((statement.selector, statement.argument), (selector, argument))
+        )
+        if statement.inside and argument != statement.argument:
+            yield Edit(statement.start, statement.end, argument, old, new)
+        elif not statement.inside and old != new:
+            yield Edit(statement.start, statement.end, statement.scope + new, old, new)
+
+
+def _references(code: str) -> Iterator[Edit]:
+    for reference in _REFERENCE.finditer(code):
+        old = reference["selector"]
+        if (new := _selector_today(old)) != old:
+            yield Edit(*reference.span("selector"), new, old, new)
+
+
+def _imports(code: str) -> Iterator[Edit]:
+    for match in _IMPORT.finditer(code):
+        package, module, alias = match["package"], match["module"], match["alias"] or ""
+        old = f"{package}.{module}" if package else module
+        new = new_place(old)
+        if new == old:
+            continue
+        text = f"import {new}"
+        if package:
+            package, _, last = new.rpartition(".")
+            kept = alias or last == module or _MAKING.match(f"{module}.make")
+            text = f"from {package} import {last}" + ("" if kept else f" as {module}")
+        yield Edit(*match.span(), text + alias, old, new)
+
+
+def _selector_today(selector: str) -> str:
+    """The selector of a class or function in this version."""
+    if old_class := _CLASS.fullmatch(selector):
+        return old_class["module"] + "Settings"
+    return new_place(_MAKING.sub("make_data.make", selector))
