@@ -12,8 +12,8 @@ or the point of a record again, with the files of your own that it was imported 
 
 The record is printed and added to results/runs.jsonl (--gin.run.output="'other.jsonl'"); a point that is there already
 is only printed. The `configuration` of any record is a gin file that runs it again. What can be set: the attributes of
-ModelPair, Evaluation, Method and Sampling in speccascade_jax/evaluation/points.py, the arguments of run in
-speccascade_jax/evaluation/experiment.py.
+ModelPair and Evaluation in speccascade_jax/evaluation/points.py, Settings in speccascade_jax/methods/settings.py, the
+arguments of run in speccascade_jax/evaluation/experiment.py.
 """
 
 from __future__ import annotations

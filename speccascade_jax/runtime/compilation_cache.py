@@ -26,7 +26,7 @@ _JAX_KEEPS_FROM = 1.0  # seconds of compilation, JAX's default
 
 
 def switch_on() -> None:
-    """Keep compiled programs on disk from now on; called by `assemble`, so by whatever decodes.
+    """Keep compiled programs on disk from now on; called by `methods.build.build`, so by whatever decodes.
 
     In this order: a folder that JAX was given (`JAX_COMPILATION_CACHE_DIR`, `jax.config`) stays, with JAX's other
     settings for it; what the environment variable `SPECCASCADE_COMPILATION_CACHE` names; `speccascade_jax/xla` in the

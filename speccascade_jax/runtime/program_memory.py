@@ -28,7 +28,7 @@ jax.monitoring.register_event_duration_secs_listener(_on_event)
 def release_when_crowded(share: float | None = None) -> bool:
     """Drop all compiled programs if this process uses more than `share` (`SHARE`) of the memory maps it may have.
 
-    Called where programs are made: by `methods.assemble.build`, so by every `decode` and `stream`, and by every group
+    Called where programs are made: by `methods.build.build`, so by every `decode` and `stream`, and by every group
     of a sweep. XLA on a CPU maps some 550 areas per program of the engine (jax 0.10.2); Linux allows 65,530 by default,
     and the program that exceeds them dies of a segmentation fault in the compiler. What is needed again is compiled
     again, or read from the persistent cache. Dropped with the programs are the engines that JAX's tables kept alive.
