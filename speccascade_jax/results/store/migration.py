@@ -93,9 +93,9 @@ def _keys(record: Mapping[str, Any], fingerprints: Mapping[str, str]) -> tuple[s
     try:
         parts = parts_of(record["configuration"])
         judged = judged_key(parts, fingerprints)
-        if not record["point"].get("timed", True) or parts["evaluation"].get("latency_examples") == 0:
-            return judged, judged
-        return judged, timed_key(judged, parts, _hardware(record["device"], parts["pair"].get("mesh")))
+        timed = record["point"].get("timed", True) and parts["evaluation"].get("latency_examples") != 0
+        hardware = _hardware(record["device"], parts["pair"].get("mesh")) if timed else None
+        return judged, timed_key(judged, parts, hardware)
     except (AttributeError, KeyError, TypeError, ValueError, SyntaxError, RecursionError, MemoryError):
         return record["key"], record["key"]
 

@@ -114,12 +114,15 @@ def judged_key(parts: Mapping[str, Any], fingerprints: Mapping[str, str]) -> str
     return point_key(parts=judged, fingerprints=canonical(fingerprints))
 
 
-def timed_key(judged: str, parts: Mapping[str, Any], hardware: Mapping[str, Any]) -> str:
-    """Returns the key of a record with latency.
+def timed_key(judged: str, parts: Mapping[str, Any], hardware: Mapping[str, Any] | None) -> str:
+    """Returns the key of a record.
 
     Args:
-        judged: the point's judged key; parts: as there; hardware: what makes two latencies comparable.
+        judged: the point's judged key, which is the record's where nothing is timed; parts: as there.
+        hardware: what makes two latencies comparable; `None` where nothing is timed.
     """
+    if hardware is None:
+        return judged
     timed = {name: _select(name, parts[name], timed=True) for name in TIMED if name in parts}
     return point_key(judged=judged, parts=timed, hardware=canonical(hardware))
 

@@ -160,3 +160,19 @@ def test_outputs_under_a_former_key_are_read_kept_and_adopted(path, tmp_path):
     assert copy == record and outputs.read(tmp_path / "new.jsonl", copy) == [former]
     outputs.write(path, record, [_output("of today")])
     assert outputs.read(path, record) == [_output("of today")]
+
+
+def test_outputs_of_a_superseded_record_are_not_those_of_its_successor(tmp_path):
+    record = {"key": "k", "fingerprints": {"examples": "e"}, "provenance": {"code": "a"}}
+    with ResultStore(tmp_path / "a.jsonl") as store:
+        store.append(record | {outputs.ENTRY: [_output("a")]})
+        store.append(record | {"provenance": {"code": "b"}, "supersedes": "a", outputs.ENTRY: [_output("b")]})
+        assert outputs.read(store.path, store.records[0]) == [_output("b")]
+    with ResultStore(tmp_path / "b.jsonl") as other:
+        other.append(record | {outputs.ENTRY: [_output("a")]})
+        former = other.records[0]
+        assert other.take_over(["k"], [store.path]) == 1
+        assert outputs.read(other.path, other.records[0]) == [_output("b")]
+        assert outputs.read(other.path, former) == [_output("a")], "as a kill before the new record would leave it"
+        other.append(record | {"provenance": {"code": "c"}, "supersedes": "b"})
+        assert not outputs.kept(other.path, other.records[0])
