@@ -76,12 +76,16 @@ def _fields(part: Any, plain_only: bool = False) -> dict[str, Any]:
 
 def leave_out(values: Mapping[str, Any], omitted: Mapping[str, Any]) -> dict[str, Any]:
     """Returns canonical values, sorted by name, without those that equal the value of their name in `omitted`."""
-    # compared as text, because Python's True equals 1 and JSON's does not
-    return {name: values[name] for name in sorted(values) if _text(values[name]) != _text(omitted.get(name, ...))}
+    return {
+        name: value
+        for name, value in sorted(values.items())
+        if name not in omitted or _text(value) != _text(omitted[name])
+    }
 
 
 def _text(form: Any) -> str:
-    return "" if form is ... else json.dumps(form, sort_keys=True)
+    """Returns a form as text: Python's True equals 1, and JSON's does not."""
+    return json.dumps(form, sort_keys=True)
 
 
 def _inner(value: Any) -> Any:

@@ -7,10 +7,12 @@ import warnings
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from speccascade_jax.results.store import migration, outputs
 from speccascade_jax.results.store.record import FORMAT
-from speccascade_jax.results.store.record_key import is_stale
+from speccascade_jax.results.store.record_key import canonical, is_stale
 from speccascade_jax.results.store.record_lines import to_line
 from speccascade_jax.results.store.result_store import ResultStore, check_format, fill, read_records
 from tests.support import golden_points
@@ -96,6 +98,20 @@ def test_records_of_other_formats_are_refused(tmp_path, number):
         check_format(read_records(path), path)
     other = {"key": "k", "format": 2, "question": "of no point"}
     assert migration.migrated(other) is other
+
+
+TEXTS = st.text(max_size=8) | st.text(alphabet="'\"\\@()/#,\n{}ä = ", max_size=8)
+
+
+@given(name=TEXTS, others=st.dictionaries(TEXTS, TEXTS, max_size=2), alpha=st.floats(-1e9, 1e9))
+def test_any_text_and_number_of_a_configuration_is_read_as_it_was_written(name, others, alpha):
+    configuration = OLD[1]["configuration"].replace("name = 'tatoeba_en_de'", f"name = {name!r}")
+    configuration = configuration.replace("others = {}", f"others = {others}").replace(
+        "alpha = 0.3", f"alpha = {alpha}"
+    )
+    parts = migration.parts_of(configuration)
+    assert parts["pair"] == canonical(golden_points.ModelPair(name=name, others=others))
+    assert parts["settings"]["alpha"] == alpha
 
 
 def _broken(text: str, by: str) -> dict:
