@@ -198,8 +198,7 @@ def keys() -> dict[str, dict[str, str]]:
     for record, (parts, hardware) in zip(old_records(), POINTS, strict=True):
         fingerprints = {name: text for name, text in record["fingerprints"].items() if name != "code"}
         judged = judged_key(parts, fingerprints)
-        key = judged if hardware is None else timed_key(judged, parts, hardware)
-        out[record["key"]] = {"key": key, "judged_key": judged}
+        out[record["key"]] = {"key": timed_key(judged, parts, hardware), "judged_key": judged}
     return out
 
 

@@ -9,11 +9,12 @@ Standard library only.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
-from speccascade_jax.results.store.record import FORMAT, Provenance
+from speccascade_jax.results.store.record import FORMAT, Provenance, Record
 from speccascade_jax.results.store.record_key import KIND, canonical, judged_key, leave_out, timed_key
 
 FORMER = 2
@@ -21,8 +22,8 @@ FORMER = 2
 Blocks = Mapping[str, Mapping[str, Any]]
 """`scope/module.Class` -> what its block binds; a reference to another block is a `bytes`, which no setting is."""
 
-_DECISIONS: dict[str, Any] = {"verify": "token", "drafters": ["draft"], "tail": None, "tail_size": 10, "alpha": None}
-_DECISIONS |= {"stop_threshold": None, "draft_temperature": None}
+_SHARED: dict[str, Any] = {"verify": "token", "drafters": ["draft"], "tail": None, "tail_size": 10, "alpha": None}
+_SHARED |= {"stop_threshold": None, "draft_temperature": None}
 _TASK: dict[str, Any] = {"metrics": ["bleu"], "prefix": "", "max_input_length": 64, "max_output_length": 64}
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "ModelPair": {
@@ -33,12 +34,12 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "split": None, "max_new_tokens": None, "first_example": 0, "quality_examples": 64, "quality_batch": 32,
         "latency_examples": 12, "latency_trials": 3, "resamples": 200, "execute_code": False,
     },
-    "Settings": _DECISIONS | {
+    "Settings": _SHARED | {
         "method": "speculative", "rule": None, "accept": None, "block_size": None, "bonus": None, "stop": None,
         "head": None, "tree": None, "choose": None, "policy": None, "lossy_arms": False, "temperature": 0, "top_p": 1,
         "top_k": 0,
     },
-    "Level": _DECISIONS | {
+    "Level": _SHARED | {
         "rule": "spec_decode", "accept": "speculative", "block_size": 5, "bonus": "rule", "stop": "fixed",
         "temperature": None, "top_p": None, "top_k": None,
     },
@@ -78,7 +79,7 @@ def migrated(record: dict[str, Any]) -> dict[str, Any]:
     # no toolchain of today has an entry "format": what is migrated is never stale
     toolchain = {"format": FORMER, **_mapping(record, "versions")}
     provenance = Provenance(code=fingerprints.pop("code", None), toolchain=toolchain)
-    judged, key = _keys(record, fingerprints)
+    judged, key = _keys(cast(Record, record), fingerprints)
     keys = {"key": key, "format": FORMAT, "judged_key": judged, "former_key": record["key"]}
     return record | keys | {"fingerprints": fingerprints, "provenance": provenance}
 
@@ -88,14 +89,14 @@ def _mapping(record: Mapping[str, Any], name: str) -> dict[str, Any]:
     return dict(value) if isinstance(value, dict) else {}
 
 
-def _keys(record: Mapping[str, Any], fingerprints: Mapping[str, str]) -> tuple[str, str]:
+def _keys(record: Record, fingerprints: Mapping[str, str]) -> tuple[str, str]:
     """Returns the judged key and the key."""
     try:
         parts = parts_of(record["configuration"])
         judged = judged_key(parts, fingerprints)
-        if not record["point"].get("timed", True) or parts["evaluation"].get("latency_examples") == 0:
-            return judged, judged
-        return judged, timed_key(judged, parts, _hardware(record["device"], parts["pair"].get("mesh")))
+        timed = record["point"].get("timed", True) and parts["evaluation"].get("latency_examples") != 0
+        hardware = _hardware(record["device"], parts["pair"].get("mesh")) if timed else None
+        return judged, timed_key(judged, parts, hardware)
     except (AttributeError, KeyError, TypeError, ValueError, SyntaxError, RecursionError, MemoryError):
         return record["key"], record["key"]
 
@@ -141,6 +142,7 @@ def _blocks(configuration: str) -> dict[str, dict[str, Any]]:
     return blocks
 
 
+@functools.lru_cache(maxsize=4096)  # most lines of a store's configurations are equal
 def _literal(text: str) -> Any:
     """Returns the value of a binding, references inside as `bytes`."""
     if text.startswith(_HOLE):

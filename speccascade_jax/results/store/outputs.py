@@ -3,7 +3,8 @@
 Beside `results/a.jsonl` lies the folder `results/a.outputs`: one JSON-lines file for each record, named by its key, and
 one of the prompts and references that its records share, named by the hash of the examples (the record's
 `fingerprints.examples`). A record's outputs are there before the record is. Those of a record that was migrated when it
-was read may lie under its former key. Nothing here imports JAX.
+was read may lie under its former key; those of a record that supersedes another have a file beside that one's. Nothing
+here imports JAX.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def write(store: str | Path, record: Record, outputs: Sequence[Output]) -> None:
         known = _read_examples(shared) if shared.exists() else {}
         known |= {each.id: {"id": each.id, "prompt": each.prompt, "reference": each.reference} for each in outputs}
         write_atomically(shared, *map(_line, known.values()))
-    write_atomically(where / _file_of(record["key"]), *map(_line, map(_told, outputs)))
+    write_atomically(where / _files_of(record)[0], *map(_line, map(_told, outputs)))
 
 
 def _told(each: Output) -> Record:
@@ -78,8 +79,11 @@ def _line(entry: Mapping[str, Any]) -> str:
     return json.dumps(entry, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
-def _file_of(key: str) -> str:
-    return f"{key}.jsonl"
+def _files_of(record: Record) -> list[str]:
+    """Returns the names that a record's file may have, the one that is written first."""
+    if "supersedes" in record:  # until the record is written, and in other parts, the former outputs are still read
+        return [f"{record['key']}-{record['provenance']['code']}.jsonl"]
+    return [f"{record[name]}.jsonl" for name in ("key", "former_key") if name in record]
 
 
 def _examples(record: Record) -> str:
@@ -107,9 +111,8 @@ def _files(store: str | Path, record: Record) -> tuple[Path, Path] | None:
     """Returns a record's file, of today's key or its former one, and that of its examples, where both are there."""
     if "fingerprints" not in record:
         return None
-    keys = [record[name] for name in ("key", "former_key") if name in record]
-    for key, path in itertools.product(keys, (store, *shards.parts_of(store))):
-        outputs, examples = folder(path) / _file_of(key), folder(path) / _examples(record)
+    for name, path in itertools.product(_files_of(record), (store, *shards.parts_of(store))):
+        outputs, examples = folder(path) / name, folder(path) / _examples(record)
         if outputs.is_file() and examples.is_file():
             return outputs, examples
     return None
@@ -143,5 +146,5 @@ def _entries(path: Path) -> Iterator[Record]:
 def adopt(store: str | Path, record: Record, others: Iterable[str | Path]) -> None:
     """Copy what other stores keep of a record that a store takes over."""
     for other in others:
-        if (found := read(other, record)) is not None:
-            return write(store, record, found)
+        if (kept := read(other, record)) is not None:
+            return write(store, record, kept)

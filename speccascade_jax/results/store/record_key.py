@@ -76,12 +76,16 @@ def _fields(part: Any, plain_only: bool = False) -> dict[str, Any]:
 
 def leave_out(values: Mapping[str, Any], omitted: Mapping[str, Any]) -> dict[str, Any]:
     """Returns canonical values, sorted by name, without those that equal the value of their name in `omitted`."""
-    # compared as text, because Python's True equals 1 and JSON's does not
-    return {name: values[name] for name in sorted(values) if _text(values[name]) != _text(omitted.get(name, ...))}
+    return {
+        name: value
+        for name, value in sorted(values.items())
+        if name not in omitted or _text(value) != _text(omitted[name])
+    }
 
 
 def _text(form: Any) -> str:
-    return "" if form is ... else json.dumps(form, sort_keys=True)
+    """Returns a form as text: Python's True equals 1, and JSON's does not."""
+    return json.dumps(form, sort_keys=True)
 
 
 def _inner(value: Any) -> Any:
@@ -114,12 +118,15 @@ def judged_key(parts: Mapping[str, Any], fingerprints: Mapping[str, str]) -> str
     return point_key(parts=judged, fingerprints=canonical(fingerprints))
 
 
-def timed_key(judged: str, parts: Mapping[str, Any], hardware: Mapping[str, Any]) -> str:
-    """Returns the key of a record with latency.
+def timed_key(judged: str, parts: Mapping[str, Any], hardware: Mapping[str, Any] | None) -> str:
+    """Returns the key of a record.
 
     Args:
-        judged: the point's judged key; parts: as there; hardware: what makes two latencies comparable.
+        judged: the point's judged key, which is the record's where nothing is timed; parts: as there.
+        hardware: what makes two latencies comparable; `None` where nothing is timed.
     """
+    if hardware is None:
+        return judged
     timed = {name: _select(name, parts[name], timed=True) for name in TIMED if name in parts}
     return point_key(judged=judged, parts=timed, hardware=canonical(hardware))
 

@@ -7,10 +7,12 @@ import warnings
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from speccascade_jax.results.store import migration, outputs
 from speccascade_jax.results.store.record import FORMAT
-from speccascade_jax.results.store.record_key import is_stale
+from speccascade_jax.results.store.record_key import canonical, is_stale
 from speccascade_jax.results.store.record_lines import to_line
 from speccascade_jax.results.store.result_store import ResultStore, check_format, fill, read_records
 from tests.support import golden_points
@@ -98,6 +100,20 @@ def test_records_of_other_formats_are_refused(tmp_path, number):
     assert migration.migrated(other) is other
 
 
+TEXTS = st.text(max_size=8) | st.text(alphabet="'\"\\@()/#,\n{}ä = ", max_size=8)
+
+
+@given(name=TEXTS, others=st.dictionaries(TEXTS, TEXTS, max_size=2), alpha=st.floats(-1e9, 1e9))
+def test_any_text_and_number_of_a_configuration_is_read_as_it_was_written(name, others, alpha):
+    configuration = OLD[1]["configuration"].replace("name = 'tatoeba_en_de'", f"name = {name!r}")
+    configuration = configuration.replace("others = {}", f"others = {others}").replace(
+        "alpha = 0.3", f"alpha = {alpha}"
+    )
+    parts = migration.parts_of(configuration)
+    assert parts["pair"] == canonical(golden_points.ModelPair(name=name, others=others))
+    assert parts["settings"]["alpha"] == alpha
+
+
 def _broken(text: str, by: str) -> dict:
     return OLD[0] | {"configuration": re.sub(text, by, OLD[0]["configuration"], flags=re.DOTALL)}
 
@@ -160,3 +176,19 @@ def test_outputs_under_a_former_key_are_read_kept_and_adopted(path, tmp_path):
     assert copy == record and outputs.read(tmp_path / "new.jsonl", copy) == [former]
     outputs.write(path, record, [_output("of today")])
     assert outputs.read(path, record) == [_output("of today")]
+
+
+def test_outputs_of_a_superseded_record_are_not_those_of_its_successor(tmp_path):
+    record = {"key": "k", "fingerprints": {"examples": "e"}, "provenance": {"code": "a"}}
+    with ResultStore(tmp_path / "a.jsonl") as store:
+        store.append(record | {outputs.ENTRY: [_output("a")]})
+        store.append(record | {"provenance": {"code": "b"}, "supersedes": "a", outputs.ENTRY: [_output("b")]})
+        assert outputs.read(store.path, store.records[0]) == [_output("b")]
+    with ResultStore(tmp_path / "b.jsonl") as other:
+        other.append(record | {outputs.ENTRY: [_output("a")]})
+        former = other.records[0]
+        assert other.take_over(["k"], [store.path]) == 1
+        assert outputs.read(other.path, other.records[0]) == [_output("b")]
+        assert outputs.read(other.path, former) == [_output("a")], "as a kill before the new record would leave it"
+        other.append(record | {"provenance": {"code": "c"}, "supersedes": "b"})
+        assert not outputs.kept(other.path, other.records[0])
