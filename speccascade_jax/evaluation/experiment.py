@@ -245,7 +245,7 @@ def measure(
         return judged_part(store.path, record, point.evaluation.keep_outputs)
 
     evaluate_points = partial(way or evaluate, session, earlier=earlier)
-    with _progress(store, keys) if progress else nullcontext() as shown:
+    with _progress(store, keys, stale) if progress else nullcontext() as shown:
         on_record = shown.advance if shown else lambda record: None
         fill(store, groups, lambda point: identities[point].key, evaluate_points, on_record, stale)
     return keys
@@ -269,15 +269,15 @@ def measure_in(
         keys = {point: identity.key for point, identity in identities.items()}
         store.take_over(keys.values(), elsewhere)
         stale = tell_stale(store, identities.values())
-        with _progress(store, keys.values()) as progress:
+        with _progress(store, keys.values(), stale) as progress:
             workers.fill(store, groups, keys, progress.advance, stale)
         return list(keys.values())
     finally:
         workers.close()
 
 
-def _progress(store: ResultStore, keys: Collection[str]) -> printing.Progress:
-    done = store.done_keys()
+def _progress(store: ResultStore, keys: Collection[str], stale: Collection[str]) -> printing.Progress:
+    done = store.done_keys() - set(stale)
     return printing.Progress(len(keys), sum(key in done for key in keys), str(store.path))
 
 

@@ -29,6 +29,13 @@ from speccascade_jax.runtime import mesh as meshes
 __all__ = ["Arm", "Evaluation", "Level", "ModelPair", "Point", "Settings", "recorded"]
 
 
+def __getattr__(name: str) -> Any:
+    """Says where the classes of earlier versions went; gin texts are translated (`runtime.legacy_gin`)."""
+    if name in ("Method", "Sampling"):
+        raise AttributeError(f"points.{name} is part of points.Settings now: write Settings(method=…, temperature=…)")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelPair:
     """Which two models.

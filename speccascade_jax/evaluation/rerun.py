@@ -40,7 +40,7 @@ def find(key: str, store: str | None = None) -> tuple[Record, Path]:
                 raise
             continue
         keys += [record["key"] for record in records]
-        found |= {each["key"]: (each, path) for each in records if each["key"].startswith(key)}
+        found |= {r["key"]: (r, path) for r in records if any(known.startswith(key) for known in keys_of(r))}
     where = store or "results/*.jsonl"
     if not found:
         raise ValueError(f"no record of {where} has a key that begins with {key!r}: {hint(key, keys)}give --store")
@@ -50,6 +50,11 @@ def find(key: str, store: str | None = None) -> tuple[Record, Path]:
     if "configuration" not in record:
         raise ValueError(f"record {record['key']} of {path} is of no point: it has no configuration to run again")
     return record, path
+
+
+def keys_of(record: Record) -> list[str]:
+    """Returns a record's key, and the one that it had in a former format."""
+    return [record[name] for name in ("key", "former_key") if name in record]
 
 
 def compared(old: Record, old_store: Path, new: Record, new_store: str | Path) -> str:

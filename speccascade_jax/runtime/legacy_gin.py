@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from speccascade_jax.runtime.moved import UNTIL, new_place
 
-ENABLED = False
-"""Whether what gin reads is translated: not before `evaluation.points` has `Settings`."""
 _QUOTED = re.compile(r"""\#[^\n]* | ('''|\"\"\"|['"]) (?:\\.|(?!\1).)*? \1""", re.DOTALL | re.VERBOSE)
 _STATEMENT = re.compile(r"^(?P<indent>[ \t]*)(?P<key>[A-Za-z_][\w./]*)[ \t]*(?P<sign>[:=])[ \t]*", re.MULTILINE)
 _REFERENCE = re.compile(r"@(?P<scope>(?:[\w.]+/)*)(?P<selector>[\w.]+)(?P<call>\(\))?")
@@ -97,8 +95,6 @@ def current(text: str, place: str) -> str:
     Args:
         place: the file, or what the text is, for warnings.
     """
-    if not ENABLED:
-        return text
     translation = translate(text)
     for old, (new, line) in translation.renamed.items():
         if old not in _WARNED:

@@ -113,7 +113,6 @@ class Settings:
 @pytest.fixture
 def read(tmp_path, monkeypatch):
     """`(file, bindings, text) -> what its function returns`, of a module `points` that has `Settings`."""
-    monkeypatch.setattr(legacy_gin, "ENABLED", True)
     monkeypatch.setattr(legacy_gin, "_WARNED", set())
     for registry in ("_REGISTRY", "_INVERSE_REGISTRY"):  # what is registered here is gone afterwards
         monkeypatch.setattr(gin.config, registry, getattr(gin.config, registry).copy())
