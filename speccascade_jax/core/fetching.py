@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import numpy as np
 
 from speccascade_jax.core.types import Array, PyTree
 
+Tree = TypeVar("Tree")
 _JOINED = ("int32", "uint32", "float32")
 
 
@@ -47,7 +48,7 @@ class Layout(NamedTuple):
         return tree
 
 
-def fetch(tree: PyTree) -> PyTree:
+def fetch(tree: Tree) -> Tree:
     """The arrays of `tree` on the host, as `jax.device_get` gives them.
 
     Waiting for an array and handing it over takes about as long for a single number as for a thousand: the device joins
@@ -55,9 +56,9 @@ def fetch(tree: PyTree) -> PyTree:
     """
     leaves = jax.tree.leaves(tree)
     if not leaves or not all(isinstance(leaf, jax.Array) and leaf.dtype.name in _JOINED for leaf in leaves):
-        return jax.device_get(tree)
+        return cast(Tree, jax.device_get(tree))
     joined = _join(tree)
-    return Layout.of(tree).fetch(joined)
+    return cast(Tree, Layout.of(tree).fetch(joined))
 
 
 _join = jax.jit(join)

@@ -60,7 +60,9 @@ def ready(
     given: dict[str, Any] = {"controls": controls, "max_new_tokens": max_new_tokens}
 
     def plain(told: Params, most_rounds: int) -> Generation:
-        return jax.block_until_ready(generate(engine, told, prompt, SEED, most_rounds=most_rounds, **given))
+        generation = generate(engine, told, prompt, SEED, most_rounds=most_rounds, **given)
+        jax.block_until_ready(generation)
+        return generation
 
     known = costs(pair, Rounds(engine, params, run or plain), prompt, controls, max_new_tokens)
     drafter = {**params["drafter"], "costs": known}

@@ -21,6 +21,7 @@ from speccascade_jax.engine import tracing
 from speccascade_jax.engine.engine import Engine
 from speccascade_jax.engine.generate import Generation, argument, generate
 from speccascade_jax.methods import block_costs
+from speccascade_jax.methods.round_timing import SEED
 from speccascade_jax.methods.settings import Settings
 from speccascade_jax.models.sharding import by_rows, on_devices, replicate, rest
 from speccascade_jax.pairs.head_files import Head
@@ -272,7 +273,7 @@ class Decoder:
 
             def time(params: Params, most_rounds: int) -> Generation:
                 limited = arguments | {"most_rounds": np.int32(most_rounds)}
-                return self._fetch_joined(params, prompt, block_costs.SEED, limited)
+                return self._fetch_joined(params, prompt, SEED, limited)
 
             if self.engine is not None and isinstance(self.engine.drafter, PlannedDrafter):
                 self.compiling("decode", prompt, max_new_tokens)  # timing says what it compiles
@@ -296,7 +297,8 @@ class Decoder:
                 joined = call()
             result = jax.eval_shape(partial(run, self.program, **arguments), params, prompt, seeded)
             self._layouts[shape] = Layout.of(result)
-        return self._layouts[shape].fetch(replicate(joined))
+        generation: Generation = self._layouts[shape].fetch(replicate(joined))
+        return generation
 
     def compiling(self, caller: str, prompt: Prompt, max_new_tokens: int) -> AbstractContextManager[None]:
         """Surrounds a call that may compile: where that takes long it says so, and why (`notices`)."""

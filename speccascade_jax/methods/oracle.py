@@ -75,9 +75,9 @@ class OracleStopping:
         self, params: Params, prompt: Prompt, seed: int | Array = 0, *, example_ids: Any = None, **more: Any
     ) -> Generation:
         """`generate` under the oracle; `controls` are greedy."""
-        return _generate(
-            self, params, prompt, argument(seed, np.uint32), example_ids=row_ids(example_ids, prompt), **more
-        )
+        ids = row_ids(example_ids, prompt)
+        generation: Generation = _generate(self, params, prompt, argument(seed, np.uint32), example_ids=ids, **more)
+        return generation
 
 
 @partial(jax.jit, static_argnames=("oracle", "max_new_tokens", "record"))

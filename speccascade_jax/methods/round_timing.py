@@ -152,7 +152,8 @@ class Rounds:
 def costs_of(rounds: Sequence[float], prefill: float, acceptance: float, length: float) -> Costs:
     """On the device, as a plan reads them."""
     numbers: list[Any] = [np.asarray(each, np.float32) for each in (rounds, prefill, acceptance, length)]
-    return jax.device_put(Costs(*numbers))
+    costs: Costs = jax.device_put(Costs(*numbers))
+    return costs
 
 
 def shares(every: np.ndarray) -> np.ndarray:

@@ -124,9 +124,9 @@ class SequenceCascade:
         """Two generations as one; a `record` would be of rounds of either: a ValueError."""
         if more.pop("record", None) is not None:
             raise ValueError("a sequence cascade has no rounds of its own to record: record one of its models alone")
-        return _cascade(
-            self, params, prompt, argument(seed, np.uint32), example_ids=row_ids(example_ids, prompt), **more
-        )
+        ids = row_ids(example_ids, prompt)
+        generation: Generation = _cascade(self, params, prompt, argument(seed, np.uint32), example_ids=ids, **more)
+        return generation
 
 
 @partial(jax.jit, static_argnames=("cascade", "max_new_tokens"))
@@ -168,7 +168,8 @@ def _cascade(
         again = generate(cascade.target, params["target"], prompt, seed, controls=controls, **given)
         return _chosen(anew, again, first)
 
-    return jax.lax.cond(anew.any(), write_anew, lambda first: _chosen(anew, first, first), first)
+    written: Generation = jax.lax.cond(anew.any(), write_anew, lambda first: _chosen(anew, first, first), first)
+    return written
 
 
 def _only(rows: Array, write: Callable[[], Generation]) -> Generation:
@@ -179,7 +180,8 @@ def _only(rows: Array, write: Callable[[], Generation]) -> Generation:
     aside = {"record": written.record, "num_rounds": written.num_rounds}  # all else lies row by row
     both = (replace(each, record=None, num_rounds=None) for each in (written, nothing))
     kept = jax.tree.map(lambda new, none: jnp.where(expand(rows, new.ndim), new, none), *both)
-    return replace(kept, **aside)
+    rows_written: Generation = replace(kept, **aside)
+    return rows_written
 
 
 def log_likelihood(turn: Round) -> Array:

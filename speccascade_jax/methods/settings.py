@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar, cast
 
 from speccascade_jax.core import names, validate_types
 from speccascade_jax.core.checks import integer, whole
@@ -88,7 +88,7 @@ class Level(Drafting):
     drafters: tuple[str | Level, ...] = (DRAFT_MODEL,)
 
     def __post_init__(self) -> None:
-        if self.block_size == AUTO:
+        if cast(Any, self.block_size) == AUTO:  # which the annotation excludes, and callers do not
             raise ValueError(
                 f"level {self.model!r}: block_size={AUTO!r} is for what drafts for the target: give a level a number"
             )

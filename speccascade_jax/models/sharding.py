@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -24,6 +24,7 @@ from speccascade_jax.core.types import Array, Params
 from speccascade_jax.runtime import hosts
 from speccascade_jax.runtime.mesh import DATA, MODEL
 
+Tree = TypeVar("Tree")
 ROWS = P(DATA)
 """One entry a row: lengths, tokens, controls."""
 HEADS = P((DATA, MODEL))
@@ -160,7 +161,7 @@ def place(params: Params, mesh: Mesh) -> Params:
     return walk(params, "")
 
 
-def by_rows(tree: Any, mesh: Mesh | None) -> Any:
+def by_rows(tree: Tree, mesh: Mesh | None) -> Tree:
     """Arrays `[B, …]` with the rows spread along `data`; without a mesh as they are.
 
     Raises:
@@ -178,12 +179,12 @@ def by_rows(tree: Any, mesh: Mesh | None) -> Any:
     return _sent(tree, sharding) if hosts.many() else jax.device_put(tree, sharding)
 
 
-def on_devices(tree: Any, mesh: Mesh | None) -> Any:
+def on_devices(tree: Tree, mesh: Mesh | None) -> Tree:
     """As `by_rows`; without a mesh on the one device."""
     return jax.device_put(tree) if mesh is None else by_rows(tree, mesh)
 
 
-def _sent(tree: Any, sharding: NamedSharding) -> Any:
+def _sent(tree: Tree, sharding: NamedSharding) -> Tree:
     """Arrays that every host has whole, of which each sends its devices their part."""
 
     def send(x: Any) -> Any:
@@ -207,16 +208,16 @@ def rest(params: Params, mesh: Mesh | None) -> Params:
     return jax.tree.map(there, params)
 
 
-def replicate(tree: Any) -> Any:
+def replicate(tree: Tree) -> Tree:
     """Results as every host can read them; in one process as they are."""
     if not hosts.many():
         return tree
 
     def gathered(x: Any) -> Any:
-        constrain = getattr(x, "sharding", None)
-        if not isinstance(constrain, NamedSharding) or constrain.is_fully_replicated:
+        place = getattr(x, "sharding", None)
+        if not isinstance(place, NamedSharding) or place.is_fully_replicated:
             return x
-        return jax.jit(_same, out_shardings=NamedSharding(constrain.mesh, P()))(x)
+        return jax.jit(_same, out_shardings=NamedSharding(place.mesh, P()))(x)
 
     return jax.tree.map(gathered, tree)
 
