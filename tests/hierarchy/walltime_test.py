@@ -1,13 +1,13 @@
 """What calls would take at constant costs, from the counts of real runs."""
 
 import pytest
-from speccascade_jax.methods.assemble import assemble
 
 from speccascade_jax.core.types import BoundModel
 from speccascade_jax.engine.generate import generate
 from speccascade_jax.engine.measures import level_counters, summarise, tail_steps
 from speccascade_jax.evaluation.points import Level, Settings
 from speccascade_jax.hierarchy import walltime
+from speccascade_jax.methods.build import assemble
 from speccascade_jax.methods.build_drafter import levels_of
 from speccascade_jax.models.fake import Fake
 from speccascade_jax.pairs.pair import Pair

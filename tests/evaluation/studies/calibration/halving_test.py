@@ -52,13 +52,13 @@ def test_rungs_double_up_to_all_examples():
 @pytest.mark.parametrize(("max_loss", "alpha"), [(0.0, None), (0.045, 0.3), (0.065, 0.5)])
 def test_the_fastest_that_keeps_the_loss_is_found(bench, max_loss, alpha):
     found = _search(bench, max_loss=max_loss)
-    assert (found.chosen.point.method.alpha, found.chosen.point.method.block_size) == (alpha, 3)
+    assert (found.chosen.point.settings.alpha, found.chosen.point.settings.block_size) == (alpha, 3)
     assert found.chosen.share >= 0.9
 
 
 def test_the_best_that_is_fast_enough_is_found(bench):
     found = _search(bench, max_latency=0.67)
-    assert (found.chosen.point.method.alpha, found.chosen.point.method.block_size) == (0.5, 3)
+    assert (found.chosen.point.settings.alpha, found.chosen.point.settings.block_size) == (0.5, 3)
 
 
 def test_fewer_and_fewer_candidates_are_measured(bench):
