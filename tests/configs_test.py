@@ -110,7 +110,7 @@ def _tiny(config) -> list[str]:
 def test_each_recipe_is_a_sweep_of_the_shipped_pair_and_of_published_sizes(config):
     end = resolve(experiment.sweep, _tiny(config))
     own = "tatoeba_en_de_large" if config == QUICKSTART else Path(SHIPPED).stem
-    assert end.method.name == points.TARGET and end.pair.name == own
+    assert end.settings.method == points.TARGET and end.pair.name == own
     if config != QUICKSTART:
         gin.clear_config()
         parts = ["configs/sizes/published.gin", "gin/models/directory.gin", "gin/tasks/wmt14_en_de.gin"]

@@ -2,16 +2,17 @@
 
 import json
 import types
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import speccascade_jax as sc
 from speccascade_jax import hierarchy
-from speccascade_jax.engine.generate import generate
 from speccascade_jax.evaluation.points import Evaluation, Level, ModelPair, Settings
 from speccascade_jax.hierarchy import optimizing
 from speccascade_jax.hierarchy.latency import Hierarchy
+from speccascade_jax.methods.build import build
 from speccascade_jax.pairs.prompts import make_prompt
 from tests.support import made_records, tiny_pair
 
@@ -25,7 +26,7 @@ def chain(*models, budgets):
 def test_a_stack_is_a_method_of_the_engine():
     names = ("a", "b", "c", "target")
     alone = optimizing.settings_of(chain(3, budgets=()), names)
-    assert alone.name == "autoregressive"
+    assert alone.method == "autoregressive"
     single = optimizing.settings_of(chain(1, 3, budgets=(4,)), names)
     assert (single.drafters, single.block_size) == (("b",), 4)
     deep = optimizing.settings_of(chain(0, 1, 2, 3, budgets=(2, 5, 7)), names)
@@ -35,13 +36,13 @@ def test_a_stack_is_a_method_of_the_engine():
 
 def test_coins_stand_for_rules_with_the_same_calls():
     acceptance = np.array([[1, 0.5, 0.3], [0.5, 1, 0.8], [0.3, 0.8, 1]])
-    method = optimizing.settings_of(chain(0, 1, 2, budgets=(2, 5)), ("a", "b", "target"), coins=acceptance)
-    (level,) = method.drafters
-    assert (method.name, method.rule, method.alpha, level.rule, level.alpha) == (
+    settings = optimizing.settings_of(chain(0, 1, 2, budgets=(2, 5)), ("a", "b", "target"), coins=acceptance)
+    (level,) = settings.drafters
+    assert (settings.method, settings.rule, settings.alpha, level.rule, level.alpha) == (
         "speculative", "random_accept", 0.8, "random_accept", 0.5
     )  # fmt: skip
     # as under a lossless rule nothing is asked of the draft behind its block, nor of a level behind its own
-    assert method.bonus == level.bonus == "target" and (method.accept, level.accept) == ("deferral", "deferral")
+    assert settings.bonus == level.bonus == "target" and (settings.accept, level.accept) == ("deferral", "deferral")
 
 
 @pytest.mark.laws
@@ -50,11 +51,10 @@ def test_the_engine_by_coin_makes_the_calls_that_the_overshoot_latency_counts(bu
     """And not those of a level that hands up just its budget."""
     pair = sc.Pair(*(sc.TableLM(np.zeros((5, 5), np.float32)) for _ in range(2)), others={"b": sc.TableLM(np.eye(5))})
     acceptance = np.array([[1, rates[0], 0.5], [rates[0], 1, rates[1]], [0.5, rates[1], 1]])
-    method = optimizing.settings_of(chain(0, 1, 2, budgets=budgets), ("draft", "b", "target"), coins=acceptance)
-    made = plan(pair, "decode", vars(method.settings(Settings(temperature=1.0))))
-    engine, params = made.engine
+    settings = optimizing.settings_of(chain(0, 1, 2, budgets=budgets), ("draft", "b", "target"), coins=acceptance)
+    decoder = build(pair, replace(settings, temperature=1.0))
     prompt = make_prompt(pair, [[0]] * ROWS)
-    out = generate(engine, params, prompt, controls=made.controls(ROWS), max_new_tokens=TOKENS)
+    out = decoder.generate(prompt, controls=decoder.controls(ROWS), max_new_tokens=TOKENS)
     assert int(out.lengths.sum()) == ROWS * TOKENS
     found = [float(each.target_calls.sum()) / (ROWS * TOKENS) for each in (out.stats, out.inner["counters"])]
 

@@ -90,11 +90,9 @@ def test_a_name_that_stands_for_something_else_now_is_looked_up_again(pair, monk
     by_rule, by_method = (decoder_for(pair, "decode", settings) for settings in asked)
     monkeypatch.setitem(RULES, "chow", dataclasses.replace(RULES["chow"], variant="another"))
     monkeypatch.setitem(METHODS, "bild", dataclasses.replace(METHODS["bild"], block_size=3))
-    assert (
-        decoder_for(pair, "decode", {"rule": "chow", "alpha": 0.1}).rule.variant == "another" != lossless.rule.variant
-    )
-    again = decoder_for(pair, "decode", {"method": "bild", "alpha": 0.1})
-    assert (again.require_engine().block, named.require_engine().block) == (3, 10)
+    again = [decoder_for(pair, "decode", settings) for settings in asked]
+    assert again[0].rule.variant == "another" != by_rule.rule.variant
+    assert (again[1].require_engine().block, by_method.require_engine().block) == (3, 10)
 
 
 def test_a_pair_does_not_keep_decoders_without_end(pair):

@@ -121,9 +121,8 @@ def test_the_gin_file_is_a_run_with_the_files_of_a_run(calibrate, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             gin.get_configurable(experiment.run)()
     gin.clear_config()
-    assert [plain(dataclasses.asdict(p.settings)) for p in seen] == [
-        each["settings"] for each in report["settings"][:2]
-    ]
+    wanted = [entry["settings"] for entry in report["settings"][:2]]
+    assert [plain(dataclasses.asdict(point.settings)) for point in seen] == wanted
 
 
 def _stop():

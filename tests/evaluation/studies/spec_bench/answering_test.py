@@ -277,10 +277,11 @@ def test_a_run_of_more_questions_keeps_what_is_answered_and_one_of_other_setting
     assert sorted(said) == sorted(
         (name, q["question_id"]) for name in ("autoregressive", "spec_decode") for q in QUESTIONS
     )
+    plain = Settings(method="spec_decode", block_size=2)
     for changes in (
-        {"seed": 1}, {"max_new_tokens": 8}, {"instruction": "Be kind."}, {"settings": Settings(method="spec_decode", block_size=2, temperature=0.5)},
-        {"settings": Settings(method="spec_decode", block_size=3)}, {"conversation": "vicuna"},
-        {"settings": Settings(method="opt", alpha=0.5)},  # whose own file is new: the target's was timed beside another
+        {"seed": 1}, {"max_new_tokens": 8}, {"instruction": "Be kind."}, {"conversation": "vicuna"},
+        {"settings": replace(plain, temperature=0.5)}, {"settings": replace(plain, block_size=3)},
+        {"settings": Settings(method="opt", alpha=0.5)},  # its own file is new: the target's was timed beside another
     ):  # fmt: skip
         with pytest.raises(ValueError, match="holds answers of another run already"):
             run(**changes)
