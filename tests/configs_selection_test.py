@@ -54,7 +54,7 @@ def drafters(monkeypatch):
     def compared(**given):
         *_, settings = (
             each for each in given["methods"] if each.choose == "random"
-        )  # the further ones' where there are
+        )  # the further ones, where there are some
         found.append({arm.called for arm in build_selection.arms_of(settings)})
         return enumeration.enumerate_points(**given)
 
