@@ -18,7 +18,7 @@ from speccascade_jax.core.controls import make_controls, make_sampling
 from speccascade_jax.core.sampling import make_law_pair
 from speccascade_jax.core.types import Array, Draft, Prompt, Sampling
 from speccascade_jax.engine.generate import generate
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.build import assemble
 from speccascade_jax.models.t5 import T5Config
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules import deferral

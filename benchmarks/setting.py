@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from speccascade_jax.methods.assemble import assemble
 
 from benchmarks import measure
 from benchmarks.loops import ORDERS, stream_loop
@@ -22,6 +21,7 @@ from speccascade_jax.engine.engine import DecodeState, Engine
 from speccascade_jax.engine.generate import Generation, generate
 from speccascade_jax.evaluation.points import Settings, recorded
 from speccascade_jax.methods import block_costs
+from speccascade_jax.methods.build import assemble
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import make_prompt
 from speccascade_jax.rules.acceptance import Speculative

@@ -17,7 +17,7 @@ from speccascade_jax.api import make_controls
 from speccascade_jax.core.protocols import Decision, DraftStep, Outcome, StopPolicy
 from speccascade_jax.core.types import Array, Controls, Params, PyTree
 from speccascade_jax.engine.engine import DecodeState
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.build import assemble
 from speccascade_jax.models import teacher_forcing
 from speccascade_jax.stopping import acceptance_head
 from speccascade_jax.stopping.policies import Fixed

@@ -8,7 +8,7 @@ import pytest
 
 import speccascade_jax as sc
 from speccascade_jax.engine.generate import compilations
-from speccascade_jax.methods.assemble import build
+from speccascade_jax.methods.build import build
 from speccascade_jax.methods.settings import Level, Settings
 from tests.support import conformance
 from tests.support.acceptance_heads import head_for

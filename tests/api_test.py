@@ -7,7 +7,7 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.engine.generate import compilations, generate
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.build import assemble
 from speccascade_jax.pairs.prompts import make_prompt
 from tests.support import conformance, reference
 from tests.support.front_door import LENGTH, PROMPTS, ROWS, STOP, VOCAB, Words, chain, run, tabular

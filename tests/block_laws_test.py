@@ -8,7 +8,7 @@ import pytest
 
 import speccascade_jax as sc
 from speccascade_jax.engine.generate import compilations
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.build import assemble
 from speccascade_jax.methods.settings import Arm, Level
 from speccascade_jax.pairs.pair import Pair
 from tests.support import blocks, conformance, mixed_rules, reference

@@ -52,8 +52,10 @@ def drafters(monkeypatch):
         return arms
 
     def compared(**given):
-        *_, method = (each for each in given["methods"] if each.choose == "random")  # the further ones' where there are
-        found.append({arm.called for arm in build_selection.arms_of(method.settings())})
+        *_, settings = (
+            each for each in given["methods"] if each.choose == "random"
+        )  # the further ones, where there are some
+        found.append({arm.called for arm in build_selection.arms_of(settings)})
         return enumeration.enumerate_points(**given)
 
     monkeypatch.setattr(selection_data, "_checked", made)

@@ -46,7 +46,7 @@ HIERARCHIES = {"hierarchy": "spec_decode"}
 @pytest.mark.parametrize("method", METHODS)
 def test_each_method_file_is_a_run(method):
     point = resolve(experiment.run, ["gin/run.gin", SHIPPED, "gin/tasks/tiny_translation.gin", method])
-    assert HIERARCHIES.get(Path(method).stem, Path(method).stem) == point.method.name
+    assert HIERARCHIES.get(Path(method).stem, Path(method).stem) == point.settings.method
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_every_task_has_its_file_and_every_method_file_says_more_than_a_name():
     assert {Path(name).stem for name in METHODS} <= {*TABLE, *HIERARCHIES}
     for name in METHODS:
         lines = [line for line in (ROOT / name).read_text().splitlines() if re.match(r"^\s*[\w.]+\s*=", line)]
-        assert len(lines) > 1, f"{name}: Method.name alone needs no file"
+        assert len(lines) > 1, f"{name}: Settings.method alone needs no file"
     assert {Path(name).stem for name in TASK_FILES} == {*TASKS, "file", "seqio"}
 
 
@@ -110,7 +110,7 @@ def _tiny(config) -> list[str]:
 def test_each_recipe_is_a_sweep_of_the_shipped_pair_and_of_published_sizes(config):
     end = resolve(experiment.sweep, _tiny(config))
     own = "tatoeba_en_de_large" if config == QUICKSTART else Path(SHIPPED).stem
-    assert end.method.name == points.TARGET and end.pair.name == own
+    assert end.settings.method == points.TARGET and end.pair.name == own
     if config != QUICKSTART:
         gin.clear_config()
         parts = ["configs/sizes/published.gin", "gin/models/directory.gin", "gin/tasks/wmt14_en_de.gin"]
@@ -241,7 +241,7 @@ def test_the_quickstart_stays_small():
 
 
 def test_a_run_with_a_hole_names_it():
-    with pytest.raises(ValueError, match=r"^Method.name has no value .*: add --gin.Settings.method=VALUE, texts"):
+    with pytest.raises(ValueError, match=r"^Settings.method has no value .*: add --gin.Settings.method=VALUE, texts"):
         gin_flags.parse_gin([str(ROOT / name) for name in ("gin/run.gin", SHIPPED, "gin/tasks/tatoeba.gin")])
 
 
@@ -256,7 +256,7 @@ def test_no_file_of_a_run_overrides_another():
 
 
 def _bindings(pattern, file) -> set[str]:
-    """Full names, block syntax included (`points.Method:` and its indented lines)."""
+    """Full names, block syntax included (`points.Settings:` and its indented lines)."""
     names, block = set(), ""
     for line in (ROOT / file).read_text().splitlines():
         if re.match(r"^[\w./]+:$", line):
@@ -336,17 +336,17 @@ def test_each_training_file_resolves(file):
 @pytest.mark.parametrize(
     ("binding", "message"),
     [
-        ("Method.alfa=1", r"^--gin.Settings.alfa=1: Method has no 'alfa': did you mean alpha, tail\?$"),
+        ("Settings.alfa=1", r"^--gin.Settings.alfa=1: Settings has no 'alfa': did you mean alpha, tail\?$"),
         ("Metod.alpha=1", r"^--gin.Metod.alpha=1: nothing is called 'Metod': did you mean Method"),
-        ("Method.alpha=", r"^--gin.Settings.alpha=: Unable to parse value."),
-        ("Method.name='bild", r"^--gin.Settings.method='bild: "),
-        ("Method.drafters=(1", "a bracket or a quotation mark is never closed"),
-        ("Method.name=bild", "^--gin.Settings.method=bild: bild is no value: texts stand in quotes"),
-        ("Method.name=3", "^points.Method.name=3 is not a text$"),
-        ("Method.alpha=True", "^points.Method.alpha=True is not a finite number or None$"),
+        ("Settings.alpha=", r"^--gin.Settings.alpha=: Unable to parse value."),
+        ("Settings.method='bild", r"^--gin.Settings.method='bild: "),
+        ("Settings.drafters=(1", "a bracket or a quotation mark is never closed"),
+        ("Settings.method=bild", "^--gin.Settings.method=bild: bild is no value: texts stand in quotes"),
+        ("Settings.method=3", "^points.Settings.method=3 is not a text$"),
+        ("Settings.alpha=True", "^points.Settings.alpha=True is not a finite number or None$"),
         ("Evaluation.execute_code='False'", "execute_code='False' is not True or False; write it without quotes"),
-        ("Method.name=%NOWHERE", "^%NOWHERE is used and never given a value: .*add --gin.NOWHERE=VALUE"),
-        ("Method.name=(%gin.REQUIRED,)", "^points.Method.name has no value"),
+        ("Settings.method=%NOWHERE", "^%NOWHERE is used and never given a value: .*add --gin.NOWHERE=VALUE"),
+        ("Settings.method=(%gin.REQUIRED,)", "^points.Settings.method has no value"),
         ("run.pair=@Evaluation()", r"^experiment.run.pair=@Evaluation\(\) is not a ModelPair$"),
         ("run.pair=@ModelPair", r"^experiment.run.pair=@ModelPair \(to call it: @ModelPair\(\)\) is not a ModelPair$"),
     ],

@@ -2,7 +2,7 @@
 
 import pytest
 
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.build import assemble
 from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.deferral import RULES
 from tests.support import conformance, mixed_rules, mutants, reference

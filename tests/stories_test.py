@@ -14,7 +14,7 @@ import speccascade_jax as sc
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.sampling import softmax
 from speccascade_jax.engine.generate import generate
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.build import assemble
 from speccascade_jax.models.decoder import teacher_forced_logits
 from speccascade_jax.pairs.prompts import make_prompt
 

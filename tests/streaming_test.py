@@ -10,7 +10,7 @@ import speccascade_jax as sc
 from speccascade_jax import streaming
 from speccascade_jax.core.names import SOURCES
 from speccascade_jax.engine.generate import generate
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.build import assemble
 from speccascade_jax.pairs.prompts import make_prompt
 from tests.support import conformance, tiny_pair
 

@@ -9,7 +9,7 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.core.trees import Tree
 from speccascade_jax.engine.generate import compilations
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.build import assemble
 from speccascade_jax.models.decoder import tiny
 from speccascade_jax.models.fake import FakeLM
 from speccascade_jax.models.table import Table

@@ -14,7 +14,7 @@ from speccascade_jax.drafters.exits import ExitDrafter
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.engine.generate import generate
 from speccascade_jax.methods import build_drafter
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.build import assemble
 from speccascade_jax.models.decoder import tiny
 from speccascade_jax.models.early_exit import EarlyExit, early_exit
 from speccascade_jax.models.t5 import T5, T5Config

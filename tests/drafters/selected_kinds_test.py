@@ -9,7 +9,7 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.drafters.selected import SelectedDrafter
 from speccascade_jax.methods import build_selection
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.build import assemble
 from speccascade_jax.methods.settings import Arm
 from speccascade_jax.models import ngrams
 from speccascade_jax.models.decoder import tiny

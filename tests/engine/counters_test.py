@@ -11,7 +11,7 @@ from speccascade_jax.engine.engine import Engine
 from speccascade_jax.engine.generate import generate
 from speccascade_jax.engine.measures import summarise
 from speccascade_jax.methods import table
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.build import assemble
 from speccascade_jax.methods.settings import Settings
 from speccascade_jax.pairs.prompts import make_prompt
 from speccascade_jax.rules.acceptance import Speculative

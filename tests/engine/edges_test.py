@@ -12,7 +12,7 @@ from speccascade_jax.drafters.nested import NestedDrafter
 from speccascade_jax.drafters.none import NoDrafter
 from speccascade_jax.engine.engine import Engine
 from speccascade_jax.engine.generate import failures, generate
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.build import assemble
 from speccascade_jax.models.fake import Fake
 from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.deferral import RULES

@@ -7,7 +7,7 @@ from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.names import SOURCES
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.engine.generate import generate
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.build import assemble
 from tests.support import conformance
 
 

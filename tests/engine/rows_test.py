@@ -11,7 +11,7 @@ from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.engine.generate import generate
 from speccascade_jax.engine.measures import COUNTS
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.build import assemble
 from tests.support import conformance
 
 # the sizes, the block and the stop id of support/front_door.py: both files then share their compiled programs

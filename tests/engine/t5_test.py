@@ -19,7 +19,7 @@ from speccascade_jax.core.arrays import bucket
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.data.tasks.table import TASKS
 from speccascade_jax.engine.generate import generate
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.build import assemble
 from speccascade_jax.models.t5 import T5, T5Config, T5Module, teacher_forced_logits
 from speccascade_jax.pairs.prompts import make_prompt
 

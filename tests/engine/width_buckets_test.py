@@ -13,7 +13,7 @@ from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.types import LawPair, Prompt
 from speccascade_jax.engine.generate import generate
 from speccascade_jax.engine.width_buckets import Judged, by_width, widths
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.build import assemble
 from speccascade_jax.rules.verification import Verdict
 from speccascade_jax.stopping.policies import Confidence
 from tests.support import conformance

@@ -231,8 +231,8 @@ def test_a_changed_rule_has_another_key(pair, monkeypatch):
 def test_a_changed_rule_is_measured_again_and_the_old_record_stays(pair, tmp_path, monkeypatch):
     monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
     given = {
-        "pair": SOURCE, "evaluation": SMALL, "method": Settings(method="speculative", rule="opt", alpha=0.4, block_size=2),
-        "settings": Settings(temperature=1.0), "output": str(tmp_path / "runs.jsonl"),
+        "pair": SOURCE, "evaluation": SMALL, "settings": Settings(rule="opt", alpha=0.4, block_size=2, temperature=1.0),
+        "output": str(tmp_path / "runs.jsonl"),
     }  # fmt: skip
     first = experiment.run(**given)
     changed = replace(deferral.RULES["opt"], deferral=lambda pair, alpha: pair.greedy | (alpha > 0))

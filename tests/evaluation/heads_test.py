@@ -1,6 +1,5 @@
 """Heads are checked before anything is measured, and records name the one that was used."""
 
-import dataclasses
 import warnings
 from dataclasses import replace
 
@@ -30,7 +29,7 @@ SMALL = Evaluation(
     latency_examples=0,
 )
 SOURCE = ModelPair(name="tabular")
-TRAINED_ON = Settings(temperature=1.0)
+TRAINED_ON = {"temperature": 1.0}
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +39,8 @@ def pair():
 
 def saved(path, pair, seed=0, **card):
     head = head_for(pair, seed=seed)
-    head_files.save(path, head_files.Head(head.params, dataclasses.replace(head.card, **card)))
-    return Settings(method="specdecpp", stop_threshold=0.5, head=path)
-
-
-def asked(method, sampling=TRAINED_ON, **changes):
-    return dataclasses.replace(method, **changes), sampling
+    head_files.save(path, head_files.Head(head.params, replace(head.card, **card)))
+    return Settings(method="specdecpp", stop_threshold=0.5, head=path, **TRAINED_ON)
 
 
 @pytest.fixture
@@ -57,33 +52,33 @@ def silent():
 
 @pytest.mark.usefixtures("silent")
 def test_missing_and_foreign_heads_are_refused_by_name_wherever_they_stand(pair, tmp_path):
-    good = asked(saved(tmp_path / "good.msgpack", pair))
-    foreign = asked(saved(tmp_path / "foreign.msgpack", conformance.tabular_pair(*conformance.tables(5, seed=4))))
+    good = saved(tmp_path / "good.msgpack", pair)
+    foreign = saved(tmp_path / "foreign.msgpack", conformance.tabular_pair(*conformance.tables(5, seed=4)))
     Heads(pair).check([good])
-    Heads(pair).check([(Settings(method="stop_entropy", stop_threshold=1.0), TRAINED_ON)])
+    Heads(pair).check([Settings(method="stop_entropy", stop_threshold=1.0, **TRAINED_ON)])
     with pytest.raises(ValueError, match=r"foreign\.msgpack: the acceptance head belongs to the draft"):
         Heads(pair).check([good, foreign])
     with pytest.raises(FileNotFoundError, match=r"no acceptance head at .*gone\.msgpack"):
-        Heads(pair).check([good, asked(good[0], head=str(tmp_path / "gone.msgpack"))])
+        Heads(pair).check([good, replace(good, head=str(tmp_path / "gone.msgpack"))])
     with pytest.raises(ValueError, match="has no acceptance head"):
-        Heads(pair).check([good, asked(good[0], head=None)])
+        Heads(pair).check([good, replace(good, head=None)])
 
 
 @pytest.mark.usefixtures("silent")
 def test_a_head_under_the_settings_that_it_was_trained_for_is_not_warned_of(pair, tmp_path):
-    method = saved(tmp_path / "a.msgpack", pair, rule="opt", alpha=0.1, temperature=0.7, top_p=0.9, top_k=4)
-    sampling = Settings(temperature=0.7, top_p=0.9, top_k=4, draft_temperature=0.7)
-    Heads(pair).check([asked(method, sampling, rule="opt", alpha=0.1, stop_threshold=h) for h in (0.1, 0.9)])
+    numbers = {"alpha": 0.1, "temperature": 0.7, "top_p": 0.9, "top_k": 4}
+    settings = replace(saved(tmp_path / "a.msgpack", pair, rule="opt", **numbers), rule="opt", **numbers)
+    Heads(pair).check([replace(settings, draft_temperature=0.7, stop_threshold=h) for h in (0.1, 0.9)])
 
 
 def test_one_warning_per_head_names_both_sides_of_every_difference(pair, tmp_path):
-    method = saved(tmp_path / "a.msgpack", pair)
+    first = saved(tmp_path / "a.msgpack", pair)
     settings = [
-        asked(method, Settings(temperature=t, top_p=0.9), rule="opt", alpha=alpha, stop_threshold=h)
+        replace(first, temperature=t, top_p=0.9, rule="opt", alpha=alpha, stop_threshold=h)
         for t in (1.0, 0.5) for alpha in (0.1, 0.2) for h in (0.3, 0.6)
     ]  # fmt: skip
     with pytest.warns(UserWarning) as found:
-        Heads(pair).check([*settings, asked(saved(tmp_path / "b.msgpack", pair, top_k=3))])
+        Heads(pair).check([*settings, saved(tmp_path / "b.msgpack", pair, top_k=3)])
     first, second = (str(each.message) for each in found)
     assert "a.msgpack was trained for rule spec_decode and is asked under opt (alpha 0.1), opt (alpha 0.2);" in first
     assert "; for temperature 1 and is asked under 0.5;" in first and "; for top_p 1 and is asked under 0.9:" in first
@@ -92,15 +87,15 @@ def test_one_warning_per_head_names_both_sides_of_every_difference(pair, tmp_pat
 
 
 def test_the_drafts_temperature_counts_where_it_is_its_own(pair, tmp_path):
-    method = saved(tmp_path / "a.msgpack", pair)
+    settings = saved(tmp_path / "a.msgpack", pair)
     with pytest.warns(UserWarning, match="for draft_temperature the target's and is asked under 0.5:"):
-        Heads(pair).check([asked(method, Settings(temperature=1.0, draft_temperature=0.5))])
+        Heads(pair).check([replace(settings, draft_temperature=0.5)])
 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
     pair = text_pair.make(tmp_path_factory.mktemp("pair"))
-    return dataclasses.replace(pair, head=head_for(pair))
+    return replace(pair, head=head_for(pair))
 
 
 def test_a_sweep_refuses_before_it_measures_and_a_run_too(texts, tmp_path, monkeypatch):
@@ -112,18 +107,18 @@ def test_a_sweep_refuses_before_it_measures_and_a_run_too(texts, tmp_path, monke
     with pytest.raises(ValueError, match=r"bad\.msgpack: the acceptance head belongs to"):
         experiment.sweep(methods=["spec_decode", bad], temperatures=(1.0,), **shared)
     with pytest.raises(ValueError, match=r"bad\.msgpack: the acceptance head belongs to"):
-        experiment.run(method=bad, settings=TRAINED_ON, **shared)
+        experiment.run(settings=bad, **shared)
 
 
 def test_conversations_and_profiles_check_too(texts, tmp_path, monkeypatch):
-    given = {"method": saved(tmp_path / "a.msgpack", texts, top_k=3), "settings": TRAINED_ON}
+    settings = saved(tmp_path / "a.msgpack", texts, top_k=3)
     with pytest.warns(UserWarning, match="was trained for top_k 3 and is asked under 0"):
-        Speaker(texts, **given, conversation=questions.get_conversation("plain"))
+        Speaker(texts, settings, conversation=questions.get_conversation("plain"))
     monkeypatch.setattr(session, "load_pair", lambda name, **_: texts)
     monkeypatch.setattr(profiling, "measure", lambda *_: {})
     monkeypatch.setattr(profiling.report, "show", lambda *_: None)
     with pytest.warns(UserWarning, match="was trained for top_k 3 and is asked under 0"):
-        profiling.profile(pair=SOURCE, evaluation=SMALL, **given)
+        profiling.profile(pair=SOURCE, evaluation=SMALL, settings=settings)
 
 
 def test_a_sweep_that_is_planned_refuses_before_the_survey(texts, tmp_path, monkeypatch):
@@ -139,15 +134,13 @@ def test_a_record_names_the_head_that_was_used_and_its_key_is_of_it(texts, tmp_p
     monkeypatch.setattr(measuring, "judge", lambda _, points: [{} for _ in points])
     chosen = saved(tmp_path / "a.msgpack", texts, seed=1, w_rej=3.0)
     file = head_files.load(chosen.head)
-    heads = {chosen: file, dataclasses.replace(chosen, head=None): texts.head, Settings(method="spec_decode"): None}
-    for method, head in heads.items():
-        point = Point(
-            pair=SOURCE, evaluation=SMALL.resolved(), settings=replace(method, **TRAINED_ON), settings=TRAINED_ON
-        )
+    heads = {chosen: file, replace(chosen, head=None): texts.head, Settings(method="spec_decode", **TRAINED_ON): None}
+    for settings, head in heads.items():
+        point = Point(pair=SOURCE, evaluation=SMALL.resolved(), settings=settings)
         (record,) = measuring.evaluate(loaded, [point])
         named = {} if head is None else {"head": head.fingerprint}
-        assert record["fingerprints"] == loaded.loaded | named | {"code": loaded.code(method)}
-        assert record.get("head") == (None if head is None else {"w_rej": 3.0 if method is chosen else 1.0})
+        assert record["fingerprints"] == loaded.loaded | named | {"code": loaded.code(settings)}
+        assert record.get("head") == (None if head is None else {"w_rej": 3.0 if settings is chosen else 1.0})
         assert record["key"] == files.point_key(
             configuration=point.configuration(), device=environment.hardware(), format=FORMAT, **record["fingerprints"]
         )

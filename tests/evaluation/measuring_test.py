@@ -1,6 +1,5 @@
 """What is timed was warm before the clock ran, and what a record says of planned blocks."""
 
-import dataclasses
 import sys
 import types
 from dataclasses import replace
@@ -37,13 +36,9 @@ def loaded(tmp_path_factory):
     return session.Session(SOURCE, SMALL, text_pair.make(tmp_path_factory.mktemp("pair")))
 
 
-def _point(**method) -> Point:
-    method = Settings(method="spec_decode", **method)
-    return Point(
-        pair=SOURCE,
-        evaluation=SMALL.resolved(),
-        settings=replace(method, temperature=1.0),
-    )
+def _point(method="spec_decode", **settings) -> Point:
+    chosen = Settings(method=method, temperature=1.0, **settings)
+    return Point(pair=SOURCE, evaluation=SMALL.resolved(), settings=chosen)
 
 
 def test_every_timed_example_of_every_method_has_run_before_the_clock_does(loaded, monkeypatch):
@@ -51,14 +46,11 @@ def test_every_timed_example_of_every_method_has_run_before_the_clock_does(loade
 
     def noted(point, rows):
         call = prepare(point, rows)
-        return lambda seed: ran.append((point.method.name, point.method.alpha, *rows)) or call(seed)
+        return lambda seed: ran.append((point.settings.method, point.settings.alpha, *rows)) or call(seed)
 
     monkeypatch.setattr(loaded, "prepare", noted)
     monkeypatch.setattr(latency, "interleave", lambda *a, **more: ran.append("timed") or interleave(*a, **more))
-    points = [
-        Point(pair=SOURCE, evaluation=SMALL.resolved(), settings=Settings(method="opt", alpha=a, block_size=2, temperature=1.0))
-        for a in (0.1, 0.4)
-    ]  # fmt: skip
+    points = [_point("opt", alpha=a, block_size=2) for a in (0.1, 0.4)]
     found = measuring.time_beside_target(loaded, points)
     warm, timed = ran[: ran.index("timed")], ran[ran.index("timed") + 1 :]
     assert sorted(warm) == [("autoregressive", None, 0), *(("opt", a, n) for a in (0.1, 0.4) for n in range(3))]
@@ -79,16 +71,16 @@ def test_records_say_what_lengths_were_planned_and_by_what(loaded):
     assert sum(two["rounds"].values()) + sum(one["rounds"].values()) == record["counts"]["rounds"]
     timed = record["planned_latency"]
     assert timed["rows"] == 6 and timed["prefill_ms"] >= 0 and 0 < timed["acceptance"] < 1
-    assert loaded.code(point.method) != loaded.code(_point(block_size=2).method)
-    assert point.method.recipe.details(point.method.settings()) == ("γ auto",)
+    assert loaded.code(point.settings) != loaded.code(_point(block_size=2).settings)
+    assert point.method.details(point.settings) == ("γ auto",)
 
 
 class OwnStack(NestedDrafter):
     """The engine inside decides with the numbers of the one above."""
 
     def propose(self, params, state, request):
-        controls = dataclasses.replace(request.controls, inner=(request.controls,))
-        return super().propose(params, state, dataclasses.replace(request, controls=controls))
+        controls = replace(request.controls, inner=(request.controls,))
+        return super().propose(params, state, replace(request, controls=controls))
 
 
 def stack_of_ones_own(pair, block):

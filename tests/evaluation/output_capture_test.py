@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import replace
 
@@ -23,7 +22,7 @@ from tests.support import text_pair
 EVALUATION = Evaluation(
     task="tiny_translation", quality_examples=10, quality_batch=4, latency_examples=0, max_new_tokens=12, keep_traces=3
 )
-TOKEN = Settings(method="token_v3", alpha=0.4)
+TOKEN = Settings(method="token_v3", alpha=0.4, temperature=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +31,8 @@ def session(tmp_path_factory):
     return Session(ModelPair(name="tables"), EVALUATION, pair=pair)
 
 
-def point(session, method=TOKEN, **changed):
-    evaluation = dataclasses.replace(session.evaluation, **changed)
-    return Point(
-        pair=session.source,
-        evaluation=evaluation,
-        settings=replace(method, temperature=1.0),
-    )
+def point(session, settings=TOKEN, **changed):
+    return Point(pair=session.source, evaluation=replace(session.evaluation, **changed), settings=settings)
 
 
 def measured(session, *points):
@@ -50,7 +44,7 @@ def measured(session, *points):
 
 def test_kept_outputs_are_what_was_scored_and_counted(session, tmp_path):
     path = tmp_path / "a.jsonl"
-    records = measured(session, point(session), point(session, Settings(method="token_v3", alpha=0.9)))
+    records = measured(session, point(session), point(session, replace(TOKEN, alpha=0.9)))
     with ResultStore(path) as store:
         for record in records:
             store.append(record)
@@ -94,7 +88,7 @@ def test_it_is_no_part_of_what_a_point_is(session):
 
 
 def test_methods_of_several_generations_keep_texts_without_sources(session):
-    (record,) = judge(session, [point(session, Settings(method="seq_cascade", alpha=0.5))])
+    (record,) = judge(session, [point(session, Settings(method="seq_cascade", alpha=0.5, temperature=1.0))])
     assert all(each.sources == "" and each.output == "".join(each.pieces).strip() for each in record[outputs.ENTRY])
 
 
@@ -125,7 +119,7 @@ def test_points_that_were_measured_without_outputs_are_counted(session, tmp_path
         experiment.tell_without_outputs(store, EVALUATION, [kept["key"], bare["key"]])
         assert capsys.readouterr().out == ""
         store.append(bare)
-        experiment.tell_without_outputs(store, dataclasses.replace(EVALUATION, keep_outputs=False), [bare["key"]])
+        experiment.tell_without_outputs(store, replace(EVALUATION, keep_outputs=False), [bare["key"]])
         experiment.tell_without_outputs(store, EVALUATION, [kept["key"]])  # another's points are not this run's matter
         assert capsys.readouterr().out == ""
         experiment.tell_without_outputs(store, EVALUATION, [kept["key"], bare["key"]])
@@ -154,20 +148,20 @@ def rows(path, *lengths):
 @pytest.mark.parametrize("too_long", ["cut", "skip"])
 def test_long_prompts_are_cut_or_passed_over_and_counted(session, tmp_path, too_long):
     task = FileTask(path=rows(tmp_path / "a.csv", 2, 90, 3, 90, 4), too_long=too_long, max_input_length=40)
-    asked = dataclasses.replace(EVALUATION, task=task, quality_examples=3)
+    asked = replace(EVALUATION, task=task, quality_examples=3)
     with pytest.warns(UserWarning, match=r"a: [12] prompts of more than 40 tokens were (cut|passed over)"):
         found = Session(session.source, asked, pair=session.pair)
     assert [each.id for each in found.examples] == ([0, 1, 2] if too_long == "cut" else [0, 2, 4])
     assert found.fitted.told() == ({"prompts_cut": 1} if too_long == "cut" else {"prompts_skipped": 2})
     if too_long == "skip":
         with pytest.raises(ValueError, match=r"a has 3 examples of at most 40 tokens, fewer than the 4"):
-            Session(session.source, dataclasses.replace(asked, quality_examples=4), pair=session.pair)
+            Session(session.source, replace(asked, quality_examples=4), pair=session.pair)
 
 
 def test_several_references_are_refused_where_a_metric_takes_one(session, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"source": "cold", "reference": ["kalt", "kühl"]}) + "\n")
-    asked = dataclasses.replace(EVALUATION, task=str(path), quality_examples=1)
+    asked = replace(EVALUATION, task=str(path), quality_examples=1)
     with pytest.raises(ValueError, match="example 0 has 2 references; bleu compares with one"):
         Session(session.source, asked, pair=session.pair)
 
@@ -189,7 +183,7 @@ def test_traced_examples_are_decoded_first_however_long_they_are(session, tmp_pa
     monkeypatch.setattr(output_capture, "_SMALL", 1)
     monkeypatch.setattr(output_capture, "recording", lambda *given: seen.append(recording(*given)) or seen[-1])
     task = str(rows(tmp_path / "a.csv", 8, 2, 3, 1, 4))  # the longest is the first one, which is traced
-    asked = dataclasses.replace(EVALUATION, task=task, quality_examples=5, keep_traces=1)
+    asked = replace(EVALUATION, task=task, quality_examples=5, keep_traces=1)
     own = Session(session.source, asked, pair=session.pair)
     judge(own, [Point(pair=own.source, evaluation=own.evaluation, settings=TOKEN)])
     assert [each["record"].__name__ for each in seen] == ["facts", "origins"]
@@ -197,7 +191,7 @@ def test_traced_examples_are_decoded_first_however_long_they_are(session, tmp_pa
 
 def test_outputs_stand_in_the_order_of_the_examples(session, tmp_path):
     """They are decoded by length."""
-    asked = dataclasses.replace(EVALUATION, task=str(rows(tmp_path / "a.csv", 6, 2, 8, 1, 4)), quality_examples=5)
+    asked = replace(EVALUATION, task=str(rows(tmp_path / "a.csv", 6, 2, 8, 1, 4)), quality_examples=5)
     own = Session(session.source, asked, pair=session.pair)
     assert list(np.argsort(np.asarray(own.prompts.length), kind="stable")) != list(range(5))
     (record,) = judge(own, [Point(pair=own.source, evaluation=own.evaluation, settings=TOKEN)])
@@ -209,18 +203,16 @@ def test_outputs_stand_in_the_order_of_the_examples(session, tmp_path):
 
 def test_a_prompt_of_just_the_limit_is_whole(session, tmp_path, recwarn):
     path = rows(tmp_path / "a.csv", 8)
-    ids = Session(
-        session.source, dataclasses.replace(EVALUATION, task=str(path), quality_examples=1), pair=session.pair
-    )
+    ids = Session(session.source, replace(EVALUATION, task=str(path), quality_examples=1), pair=session.pair)
     longest = len(ids.fitted.prompts[0])
     task = FileTask(path=path, max_input_length=longest)
-    found = Session(session.source, dataclasses.replace(EVALUATION, task=task, quality_examples=1), pair=session.pair)
+    found = Session(session.source, replace(EVALUATION, task=task, quality_examples=1), pair=session.pair)
     assert found.fitted.told() == {} and not [each for each in recwarn if "were cut" in str(each.message)]
 
 
 def test_a_task_made_in_python_is_measured_and_says_how_to_run_it_again(session):
     task = Task(name="own", splits=("test",), read=lambda split: [Example(n, "cold", "kalt") for n in range(4)])
-    asked = dataclasses.replace(EVALUATION, task=task, quality_examples=4)
+    asked = replace(EVALUATION, task=task, quality_examples=4)
     own = Session(session.source, asked, pair=session.pair)
     chosen = Point(pair=own.source, evaluation=own.evaluation, settings=TOKEN)
     (record,) = judge(own, [chosen])
@@ -236,7 +228,7 @@ def test_a_record_runs_again_to_the_same_tokens_by_its_configuration(tmp_path, m
     monkeypatch.chdir(tmp_path)
     task = FileTask(path=str(rows(tmp_path / "a.csv", 2, 3, 4)), max_output_length=10)
     evaluation = Evaluation(task=task, quality_examples=3, latency_examples=0)
-    given = {"pair": ModelPair(name="tatoeba_en_de"), "method": TOKEN, "settings": Settings(temperature=1.0)}
+    given = {"pair": ModelPair(name="tatoeba_en_de"), "settings": TOKEN}
     first = experiment.run(evaluation=evaluation, output="results/a.jsonl", **given)
     record, store = rerun.find(first["key"][:10])
     assert record["key"] == first["key"] and str(store) == "results/a.jsonl"

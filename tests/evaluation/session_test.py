@@ -42,9 +42,8 @@ def loaded(pair) -> session.Session:
 
 
 def _point(name="opt", alpha=None, temperature=1.0, seed=0, block=2) -> Point:
-    method = Settings(method=name, alpha=alpha, block_size=block)
-    sampling = Settings(temperature=temperature)
-    return Point(pair=SOURCE, evaluation=SMALL.resolved(), settings=replace(method, **sampling), seed=seed)
+    settings = Settings(method=name, alpha=alpha, block_size=block, temperature=temperature)
+    return Point(pair=SOURCE, evaluation=SMALL.resolved(), settings=settings, seed=seed)
 
 
 def test_all_alphas_share_two_compilations(loaded):
@@ -89,10 +88,10 @@ def test_a_record_says_everything(loaded):
     (record,) = measuring.evaluate(loaded, [_point(alpha=0.6)])
     record = json.loads(json.dumps(files.plain(record), allow_nan=False))
     assert record["key"] == loaded.key(_point(alpha=0.6))
-    assert record["point"]["method"] == "opt" and "points.Method:" in record["configuration"]
+    assert record["point"]["method"] == "opt" and "points.Settings:" in record["configuration"]
     assert set(record["versions"]) >= {"python", "jax", "flax", "speccascade_jax"}
     assert record["package"] == environment.package() and set(record["package"]) == {"version", "revision", "dirty"}
-    assert record["fingerprints"]["code"] == loaded.code(_point(alpha=0.6).method)
+    assert record["fingerprints"]["code"] == loaded.code(_point(alpha=0.6).settings)
     assert record["device"]["platform"] == jax.default_backend() and record["device"]["count"] >= 1
     assert record["quality"]["low"] <= record["quality"]["high"] and record["quality"]["examples"] == 7
     assert record["latency"]["examples"] == 2 and record["latency"]["trials"] == 2
@@ -150,7 +149,7 @@ def test_a_key_is_of_configuration_device_and_fingerprints(loaded):
     point = _point(alpha=0.1)
     assert set(loaded.loaded) == {"weights", "examples", "stop_ids"}
     known = {"configuration": point.configuration(), "device": environment.hardware(), "format": results.FORMAT}
-    assert loaded.key(point) == files.point_key(**known, **loaded.fingerprints(point.method))
+    assert loaded.key(point) == files.point_key(**known, **loaded.fingerprints(point.settings))
 
 
 def _asking(monkeypatch, *stops, **changes) -> Point:
@@ -291,8 +290,8 @@ def test_tables_and_axes_that_do_not_exist_are_refused_before_anything_is_measur
 def test_run_adds_one_record_and_prints_it(pair, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
     given = {
-        "pair": SOURCE, "evaluation": SMALL, "method": Settings(method="opt", alpha=0.4, block_size=2),
-        "settings": Settings(temperature=1.0), "output": str(tmp_path / "runs.jsonl"),
+        "pair": SOURCE, "evaluation": SMALL, "output": str(tmp_path / "runs.jsonl"),
+        "settings": Settings(method="opt", alpha=0.4, block_size=2, temperature=1.0),
     }  # fmt: skip
     first = experiment.run(**given)
     assert experiment.run(**given) == first
@@ -389,7 +388,7 @@ def test_a_sweep_goes_on_and_a_point_that_fails_everywhere_is_refused(pair, load
 
 def test_a_session_warns_of_numbers_beyond_which_nothing_changes(loaded):
     with pytest.warns(UserWarning, match=r"alpha=7 of 'chow' lies outside 0 … 1: beyond it hardly anything changes"):
-        loaded.check([(Settings(method="chow", alpha=7), Settings()), (Settings(method="chow", alpha=0.5), Settings())])
+        loaded.check([Settings(method="chow", alpha=7), Settings(method="chow", alpha=0.5)])
 
 
 def test_a_loaded_pair_reads_what_the_task_allows(pair):

@@ -63,8 +63,9 @@ def test_what_sweeps_use_is_no_cause_for_a_word():
         Settings(method=name, alpha=a) for name, rule in RULES.items() if rule.alpha for a in rule.alpha.usual(7, SIZE)
     ]
     shipped = [
-        Settings(method="lossy", alpha=0.95), Settings(method="seq_cascade", alpha=-40.0), Settings(method="fuzzy_kl", alpha=30.0),
-        Settings(method="bild_star", alpha=12.0), Settings(method="opt_log", alpha=-3.0),
+        Settings(method="lossy", alpha=0.95), Settings(method="seq_cascade", alpha=-40.0),
+        Settings(method="fuzzy_kl", alpha=30.0), Settings(method="bild_star", alpha=12.0),
+        Settings(method="opt_log", alpha=-3.0),
         Settings(method="stop_entropy", stop_threshold=5.7), Settings(method="token_cascade_log", alpha=5.7),
         Settings(method="autoregressive"), Settings(method="spec_decode"),
     ]  # fmt: skip

@@ -2,17 +2,17 @@
 
 import json
 import types
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from speccascade_jax.methods.plan import plan
 
 import speccascade_jax as sc
 from speccascade_jax import hierarchy
-from speccascade_jax.engine.generate import generate
 from speccascade_jax.evaluation.points import Evaluation, Level, ModelPair, Settings
 from speccascade_jax.hierarchy import optimizing
 from speccascade_jax.hierarchy.latency import Hierarchy
+from speccascade_jax.methods.build import build
 from speccascade_jax.pairs.prompts import make_prompt
 from tests.support import made_records, tiny_pair
 
@@ -25,24 +25,24 @@ def chain(*models, budgets):
 
 def test_a_stack_is_a_method_of_the_engine():
     names = ("a", "b", "c", "target")
-    alone = optimizing.method_of(chain(3, budgets=()), names)
-    assert alone.name == "autoregressive"
-    single = optimizing.method_of(chain(1, 3, budgets=(4,)), names)
+    alone = optimizing.settings_of(chain(3, budgets=()), names)
+    assert alone.method == "autoregressive"
+    single = optimizing.settings_of(chain(1, 3, budgets=(4,)), names)
     assert (single.drafters, single.block_size) == (("b",), 4)
-    deep = optimizing.method_of(chain(0, 1, 2, 3, budgets=(2, 5, 7)), names)
+    deep = optimizing.settings_of(chain(0, 1, 2, 3, budgets=(2, 5, 7)), names)
     below = Level(model="b", budget=5, block_size=2, drafters=("a",))
     assert deep.drafters == (Level(model="c", budget=7, drafters=(below,)),)
 
 
 def test_coins_stand_for_rules_with_the_same_calls():
     acceptance = np.array([[1, 0.5, 0.3], [0.5, 1, 0.8], [0.3, 0.8, 1]])
-    method = optimizing.method_of(chain(0, 1, 2, budgets=(2, 5)), ("a", "b", "target"), coins=acceptance)
-    (level,) = method.drafters
-    assert (method.name, method.rule, method.alpha, level.rule, level.alpha) == (
+    settings = optimizing.settings_of(chain(0, 1, 2, budgets=(2, 5)), ("a", "b", "target"), coins=acceptance)
+    (level,) = settings.drafters
+    assert (settings.method, settings.rule, settings.alpha, level.rule, level.alpha) == (
         "speculative", "random_accept", 0.8, "random_accept", 0.5
     )  # fmt: skip
     # as under a lossless rule nothing is asked of the draft behind its block, nor of a level behind its own
-    assert method.bonus == level.bonus == "target" and (method.accept, level.accept) == ("deferral", "deferral")
+    assert settings.bonus == level.bonus == "target" and (settings.accept, level.accept) == ("deferral", "deferral")
 
 
 @pytest.mark.laws
@@ -51,11 +51,10 @@ def test_the_engine_by_coin_makes_the_calls_that_the_overshoot_latency_counts(bu
     """And not those of a level that hands up just its budget."""
     pair = sc.Pair(*(sc.TableLM(np.zeros((5, 5), np.float32)) for _ in range(2)), others={"b": sc.TableLM(np.eye(5))})
     acceptance = np.array([[1, rates[0], 0.5], [rates[0], 1, rates[1]], [0.5, rates[1], 1]])
-    method = optimizing.method_of(chain(0, 1, 2, budgets=budgets), ("draft", "b", "target"), coins=acceptance)
-    made = plan(pair, "decode", vars(method.settings(Settings(temperature=1.0))))
-    engine, params = made.engine
+    settings = optimizing.settings_of(chain(0, 1, 2, budgets=budgets), ("draft", "b", "target"), coins=acceptance)
+    decoder = build(pair, replace(settings, temperature=1.0))
     prompt = make_prompt(pair, [[0]] * ROWS)
-    out = generate(engine, params, prompt, controls=made.controls(ROWS), max_new_tokens=TOKENS)
+    out = decoder.generate(prompt, controls=decoder.controls(ROWS), max_new_tokens=TOKENS)
     assert int(out.lengths.sum()) == ROWS * TOKENS
     found = [float(each.target_calls.sum()) / (ROWS * TOKENS) for each in (out.stats, out.inner["counters"])]
 
@@ -71,11 +70,11 @@ def test_the_engine_by_coin_makes_the_calls_that_the_overshoot_latency_counts(bu
 
 def test_tails_stand_at_every_level_but_their_own():
     names = ("a", "b", "c", "target")
-    deep = optimizing.method_of(chain(0, 1, 2, 3, budgets=(2, 5, 7)), names, tail="a")
+    deep = optimizing.settings_of(chain(0, 1, 2, 3, budgets=(2, 5, 7)), names, tail="a")
     (upper,), ((lower,),) = deep.drafters, (each.drafters for each in deep.drafters)
     assert (deep.tail, upper.tail, lower.tail) == ("a", "a", None)
-    assert optimizing.method_of(chain(1, 3, budgets=(2,)), names, tail="a").tail == "a"
-    assert optimizing.method_of(chain(0, 3, budgets=(2,)), names, tail="a").tail is None
+    assert optimizing.settings_of(chain(1, 3, budgets=(2,)), names, tail="a").tail == "a"
+    assert optimizing.settings_of(chain(0, 3, budgets=(2,)), names, tail="a").tail is None
 
 
 def test_speed_ups_are_per_token_and_their_intervals_over_examples():

@@ -9,10 +9,10 @@ import pytest
 
 import speccascade_jax as sc
 from speccascade_jax.core.types import BoundModel, Prompt
-from speccascade_jax.engine.generate import compilations
+from speccascade_jax.engine.generate import compilations, generate
 from speccascade_jax.methods import block_costs, round_timing
-from speccascade_jax.methods.assemble import assemble, build
-from speccascade_jax.methods.settings import Level, Settings
+from speccascade_jax.methods.build import assemble
+from speccascade_jax.methods.settings import Level
 from speccascade_jax.models.fake import Fake
 from speccascade_jax.runtime import compilation_cache
 from speccascade_jax.stopping.block_planner import LENGTHS
@@ -49,7 +49,7 @@ def timed(monkeypatch):
 def forget(pair, monkeypatch):
     """As in another process."""
     monkeypatch.setattr(block_costs, "_KNOWN", {})
-    pair.plans.clear()
+    pair.decoders.clear()
 
 
 def decode(pair, rows=2, **more):
@@ -137,9 +137,7 @@ def test_an_engine_without_costs_says_where_they_come_from(pair):
     engine, params = assemble(pair, **AUTO)
     prompt = Prompt(jnp.ones((1, 2), jnp.int32), jnp.full(1, 2))
     with pytest.raises(ValueError, match=r"costs are not known: .*methods\.costs\.ready"):
-        build(pair, Settings(**AUTO)).program.generate(
-            params, prompt, controls=conformance.controls(1), max_new_tokens=4
-        )
+        generate(engine, params, prompt, controls=conformance.controls(1), max_new_tokens=4)
     told = planning.told(params, planning.forcing(LENGTHS, 0))
     assert block_costs.ready(pair, engine, told, prompt, conformance.controls(1), max_new_tokens=4) is told
     plain, own = assemble(pair)

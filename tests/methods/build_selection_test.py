@@ -7,7 +7,7 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.core.types import BoundModel
 from speccascade_jax.methods import build_selection
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.build import assemble
 from speccascade_jax.methods.settings import Arm, Level, Settings
 from speccascade_jax.models.t5 import T5, T5Config
 from speccascade_jax.pairs import policy_files

@@ -10,7 +10,9 @@ import pytest
 import speccascade_jax as sc
 from experiments import tables
 from speccascade_jax.evaluation import experiment
-from speccascade_jax.evaluation.points import Evaluation, Level, ModelPair, Point, Settings
+from speccascade_jax.evaluation.curves import facts
+from speccascade_jax.evaluation.heads import asks_head
+from speccascade_jax.evaluation.points import Evaluation, Level, ModelPair, Point, Settings, recorded
 from speccascade_jax.evaluation.validation import validate
 from speccascade_jax.results.analysis import panels
 from speccascade_jax.results.analysis.curve_labels import label as labelled
@@ -117,46 +119,46 @@ def test_what_nothing_would_read_and_what_is_no_name_is_refused_before_anything_
         sc.decode(pair, [[0]], **chosen, max_new_tokens=3)
     if chosen.get("stop") == 5 or "rule" in chosen and chosen["rule"] == 0.5:
         return  # a record could not name them
-    kept = {name: value for name, value in chosen.items() if name not in ("method", "draft_temperature")}
     with pytest.raises(ValueError, match=said):
         point = Point(
             pair=ModelPair(name="pair"), evaluation=Evaluation(task="tiny_translation").resolved(),
-            settings=Settings(method=chosen.get("method", "speculative"), **kept, draft_temperature=chosen.get('draft_temperature')),
-            )  # fmt: skip
+            settings=Settings(**chosen),
+        )  # fmt: skip
         validate(point)
 
 
 def test_a_head_that_a_level_asks_is_asked_and_one_that_nothing_asks_is_not():
     headed = replace(MIDDLE, stop="acceptance_head", stop_threshold=0.3)
-    assert Settings(method="spec_decode", drafters=(headed,)).needs_head
-    assert Settings(method="spec_decode", drafters=(replace(LEVELS, drafters=(headed,)),)).needs_head
-    assert Settings(method="specdecpp", stop_threshold=0.3).needs_head
-    assert not Settings(method="spec_decode", drafters=(MIDDLE,)).needs_head
+    assert asks_head(Settings(method="spec_decode", drafters=(headed,)))
+    assert asks_head(Settings(method="spec_decode", drafters=(replace(LEVELS, drafters=(headed,)),)))
+    assert asks_head(Settings(method="specdecpp", stop_threshold=0.3))
+    assert not asks_head(Settings(method="spec_decode", drafters=(MIDDLE,)))
 
 
 def test_equal_levels_are_one_point_and_a_record_names_all_parts():
     given = {"model": "middle", "budget": 3, "rule": "opt"}
-    same = [Settings(method="spec_decode", drafters=(Level(**given, alpha=a),)) for a in (1, 1.0, np.float64(1))]
+    same = [
+        recorded(Settings(method="spec_decode", drafters=(Level(**given, alpha=a),))) for a in (1, 1.0, np.float64(1))
+    ]
     assert len(set(same)) == 1 and repr(same[0].drafters[0].alpha) == "1.0"
     with pytest.raises(ValueError, match="level 'middle' has a number that is none"):
-        Settings(method="spec_decode", drafters=(Level(**given, alpha=[0.1, 0.2]),))
+        recorded(Settings(method="spec_decode", drafters=(Level(**given, alpha=[0.1, 0.2]),)))
     with pytest.raises(ValueError, match="has no name in a record: write 'module.NAME'"):
-        Settings(method="spec_decode", drafters=(replace(MIDDLE, rule=sc.RULES["opt"]),))
+        recorded(Settings(method="spec_decode", drafters=(replace(MIDDLE, rule=sc.RULES["opt"]),)))
 
 
 def test_curves_that_differ_read_differently_and_lossy_ones_are_no_rivals_of_other_drafts():
     chosen = [
         Settings(method="chow", alpha=0.1), Settings(method="chow", alpha=0.1, accept="deferral"),
         Settings(method="chow", alpha=0.1, drafters=("middle",)), Settings(method="fuzzy", alpha=0.1),
-        Settings(method="fuzzy", alpha=0.1, rule="bild_star"), Settings(method="fuzzy", alpha=0.1, rule="random_accept"),
+        Settings(method="fuzzy", alpha=0.1, rule="bild_star"),
+        Settings(method="fuzzy", alpha=0.1, rule="random_accept"),
     ]  # fmt: skip
-    labels = [labelled({"point": {"head": None, "stop_threshold": None, **each.facts()}}) for each in chosen]
+    labels = [labelled({"point": {"head": None, "stop_threshold": None, **facts(each)}}) for each in chosen]
     assert len(set(labels)) == len(labels), labels
-    laws = [each.facts()["law"] for each in chosen]
+    laws = [facts(each)["law"] for each in chosen]
     assert laws[0] == laws[1] == "chow" != laws[2] and laws[3] != "fuzzy_js"
-    lossless = [
-        Settings(method="spec_decode", drafters=drafters).facts()["law"] for drafters in (("draft",), ("middle",))
-    ]
+    lossless = [facts(Settings(method="spec_decode", drafters=each))["law"] for each in (("draft",), ("middle",))]
     assert lossless == ["spec_decode"] * 2
 
 
@@ -202,18 +204,18 @@ points.Evaluation:
   quality_examples = 4
   latency_examples = 0
   resamples = 10
-other/points.Method:
-  name = 'spec_decode'
+other/points.Settings:
+  method = 'spec_decode'
   drafters = ('middle',)
-swept/points.Method:
-  name = 'chow'
+swept/points.Settings:
+  method = 'chow'
   drafters = (@middle/points.Level(),)
 middle/points.Level.budget = 3
 middle/points.Level.block_size = 2
 experiment.sweep:
   pair = @points.ModelPair()
   evaluation = @points.Evaluation()
-  methods = ('spec_decode', @points.Method(), @other/points.Method(), @swept/points.Method())
+  methods = ('spec_decode', @points.Settings(), @other/points.Settings(), @swept/points.Settings())
   alphas = {{'chow': (0.2, 0.8)}}
   block_sizes = (2,)
   output = {output!r}
@@ -266,7 +268,7 @@ def test_a_records_configuration_runs_its_stack_again(folder, tmp_path):
     seen = []
     gin.clear_config()
     gin_flags.parse_gin(
-        [str(file)], ["sweep.methods = (@points.Method(),)", "sweep.alphas = {}"], [str(repository_root())]
+        [str(file)], ["sweep.methods = (@points.Settings(),)", "sweep.alphas = {}"], [str(repository_root())]
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiment, "open_session", lambda points: seen.extend(points) or _stop())
@@ -281,7 +283,7 @@ def test_a_records_configuration_runs_its_stack_again(folder, tmp_path):
         with pytest.raises(KeyboardInterrupt):
             gin.get_configurable(experiment.run)()
     gin.clear_config()
-    assert seen == [point] and isinstance(point.method.drafters[0], Level)
+    assert seen == [point] and isinstance(point.settings.drafters[0], Level)
 
 
 def _stop():

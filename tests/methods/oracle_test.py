@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.build import assemble
 from speccascade_jax.methods.oracle import OracleStopping
 from speccascade_jax.models.decoder import tiny
 from speccascade_jax.models.early_exit import early_exit, shared_head

@@ -7,7 +7,7 @@ import pytest
 
 from speccascade_jax.core.types import BoundModel
 from speccascade_jax.methods import round_timing
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.build import assemble
 from speccascade_jax.models.fake import Fake
 from speccascade_jax.pairs.pair import Pair
 

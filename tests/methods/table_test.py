@@ -10,7 +10,7 @@ import speccascade_jax as sc
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.engine.generate import generate
 from speccascade_jax.methods import table
-from speccascade_jax.methods.assemble import assemble, build
+from speccascade_jax.methods.build import assemble, build
 from speccascade_jax.methods.sequence import SequenceMethod
 from speccascade_jax.methods.settings import Settings
 from tests.support import conformance, reference

@@ -7,9 +7,9 @@ import sys
 
 import jax
 import pytest
-from speccascade_jax.methods.assemble import assemble
 
 import speccascade_jax as sc
+from speccascade_jax.methods.build import assemble
 from speccascade_jax.runtime import compilation_cache
 from speccascade_jax.runtime.paths import repository_root
 

@@ -53,7 +53,7 @@ WHOLE = [
 VALUES = """
 None|True|False|'False'|'True'|nan|inf|-inf|1e999|1e308|-1e308|1e9|-1|0|0.5|3.0|10**9|1_000|99999999999999999999999|
 ''|'bild'|('bild')|'chow'|"optt"|b'x'|(None,)|(1,)|(1.5,)|((1,),)|(((0.1,),),)|('a', 'b')|[]|()|{}|{'opt': 0.1}|
-{'opt': (0.1, None)}|{1: (2,)}|{(1,): 2}|{[1]: 2}|(4096,)|(True,)|(0,)|(-3,)|(1e9,)|@points.Method|@points.Method()|
+{'opt': (0.1, None)}|{1: (2,)}|{(1,): 2}|{[1]: 2}|(4096,)|(True,)|(0,)|(-3,)|(1e9,)|@points.Settings|@points.Settings()|
 @points.Evaluation()|@nowhere.Thing()|%gin.REQUIRED|(%gin.REQUIRED,)|%NOWHERE|%gin.NOWHERE|unquoted|os.path|'os.path'|
 'os.nothing'|'no.such'|(|)|{|[[|'|\"\"\"|1 2|$|..|\\|((((((((((1,),),),),),),),),),)|'\\x00'|lambda: 1
 """.replace("\n", "").split("|")  # fmt: skip

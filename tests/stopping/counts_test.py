@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.engine.generate import generate
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.build import assemble
 from speccascade_jax.stopping.policies import AcceptanceHead, Confidence, Fixed
 from tests.support import conformance
 from tests.support.acceptance_heads import head_for

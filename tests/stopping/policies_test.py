@@ -13,7 +13,7 @@ from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.protocols import Decision, DraftStep
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.engine.generate import compilations, generate
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.build import assemble
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.stopping.policies import (
     STOPS,

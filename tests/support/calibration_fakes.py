@@ -18,7 +18,7 @@ TASK = Evaluation(task="tiny_translation", latency_examples=16, latency_trials=1
 SOURCE = ModelPair(name="fake")
 
 Law = Callable[[Settings], tuple[float, ...]]
-"""Method -> quality and latency relative to the target's, share of examined tokens kept and, if another, of drafted."""
+"""Settings -> quality and latency over the target's, share of examined tokens kept and, if another, of drafted."""
 
 
 class FakeSession:
@@ -47,13 +47,13 @@ class FakeSession:
         return {n for point in self.asked for n in examples_of(point)}
 
     def _record(self, point: Point) -> Record:
-        quality, latency, kept, *used = self.law(point.method)
+        quality, latency, kept, *used = self.law(point.settings)
         ids, timed = examples_of(point), point.evaluation.latency_examples
-        # not the method's repr: a setting added to `Method` must not change the draws
-        said = (DRAWS, point.method.name, point.method.alpha, point.method.block_size, point.seed)
+        # not the settings' repr: a setting added to `Settings` must not change the draws
+        said = (DRAWS, point.settings.method, point.settings.alpha, point.settings.block_size, point.seed)
         own = np.random.default_rng(zlib.crc32(repr(said).encode()))
         hard = np.random.default_rng(0).normal(50, 10, EXAMPLES)
-        exact = point.method.name in ("autoregressive", "spec_decode")
+        exact = point.settings.method in ("autoregressive", "spec_decode")
         scores = (hard * quality + (0 if exact else self.noise) * own.normal(size=EXAMPLES))[ids]
         target = np.random.default_rng(1).uniform(50, 150, EXAMPLES)[ids][:timed]
         spent = latency * target * own.normal(1, 0.02, len(target))
@@ -77,5 +77,4 @@ def examples_of(point: Point) -> list[int]:
 
 def point(name: str, alpha: float | None = None, **others) -> Point:
     """A point at temperature 0."""
-    method = Settings(method=name, alpha=alpha, **others)
-    return Point(pair=SOURCE, evaluation=TASK.resolved(), settings=method)
+    return Point(pair=SOURCE, evaluation=TASK.resolved(), settings=Settings(method=name, alpha=alpha, **others))

@@ -15,7 +15,7 @@ from speccascade_jax.core.sampling import log_laws, make_law_pair, softmax, tran
 from speccascade_jax.core.types import LawPair, Prompt
 from speccascade_jax.engine.generate import compilations, generate
 from speccascade_jax.methods import table
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.build import assemble
 from speccascade_jax.methods.settings import Settings
 from speccascade_jax.rules.acceptance import Deferral, Speculative
 from tests.support import reference

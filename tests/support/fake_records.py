@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from speccascade_jax.evaluation.points import Settings
+from speccascade_jax.evaluation import curves
+from speccascade_jax.methods.settings import Settings
 from speccascade_jax.methods.table import METHODS
 from speccascade_jax.metrics import quality
 from speccascade_jax.results.store.result_store import FORMAT
@@ -48,8 +49,10 @@ def facts(point: dict[str, Any]) -> dict[str, Any]:
     """What a sweep would say of the point's method; of one that does not exist, what it says of a rule."""
     name = point["method"]
     made = Settings(method=name if name in METHODS else "token_v3", rule=point.get("rule"), stop=point.get("stop"))
-    chosen = {"rule": None, "stop": None, "stop_threshold": None, "head": None, "drafters": ["draft"]} | made.facts()
-    known = {"curve": made.curve(), "family": made.family()}
+    chosen = {"rule": None, "stop": None, "stop_threshold": None, "head": None, "drafters": ["draft"]} | curves.facts(
+        made
+    )
+    known = {"curve": curves.curve(made), "family": curves.family(made)}
     if name not in METHODS:
         chosen |= {"title": name, "law": name, "rank": len(METHODS)}
         known = {"curve": name, "family": name}

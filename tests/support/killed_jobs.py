@@ -80,8 +80,12 @@ def _sweep(shared: Path, folder: Path) -> None:
 
 
 def _calibrate(_: Path, folder: Path) -> None:
-    def law(method):
-        return (0.8, 0.1, 1.0) if method.name == "autoregressive_draft" else (1.0, 0.9 - (method.alpha or 0) / 2, 0.5)
+    def law(settings):
+        return (
+            (0.8, 0.1, 1.0)
+            if settings.method == "autoregressive_draft"
+            else (1.0, 0.9 - (settings.alpha or 0) / 2, 0.5)
+        )
 
     calibrating.Session = lambda *_: calibration_fakes.FakeSession(law, noise=0.5)
     experiment.evaluate = calibration_fakes.FakeSession.evaluate

@@ -20,7 +20,7 @@ from speccascade_jax.core.types import LMOutput
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.planned import PlannedDrafter
 from speccascade_jax.engine.engine import Engine
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.build import assemble
 from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.stopping.policies import Fixed

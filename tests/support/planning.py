@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax.drafters.planned import PlannedDrafter
-from speccascade_jax.methods.assemble import assemble
+from speccascade_jax.methods.build import assemble
 from speccascade_jax.stopping.block_planner import Costs
 from tests.support import conformance
 

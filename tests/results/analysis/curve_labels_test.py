@@ -2,33 +2,33 @@
 
 import pytest
 
-from speccascade_jax.evaluation.points import Settings
-from speccascade_jax.methods.settings import Level
+from speccascade_jax.evaluation.curves import facts
+from speccascade_jax.methods.settings import Level, Settings
 from speccascade_jax.results.analysis.curve_labels import label, place
 
 
 def record(**chosen):
-    method = Settings(**chosen)
-    return {"point": {"head": method.head, "stop_threshold": method.stop_threshold, **method.facts()}}
+    settings = Settings(**chosen)
+    return {"point": {"head": settings.head, "stop_threshold": settings.stop_threshold, **facts(settings)}}
 
 
 @pytest.mark.parametrize(
     ("chosen", "text"),
     [
-        ({"name": "token_v3"}, "SpecCascade [Token]"),
-        ({"name": "fuzzy"}, "FSD [js]"),
-        ({"name": "fuzzy", "rule": "fuzzy_kl_top50"}, "FSD [kl_top50]"),
-        ({"name": "oracle_cascade", "rule": "opt"}, "Oracle [OPT]"),
-        ({"name": "bild", "stop_threshold": 0.3}, "BiLD α_f 0.3"),
-        ({"name": "bild", "rule": "fuzzy_tv", "stop_threshold": 0.3}, "BiLD [tv] α_f 0.3"),
-        ({"name": "specdecpp", "stop_threshold": 0.7}, "SpecDec++ h 0.7"),
+        ({"method": "token_v3"}, "SpecCascade [Token]"),
+        ({"method": "fuzzy"}, "FSD [js]"),
+        ({"method": "fuzzy", "rule": "fuzzy_kl_top50"}, "FSD [kl_top50]"),
+        ({"method": "oracle_cascade", "rule": "opt"}, "Oracle [OPT]"),
+        ({"method": "bild", "stop_threshold": 0.3}, "BiLD α_f 0.3"),
+        ({"method": "bild", "rule": "fuzzy_tv", "stop_threshold": 0.3}, "BiLD [tv] α_f 0.3"),
+        ({"method": "specdecpp", "stop_threshold": 0.7}, "SpecDec++ h 0.7"),
         (
-            {"name": "specdecpp", "rule": "opt", "head": "x/depth3_wrej6.msgpack", "stop_threshold": 0.7},
+            {"method": "specdecpp", "rule": "opt", "head": "x/depth3_wrej6.msgpack", "stop_threshold": 0.7},
             "SpecDec++ [OPT] depth3_wrej6 h 0.7",
         ),
-        ({"name": "seq_cascade"}, "SeqCascade [sum]"),
+        ({"method": "seq_cascade"}, "SeqCascade [sum]"),
         (
-            {"name": "spec_decode", "drafters": (Level(model="mid", budget=3, rule="opt", alpha=0.2),)},
+            {"method": "spec_decode", "drafters": (Level(model="mid", budget=3, rule="opt", alpha=0.2),)},
             "SpecDecode [draft 5 → mid 3 rule opt alpha 0.2]",
         ),
     ],

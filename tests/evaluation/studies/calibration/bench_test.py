@@ -16,11 +16,11 @@ SMALL = Evaluation(
 )  # fmt: skip
 
 
-def _point(**method) -> Point:
-    return Point(pair=SOURCE, evaluation=SMALL.resolved(), settings=Settings(**method))
+def _point(**settings) -> Point:
+    return Point(pair=SOURCE, evaluation=SMALL.resolved(), settings=Settings(**settings))
 
 
-TARGET, SPECULATIVE = _point(name="autoregressive"), _point(name="spec_decode", block_size=2)
+TARGET, SPECULATIVE = _point(method="autoregressive"), _point(method="spec_decode", block_size=2)
 
 
 @pytest.mark.parametrize("among_timed", [True, False])

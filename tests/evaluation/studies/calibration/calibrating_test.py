@@ -22,15 +22,15 @@ from tests.support import calibration_fakes, text_pair
 HELD_OUT = set(range(180, 280))
 
 
-def law(method):
+def law(settings):
     """`opt` loses 1% of quality, and 1% more per tenth of α, which wins 5% of time."""
-    if method.name == "autoregressive_draft":
+    if settings.method == "autoregressive_draft":
         return 0.8, 0.1, 1.0
-    if method.alpha is None:
+    if settings.alpha is None:
         return 1.0, 0.95, 0.5
-    if method.rule:  # fuzzy
-        return 1.035 - 0.1 * method.alpha, 0.8 - 0.3 * method.alpha, method.alpha
-    return 0.99 - 0.1 * method.alpha, 0.9 - 0.5 * method.alpha, 0.5
+    if settings.rule:  # fuzzy
+        return 1.035 - 0.1 * settings.alpha, 0.8 - 0.3 * settings.alpha, settings.alpha
+    return 0.99 - 0.1 * settings.alpha, 0.9 - 0.5 * settings.alpha, 0.5
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def calibrate(tmp_path, monkeypatch):
 def test_the_answer_is_measured_on_examples_that_the_search_did_not_see(calibrate):
     report = calibrate(max_loss=0.035)
     chosen, *others = report["settings"]
-    assert (chosen["name"], chosen["method"]["name"], chosen["method"]["alpha"]) == ("chosen", "opt", 0.2)
+    assert (chosen["name"], chosen["settings"]["method"], chosen["settings"]["alpha"]) == ("chosen", "opt", 0.2)
     assert [each["name"] for each in others] == ["runner-up 1", "runner-up 2", "runner-up 3", "target"]
     on_held_out = [p for p in calibrate.loaded.asked if HELD_OUT & {*calibration_fakes.examples_of(p)}]
     assert {*calibration_fakes.examples_of(on_held_out[0])} == HELD_OUT
@@ -89,7 +89,7 @@ def test_the_report_has_intervals_and_says_what_was_kept(calibrate, capsys):
 def test_held_out_numbers_are_not_those_of_the_search(calibrate):
     """A tolerance that the searched examples keep and the others do not is reported as it is."""
     optimist = calibration_fakes.FakeSession(law, noise=0.5)
-    optimist.law_on_held_out = lambda method: (0.9, 0.5, 0.5) if method.alpha else law(method)
+    optimist.law_on_held_out = lambda settings: (0.9, 0.5, 0.5) if settings.alpha else law(settings)
     record = optimist._record
 
     def record_of(point):
@@ -121,8 +121,8 @@ def test_the_gin_file_is_a_run_with_the_files_of_a_run(calibrate, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             gin.get_configurable(experiment.run)()
     gin.clear_config()
-    assert [plain(dataclasses.asdict(p.method)) for p in seen] == [report["settings"][n]["method"] for n in (0, 1)]
-    assert [dataclasses.asdict(p.sampling) for p in seen] == [report["settings"][0]["sampling"]] * 2
+    wanted = [entry["settings"] for entry in report["settings"][:2]]
+    assert [plain(dataclasses.asdict(point.settings)) for point in seen] == wanted
 
 
 def _stop():
@@ -153,7 +153,7 @@ def test_where_nothing_will_do_the_report_comes_before_the_error(calibrate, caps
     said = capsys.readouterr().out
     assert "safest" in said and "on 60 examples of the test" in said
     pasted = (calibrate.folder / "found.gin").read_text()
-    assert "No setting will do" in pasted and "\npoints." not in pasted and "# points.Method:" in pasted
+    assert "No setting will do" in pasted and "\npoints." not in pasted and "# points.Settings:" in pasted
     assert not HELD_OUT & calibrate.loaded.seen
 
 

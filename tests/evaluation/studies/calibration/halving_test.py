@@ -19,11 +19,11 @@ CANDIDATES = [
 ]
 
 
-def law(method):
+def law(settings):
     """`opt` loses 1% of quality, and 1% more per tenth of α, which wins 5% of time; γ = 5 is 3% slower than γ = 3."""
-    if method.alpha is None:
-        return 1.0, 0.95 if method.name == "spec_decode" else 1.0, 0.5
-    return 0.99 - 0.1 * method.alpha, 0.9 - 0.5 * method.alpha + 0.015 * (method.block_size - 3), 0.5
+    if settings.alpha is None:
+        return 1.0, 0.95 if settings.method == "spec_decode" else 1.0, 0.5
+    return 0.99 - 0.1 * settings.alpha, 0.9 - 0.5 * settings.alpha + 0.015 * (settings.block_size - 3), 0.5
 
 
 @pytest.fixture
@@ -52,13 +52,13 @@ def test_rungs_double_up_to_all_examples():
 @pytest.mark.parametrize(("max_loss", "alpha"), [(0.0, None), (0.045, 0.3), (0.065, 0.5)])
 def test_the_fastest_that_keeps_the_loss_is_found(bench, max_loss, alpha):
     found = _search(bench, max_loss=max_loss)
-    assert (found.chosen.point.method.alpha, found.chosen.point.method.block_size) == (alpha, 3)
+    assert (found.chosen.point.settings.alpha, found.chosen.point.settings.block_size) == (alpha, 3)
     assert found.chosen.share >= 0.9
 
 
 def test_the_best_that_is_fast_enough_is_found(bench):
     found = _search(bench, max_latency=0.67)
-    assert (found.chosen.point.method.alpha, found.chosen.point.method.block_size) == (0.5, 3)
+    assert (found.chosen.point.settings.alpha, found.chosen.point.settings.block_size) == (0.5, 3)
 
 
 def test_fewer_and_fewer_candidates_are_measured(bench):
@@ -78,7 +78,7 @@ def test_the_alphas_of_a_block_size_are_measured_together(bench):
     bench.session.evaluate = lambda points: groups.append(list(points)) or evaluate(points)
     bench.measure([TARGET, *CANDIDATES], _windows()[0])
     assert sorted(map(len, groups)) == [1, 1, 10, 10]
-    assert all(len({(p.method.name, p.method.block_size) for p in group}) == 1 for group in groups)
+    assert all(len({(p.settings.method, p.settings.block_size) for p in group}) == 1 for group in groups)
 
 
 def test_the_target_is_measured_like_the_others_so_that_a_table_of_the_store_has_it_beside_them(bench):

@@ -4,27 +4,27 @@ import dataclasses
 
 import pytest
 
-from speccascade_jax.evaluation.points import Settings
 from speccascade_jax.evaluation.studies.calibration import thresholds
 from speccascade_jax.evaluation.studies.calibration.bench import Bench, Window
 from speccascade_jax.evaluation.studies.calibration.thresholds import AppendixD
+from speccascade_jax.methods.settings import sampling_of
 from speccascade_jax.results.store.result_store import ResultStore
 from tests.support import calibration_fakes
 
-BASE = dataclasses.replace(calibration_fakes.point("autoregressive"), settings=Settings(temperature=0.6, top_p=0.9))
+BASE = calibration_fakes.point("autoregressive", temperature=0.6, top_p=0.9)
 WINDOW, SUBSET = Window(first=0, judged=200, timed=16), Window(first=0, judged=50, timed=8)
 
 
-def law(method):
+def law(settings):
     """Target 100%, draft 80%; the baseline is fastest in blocks of 10 and keeps 0.62; fuzzy keeps 0.4 + τ/2.
 
     Fuzzy loses 1% of quality per tenth of τ above 0.3: at 0.7 it holds exactly, minus a hair, and at 0.8 no more.
     """
-    if method.name == "autoregressive_draft":
+    if settings.method == "autoregressive_draft":
         return 0.8, 0.1, 1.0
-    if method.alpha is None:
-        return 1.0, 0.8 + 0.01 * abs((method.block_size or 10) - 10), 0.62
-    return 1.005 - 0.1 * max(method.alpha - 0.3, 0), 0.7 - 0.3 * method.alpha, min(0.4 + method.alpha / 2, 1.0)
+    if settings.alpha is None:
+        return 1.0, 0.8 + 0.01 * abs((settings.block_size or 10) - 10), 0.62
+    return 1.005 - 0.1 * max(settings.alpha - 0.3, 0), 0.7 - 0.3 * settings.alpha, min(0.4 + settings.alpha / 2, 1.0)
 
 
 def _run(tmp_path, law=law, settings=None, seeds=(0, 1), base=BASE):
@@ -41,7 +41,7 @@ def test_the_trail_is_the_papers(tmp_path, capsys):
     assert [step.threshold for step in found.steps] == [0.4, 0.5, 0.6, 0.7, 0.8]
     assert [step.held for step in found.steps] == [True] * 4 + [False]
     assert found.stopped == "quality fell below the floor"
-    assert [each.method.alpha for each in found.levels.values()] == pytest.approx([0.5, 0.6, 0.7])
+    assert [each.settings.alpha for each in found.levels.values()] == pytest.approx([0.5, 0.6, 0.7])
     assert list(found.levels) == ["Low", "Med", "High"]
     thresholds.show(found, AppendixD())
     said = capsys.readouterr().out
@@ -50,34 +50,34 @@ def test_the_trail_is_the_papers(tmp_path, capsys):
 
 def test_the_draft_is_greedy_and_the_bonus_the_targets(tmp_path):
     _, loaded = _run(tmp_path)
-    assert {each.sampling for each in loaded.asked} == {Settings(temperature=0.6, top_p=0.9, draft_temperature=0.0)}
-    assert {each.method.bonus for each in loaded.asked} == {"target", None}
-    assert {each.method.decides.name for each in loaded.asked if each.method.alpha} == {"fuzzy_js_reference"}
+    assert {tuple(sampling_of(each.settings).values()) for each in loaded.asked} == {(0.6, 0.9, 0, 0.0)}
+    assert {each.settings.bonus for each in loaded.asked} == {"target", None}
+    assert {each.settings.decides.name for each in loaded.asked if each.settings.alpha} == {"fuzzy_js_reference"}
 
 
 def test_blocks_grow_where_nearly_all_is_kept(tmp_path):
-    def generous(method):
-        quality, latency, kept = law(method)
-        return (quality, latency, kept) if method.alpha is None else (quality, latency, kept + 0.22)
+    def generous(settings):
+        quality, latency, kept = law(settings)
+        return (quality, latency, kept) if settings.alpha is None else (quality, latency, kept + 0.22)
 
     found, _ = _run(tmp_path, generous)
     # keeps 0.62 + τ/2, so 0.1 is nearest to 0.62, and from 0.6 on at least 0.9 is kept
     assert [(step.threshold, step.block_size) for step in found.steps] == [
         (0.1, 10), (0.2, 10), (0.3, 10), (0.4, 10), (0.5, 10), (0.6, 10), (0.7, 15), (0.8, 20),
     ]  # fmt: skip
-    lengths = {each.method.alpha: each.method.block_size for each in found.levels.values()}
+    lengths = {each.settings.alpha: each.settings.block_size for each in found.levels.values()}
     assert lengths == {0.3: 10, 0.5: 10, 0.7: 15}
 
 
 def test_where_quality_never_falls_the_end_is_where_all_is_kept_or_the_range_ends(tmp_path):
-    def harmless(method):
-        return law(method) if method.alpha is None else (1.0, 0.5, min(0.5 + method.alpha / 2, 1.0))
+    def harmless(settings):
+        return law(settings) if settings.alpha is None else (1.0, 0.5, min(0.5 + settings.alpha / 2, 1.0))
 
     found, _ = _run(tmp_path, harmless, AppendixD(lengths=(5,)))
     assert found.steps[-1].threshold == 1.0 and found.stopped == "every drafted token is kept"
 
-    def stubborn(method):
-        return law(method) if method.alpha is None else (1.0, 0.5, 0.6)
+    def stubborn(settings):
+        return law(settings) if settings.alpha is None else (1.0, 0.5, 0.6)
 
     found, _ = _run(tmp_path / "other", stubborn, AppendixD(rule="fuzzy_js"))
     assert found.steps[-1].threshold == 1.0 and found.stopped == "the range of fuzzy_js ends at 1"
@@ -94,12 +94,12 @@ def test_means_over_seeds_decide(tmp_path):
 
 def test_a_target_that_is_not_better_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"the target's quality, .* is not above the draft's, .* on 200 examples"):
-        _run(tmp_path, lambda method: (1.0, 0.5, 0.5))
+        _run(tmp_path, lambda settings: (1.0, 0.5, 0.5))
 
 
 def test_a_first_threshold_that_loses_too_much_is_refused(tmp_path):
-    def bad(method):
-        return law(method) if method.alpha is None else (0.9, 0.5, 0.62)
+    def bad(settings):
+        return law(settings) if settings.alpha is None else (0.9, 0.5, 0.62)
 
     found, *_ = _run(tmp_path, bad)
     assert not found.levels and len(found.steps) == 1
@@ -128,8 +128,8 @@ def test_what_has_no_meaning_is_refused(changes, message):
 def test_what_is_kept_of_drafted_tokens_decides_and_not_of_examined_ones(tmp_path):
     """Of a block that is rejected at its first token one is examined: kept / examined says little about the length."""
 
-    def examined_few(method):
-        quality, latency, kept = law(method)
+    def examined_few(settings):
+        quality, latency, kept = law(settings)
         return quality, latency, min(kept + 0.35, 1.0), kept
 
     found, _ = _run(tmp_path, examined_few)
@@ -138,8 +138,8 @@ def test_what_is_kept_of_drafted_tokens_decides_and_not_of_examined_ones(tmp_pat
     assert {step.block_size for step in found.steps} == {10}
     assert all(step.acceptance == pytest.approx(min(step.utilisation + 0.35, 1.0)) for step in found.steps)
 
-    def examined_many(method):
-        quality, latency, kept = law(method)
+    def examined_many(settings):
+        quality, latency, kept = law(settings)
         return quality, latency, kept, min(kept + 0.4, 1.0)
 
     grown, _ = _run(tmp_path / "other", examined_many)

@@ -20,9 +20,8 @@ def records(tmp_path):
         laws = {"autoregressive": (target, 1.0, 0.0), "opt": (quality, latency, 0.5)}
         points = [calibration_fakes.point("opt", 0.2), calibration_fakes.point("autoregressive")]
         with ResultStore(tmp_path / f"{quality}-{latency}-{target}.jsonl") as store:
-            measured = Bench(store, calibration_fakes.FakeSession(lambda method: laws[method.name])).measure(
-                points, WINDOW
-            )
+            fakes = calibration_fakes.FakeSession(lambda settings: laws[settings.method])
+            measured = Bench(store, fakes).measure(points, WINDOW)
         return [measured[each] for each in points]
 
     return make

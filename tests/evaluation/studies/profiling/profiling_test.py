@@ -17,7 +17,7 @@ from speccascade_jax.models.t5 import T5, T5Config
 from tests.support import random_t5
 
 EVALUATION = Evaluation(task="tiny_translation", max_new_tokens=8)
-METHOD = Settings(method="opt", alpha=0.2, block_size=3)
+SETTINGS = Settings(method="opt", alpha=0.2, block_size=3, temperature=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,7 @@ def measured(pair, folder) -> dict:
     return profiling.profile(
         pair=pair,
         evaluation=EVALUATION,
-        method=METHOD,
-        settings=Settings(temperature=1.0),
+        settings=SETTINGS,
         batch=2,
         generations=2,
         trials=2,
@@ -78,7 +77,7 @@ def test_the_models_run_once_per_round_and_once_per_draft_step(measured):
     rounds = measured["rounds"]
     assert counts["score"] == {rounds}
     assert len(counts["draft/model"]) == 1
-    assert rounds < min(counts["draft/model"]) <= (METHOD.block_size + 1) * rounds
+    assert rounds < min(counts["draft/model"]) <= (SETTINGS.block_size + 1) * rounds
     assert counts["prefill"] == {measured["generations"]}
 
 
@@ -103,7 +102,7 @@ def test_what_tracing_adds_is_measured(tmp_path):
 @pytest.mark.tools
 def test_totals(measured):
     assert (measured["batch"], measured["generations"]) == (2, 2)
-    assert 1 <= measured["tokens_per_round"] <= METHOD.block_size + 1
+    assert 1 <= measured["tokens_per_round"] <= SETTINGS.block_size + 1
     assert measured["tokens"] <= 2 * 2 * 8
 
 
@@ -150,10 +149,10 @@ def test_programs_of_an_older_source_are_not_taken_from_the_cache(persistent_cac
         ({"generations": 1.5}, "generations=1.5 is not a whole number >= 1"),
         ({"trials": 0}, "trials=0 is not a whole number >= 1"),
         ({"top": -1}, "top=-1 is not a whole number >= 0"),
-        ({"method": Settings(method="lossy", alpha=1.5)}, "alpha=1.5 is outside the domain"),
+        ({"settings": Settings(method="lossy", alpha=1.5)}, "alpha=1.5 is outside the domain"),
     ],
 )
 def test_a_bad_setting_is_named_before_anything_is_loaded(setting, said):
-    given = {"evaluation": EVALUATION, "method": METHOD, "settings": Settings()} | setting
+    given = {"evaluation": EVALUATION, "settings": SETTINGS} | setting
     with pytest.raises(ValueError, match=said):
         profiling.profile(pair=ModelPair(name="no such pair"), **given)

@@ -10,11 +10,11 @@ import pytest
 
 import speccascade_jax as sc
 from speccascade_jax.data import directory
-from speccascade_jax.engine.generate import Generator
 from speccascade_jax.evaluation.points import ModelPair, Settings
 from speccascade_jax.evaluation.studies.spec_bench import answering, conversing
 from speccascade_jax.evaluation.studies.spec_bench.questions import Conversation, Question, get_conversation
 from speccascade_jax.methods import table
+from speccascade_jax.methods.method import Decoder
 from speccascade_jax.pairs import prompts
 from speccascade_jax.pairs.prompts import text_ids
 from speccascade_jax.results.store.result_store import ResultStore
@@ -46,8 +46,7 @@ def run(pair, tmp_path, monkeypatch):
     def run(**changes):
         given = {
             "pair": ModelPair(name="some/tiny"),
-            "method": Settings(method="spec_decode", block_size=2),
-            "settings": Settings(),
+            "settings": Settings(method="spec_decode", block_size=2),
             "questions": "q.jsonl",
             "max_new_tokens": LONGEST,
             "output": str(tmp_path / "answers"),
@@ -90,7 +89,7 @@ def test_answers_have_the_schema_that_spec_benchs_scripts_read(run, tmp_path):
 
 
 def test_the_second_prompt_contains_the_first_answer(pair, monkeypatch):
-    speaker = conversing.Speaker(pair, Settings(method="autoregressive"), Settings(), PLAIN, max_new_tokens=LONGEST)
+    speaker = conversing.Speaker(pair, Settings(method="autoregressive"), PLAIN, max_new_tokens=LONGEST)
     asked, answer = [], speaker.answer
     monkeypatch.setattr(speaker, "answer", lambda text, number: asked.append(text) or answer(text, number))
     first, _ = speaker.converse(Question(81, "writing", ("The dog sleeps.", "And the cat?")))
@@ -101,15 +100,15 @@ def test_the_second_prompt_contains_the_first_answer(pair, monkeypatch):
 
 
 def test_compilation_is_not_timed(pair, monkeypatch):
-    speaker = conversing.Speaker(pair, Settings(method="autoregressive"), Settings(), PLAIN, max_new_tokens=LONGEST)
-    clock, calls, generate = [0.0], [], speaker.program.generate
+    speaker = conversing.Speaker(pair, Settings(method="autoregressive"), PLAIN, max_new_tokens=LONGEST)
+    clock, calls, generate = [0.0], [], speaker.decoder.generate
 
     def slow_at_first(_, *arguments, **more):
         clock[0] += 1.0 if calls else 100.0
         calls.append(arguments)
         return generate(*arguments, **more)
 
-    monkeypatch.setattr(Generator, "generate", slow_at_first)
+    monkeypatch.setattr(Decoder, "generate", slow_at_first)
     monkeypatch.setattr(conversing.time, "perf_counter", lambda: clock[0])
     assert [speaker.answer("The dog sleeps.").seconds for _ in range(3)] == [1.0, 1.0, 1.0]
     assert len(calls) == 4
@@ -122,8 +121,8 @@ def test_a_long_prompt_reaches_the_models_whole(pair, monkeypatch):
     def generate(program, params, prompt, *arguments, **more):
         raise ReachedError(prompt)
 
-    monkeypatch.setattr(Generator, "generate", generate)
-    speaker = conversing.Speaker(pair, Settings(method="autoregressive"), Settings(), PLAIN, max_new_tokens=LONGEST)
+    monkeypatch.setattr(Decoder, "generate", generate)
+    speaker = conversing.Speaker(pair, Settings(method="autoregressive"), PLAIN, max_new_tokens=LONGEST)
     text = speaker.prompt(Question(81, "writing", ("The dog sleeps, and the cat is not at home. " * 15,)))
     ids = text_ids(pair, text)
     with pytest.raises(ReachedError) as reached:
@@ -137,8 +136,8 @@ def test_generation_stops_at_a_turns_end_that_is_one_token(pair):
     token = next(t for t in range(40, text_pair.PIECES) if pair.vocabulary.encode(pair.vocabulary.piece(t))[-1] == t)
     ends = Conversation(user="{text}", answer="{text}", stop=(pair.vocabulary.piece(token), "zzqq zzqq"))
     for conversation, own in ((ends, (token,)), (PLAIN, ())):
-        speaker = conversing.Speaker(pair, Settings(method="autoregressive"), Settings(), conversation)
-        assert speaker.program.engine.stop_ids == (*pair.vocabulary.stop_ids, *own)
+        speaker = conversing.Speaker(pair, Settings(method="autoregressive"), conversation)
+        assert speaker.decoder.require_engine().stop_ids == (*pair.vocabulary.stop_ids, *own)
 
 
 def answers(speeds: dict[str, list[tuple[list[int], list[float], list[int]]]]) -> list[dict]:
@@ -192,9 +191,9 @@ def test_who_answers_first_alternates(tmp_path):
         ({"categories": ("rag",)}, "there are no questions of rag: give others"),
         ({"conversation": "chat"}, "unknown conversation 'chat'"),
         ({"per_category": 0}, "per_category=0 is not a whole number >= 1"),
-        ({"method": Settings(method="autoregressive")}, "autoregressive is measured beside every method"),
-        ({"method": Settings(method="seq_cascade", alpha=-3.0)}, "decides about whole outputs"),
-        ({"method": Settings(method="chow")}, "rule 'chow' needs alpha"),
+        ({"settings": Settings(method="autoregressive")}, "autoregressive is measured beside every method"),
+        ({"settings": Settings(method="seq_cascade", alpha=-3.0)}, "decides about whole outputs"),
+        ({"settings": Settings(method="chow")}, "rule 'chow' needs alpha"),
         ({"max_new_tokens": 0}, "max_new_tokens=0"),
     ],
 )
@@ -216,8 +215,7 @@ def test_answers_of_others_are_never_touched(run, tmp_path, name, content):
 
 @pytest.mark.laws
 def test_answers_under_another_head_are_another_runs(run, pair, tmp_path, monkeypatch):
-    asked = {"categories": ("qa",), "settings": Settings(temperature=1.0)}
-    asked["method"] = Settings(method="specdecpp", stop_threshold=0.5)
+    asked = {"categories": ("qa",), "settings": Settings(method="specdecpp", stop_threshold=0.5, temperature=1.0)}
     for seed, said in ((0, None), (1, "holds answers of another run already")):
         monkeypatch.setattr(
             answering, "load_source", lambda source, seed=seed: replace(pair, head=head_for(pair, seed=seed))
@@ -237,7 +235,7 @@ def asked(monkeypatch, stop_at: int = 99) -> list[tuple[str, int]]:
     def noted(speaker, question):
         if len(said) == stop_at:
             raise KeyboardInterrupt
-        said.append((speaker.method.name, question.question_id))
+        said.append((speaker.settings.method, question.question_id))
         return converse(speaker, question)
 
     monkeypatch.setattr(conversing.Speaker, "converse", noted)
@@ -279,10 +277,11 @@ def test_a_run_of_more_questions_keeps_what_is_answered_and_one_of_other_setting
     assert sorted(said) == sorted(
         (name, q["question_id"]) for name in ("autoregressive", "spec_decode") for q in QUESTIONS
     )
+    plain = Settings(method="spec_decode", block_size=2)
     for changes in (
-        {"seed": 1}, {"max_new_tokens": 8}, {"instruction": "Be kind."}, {"settings": Settings(temperature=0.5)},
-        {"method": Settings(method="spec_decode", block_size=3)}, {"conversation": "vicuna"},
-        {"method": Settings(method="opt", alpha=0.5)},  # whose own file is new: the target's was timed beside another
+        {"seed": 1}, {"max_new_tokens": 8}, {"instruction": "Be kind."}, {"conversation": "vicuna"},
+        {"settings": replace(plain, temperature=0.5)}, {"settings": replace(plain, block_size=3)},
+        {"settings": Settings(method="opt", alpha=0.5)},  # its own file is new: the target's was timed beside another
     ):  # fmt: skip
         with pytest.raises(ValueError, match="holds answers of another run already"):
             run(**changes)
@@ -307,7 +306,7 @@ def turns(pair, question: dict) -> list[int]:
 
 
 def test_a_first_turn_that_is_too_long_is_refused_before_anything_is_answered(run, pair, tmp_path, monkeypatch):
-    monkeypatch.setattr(Generator, "generate", lambda *_, **__: pytest.fail("answered"))
+    monkeypatch.setattr(Decoder, "generate", lambda *_, **__: pytest.fail("answered"))
     longest = max(turns(pair, question)[0] for question in QUESTIONS)
     limit = r"turn 1, has \d+ tokens, over the limit of {}; raise spec_bench.run.max_prompt_length"
     with pytest.raises(ValueError, match=limit.format(longest - 1)):
@@ -339,4 +338,4 @@ def test_positions_that_the_models_were_made_for_are_room_too(run, pair, capsys,
 def test_a_pair_without_a_vocabulary_is_refused(pair):
     bare = sc.Pair(target=pair.target, draft=pair.draft, name="bare")
     with pytest.raises(ValueError, match="pair 'bare' has no vocabulary"):
-        conversing.Speaker(bare, Settings(method="autoregressive"), Settings(), PLAIN)
+        conversing.Speaker(bare, Settings(method="autoregressive"), PLAIN)

@@ -99,7 +99,7 @@ def test_a_survey_of_nothing_is_refused(loaded):
     broken = sc.TableLM(np.full((text_pair.PIECES, text_pair.PIECES), np.nan))
     for model, along in (("target", "target"), ("target", "mixed"), ("draft", "target")):
         opened = session.Session(SOURCE, SMALL, dataclasses.replace(loaded.pair, **{model: broken}))
-        point = dataclasses.replace(_written(loaded, "target")[0], method=surveying.WRITERS[along])
+        point = dataclasses.replace(_written(loaded, "target")[0], settings=surveying.WRITERS[along])
         with warnings.catch_warnings(), pytest.raises(FloatingPointError, match="no output is left to survey: "):
             warnings.simplefilter("ignore")
             surveying.take(opened, point, {"diff": (0.1,)})
@@ -114,9 +114,8 @@ def test_fuzzy_rules_are_run_and_held_against_their_bound(tmp_path, capsys, monk
     given = {"rules": rules, "alphas": 2, "bounds": (0.5, 0.9), "block_size": 2, "histogram": "tv"}
     surveying.survey(**SHARED, **given, settings=Settings(temperature=1.0), output=str(path))
     said, kept = capsys.readouterr().out, json.loads(path.read_text())
-    writers = [
-        (p.method.name, p.method.rule, p.method.alpha, p.method.bonus, p.settings.draft_temperature) for p in asked
-    ]
+    chosen = [point.settings for point in asked]
+    writers = [(each.method, each.rule, each.alpha, each.bonus, each.draft_temperature) for each in chosen]
     assert writers[1:3] == [("fuzzy", "fuzzy_tv_scaled", tau, "rule", 1.0) for tau in (0.5, 0.9)]
     assert {writer[0] for writer in writers[3:]} == {"autoregressive"}  # kl: along the target's outputs
     assert [(row["rule"], row["tau"], row["along"]) for row in kept["bounds"]] == [

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.methods import plan as planning
-from speccascade_jax.methods.plan import plan
+from speccascade_jax.methods import build as building
+from speccascade_jax.methods import method as methods
+from speccascade_jax.methods.build import decoder_for
 from speccascade_jax.methods.settings import Level
 from speccascade_jax.methods.table import METHODS
 from speccascade_jax.pairs.prompts import make_prompt
@@ -24,13 +25,13 @@ def pair():
     return conformance.tabular_pair(*conformance.tables(VOCAB, seed=0))
 
 
-def test_equal_calls_share_a_plan_and_its_numbers(pair):
+def test_equal_calls_share_a_decoder_and_its_numbers(pair):
     given = {"rule": "token_v3", "alpha": 0.3, "block_size": 3, "temperature": 1.0}
-    first = plan(pair, "decode", given, [4])
-    assert plan(pair, "stream", dict(given), (4,)) is first
+    first = decoder_for(pair, "decode", given, [4])
+    assert decoder_for(pair, "stream", dict(given), (4,)) is first
     assert first.controls(2) is first.controls(2) and first.controls(2).alpha.tolist() == pytest.approx([0.3] * 2)
     assert first.controls(3).alpha.shape == (3,)
-    assert plan(dataclasses.replace(pair), "decode", given, [4]) is not first  # another pair, other parameters
+    assert decoder_for(dataclasses.replace(pair), "decode", given, [4]) is not first  # another pair, other parameters
 
 
 @pytest.mark.parametrize(
@@ -44,62 +45,60 @@ def test_equal_calls_share_a_plan_and_its_numbers(pair):
         {"stop": "fixed"},
     ],
 )
-def test_other_settings_are_other_plans(pair, other):
+def test_other_settings_are_other_decoders(pair, other):
     given = {"rule": "token_v3", "alpha": 0.3, "block_size": 3}
-    assert plan(pair, "decode", given | other) is not plan(pair, "decode", given)
+    assert decoder_for(pair, "decode", given | other) is not decoder_for(pair, "decode", given)
 
 
-def test_stop_ids_tell_plans_apart(pair):
-    found = [plan(pair, "decode", {}, stops) for stops in (None, [], [1], [2], [1, 2])]
-    assert [each.built.program.engine.stop_ids for each in found] == [(), (), (1,), (2,), (1, 2)]
-    assert plan(pair, "decode", {}, []) is found[1]
+def test_stop_ids_tell_decoders_apart(pair):
+    found = [decoder_for(pair, "decode", {}, stops) for stops in (None, [], [1], [2], [1, 2])]
+    assert [each.require_engine().stop_ids for each in found] == [(), (), (1,), (2,), (1, 2)]
+    assert decoder_for(pair, "decode", {}, []) is found[1]
 
 
 def test_one_type_does_not_pass_for_another(pair):
-    """`True == 1`, and a kept plan would let pass what is refused."""
-    plan(pair, "decode", {"rule": "token_v3", "alpha": 1, "temperature": 1, "block_size": 1}).controls(1)
+    """`True == 1`, and a kept decoder would let pass what is refused."""
+    decoder_for(pair, "decode", {"rule": "token_v3", "alpha": 1, "temperature": 1, "block_size": 1}).controls(1)
     for name in ("alpha", "temperature"):
         given = {"rule": "token_v3", "alpha": 1, "temperature": 1, "block_size": 1} | {name: True}
         with pytest.raises(ValueError, match=f"{name}=True is not a number"):
-            plan(pair, "decode", given).controls(1)
+            decoder_for(pair, "decode", given).controls(1)
     with pytest.raises(ValueError, match="block_size=True is not a whole number"):
-        plan(pair, "decode", {"rule": "token_v3", "alpha": 1, "temperature": 1, "block_size": True})
+        decoder_for(pair, "decode", {"rule": "token_v3", "alpha": 1, "temperature": 1, "block_size": True})
 
 
 def test_nor_inside_a_level(pair):
     for inside in (lambda level: level, lambda level: Level(model="draft", budget=2, drafters=(level,))):
         given = [{"drafters": (inside(Level(model="draft", budget=2, temperature=heat)),)} for heat in (1, True)]
-        plan(pair, "decode", given[0]).controls(1)
+        decoder_for(pair, "decode", given[0]).controls(1)
         with pytest.raises(ValueError, match="temperature=True is not a number"):
-            plan(pair, "decode", given[1]).controls(1)
+            decoder_for(pair, "decode", given[1]).controls(1)
 
 
 def test_arrays_and_what_is_ones_own_are_looked_at_anew(pair):
     alphas = np.array([0.1, 0.2])
     for given in ({"rule": "token_v3", "alpha": alphas}, {"stop": "speccascade_jax.stopping.policies.Fixed"}):
-        assert plan(pair, "decode", given) is not plan(pair, "decode", given)
-    assert not pair.plans
-    assert plan(pair, "decode", {"rule": "token_v3", "alpha": alphas}).controls(2).alpha.tolist() == pytest.approx(
-        [0.1, 0.2]
-    )
+        assert decoder_for(pair, "decode", given) is not decoder_for(pair, "decode", given)
+    assert not pair.decoders
+    assert decoder_for(pair, "decode", {"rule": "token_v3", "alpha": alphas}).controls(
+        2
+    ).alpha.tolist() == pytest.approx([0.1, 0.2])
 
 
 def test_a_name_that_stands_for_something_else_now_is_looked_up_again(pair, monkeypatch):
-    lossless, named = (
-        plan(pair, "decode", {"rule": "chow", "alpha": 0.1}),
-        plan(pair, "decode", {"method": "bild", "alpha": 0.1}),
-    )
+    asked = {"rule": "chow", "alpha": 0.1}, {"method": "bild", "alpha": 0.1}
+    by_rule, by_method = (decoder_for(pair, "decode", settings) for settings in asked)
     monkeypatch.setitem(RULES, "chow", dataclasses.replace(RULES["chow"], variant="another"))
     monkeypatch.setitem(METHODS, "bild", dataclasses.replace(METHODS["bild"], block_size=3))
-    assert plan(pair, "decode", {"rule": "chow", "alpha": 0.1}).rule.variant == "another" != lossless.rule.variant
-    again = plan(pair, "decode", {"method": "bild", "alpha": 0.1})
-    assert (again.built.program.engine.block, named.built.program.engine.block) == (3, 10)
+    again = [decoder_for(pair, "decode", settings) for settings in asked]
+    assert again[0].rule.variant == "another" != by_rule.rule.variant
+    assert (again[1].require_engine().block, by_method.require_engine().block) == (3, 10)
 
 
-def test_a_pair_does_not_keep_plans_without_end(pair):
-    for number in range(planning._KEPT + 10):
-        plan(pair, "decode", {"rule": "token_v3", "alpha": number / 1000})
-    assert len(pair.plans) == planning._KEPT
+def test_a_pair_does_not_keep_decoders_without_end(pair):
+    for number in range(building._KEPT + 10):
+        decoder_for(pair, "decode", {"rule": "token_v3", "alpha": number / 1000})
+    assert len(pair.decoders) == building._KEPT
 
 
 # --- what is said of a new program
@@ -115,7 +114,7 @@ def said(monkeypatch):
         words.append(what())
         yield
 
-    monkeypatch.setattr(planning, "said_if_long", said_if_long)
+    monkeypatch.setattr(methods, "said_if_long", said_if_long)
     return words
 
 
@@ -135,7 +134,7 @@ def test_a_new_program_says_what_it_is_for_and_what_is_new(pair, said):
 
 def test_programs_that_were_given_back_are_new_again(pair, said, monkeypatch):
     sc.decode(pair, [[1]], max_new_tokens=3, block_size=2)
-    monkeypatch.setattr(planning, "release_when_crowded", lambda: True)
+    monkeypatch.setattr(methods, "release_when_crowded", lambda: True)
     sc.decode(pair, [[1]], max_new_tokens=3, block_size=2)
     assert len(said) == 2
 
