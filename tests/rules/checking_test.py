@@ -61,7 +61,7 @@ def test_a_wrong_rule_reaches_neither_decode_nor_a_law():
 def test_the_rules_of_the_table_pass_and_so_do_their_likes():
     for rule in RULES.values():
         checking.check(rule)
-    for rule in (sc.fuzzy("kl", 7), sc.lossy(2.0)):
+    for rule in (sc.fuzzy("kl", 7), sc.lossy(2.0), sc.lossy(0.8)):
         assert get(rule) is rule
     whole = Rule(name="mine", deferral=lambda pair, alpha: (pair.q.max(-1, keepdims=True) < alpha).astype(np.int32))
     assert get(whole) is whole
