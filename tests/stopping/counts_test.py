@@ -54,12 +54,3 @@ def test_every_sampled_token_is_committed_or_discarded(policy, seed, threshold, 
     assert (np.asarray(stats.drafted) + np.asarray(stats.target_calls) == lengths + discarded).all()
     ended = np.asarray(out.tokens)[np.arange(ROWS), lengths - 1] == STOP
     assert ((lengths == LIMIT) | ended).all()
-
-
-def test_rows_end_at_stop_ids_and_at_the_limit_in_these_trials():
-    engine, params = _engine(Fixed(3))
-    prompt = Prompt(jnp.arange(ROWS, dtype=jnp.int32)[:, None] % 5, jnp.ones((ROWS,), jnp.int32))
-    controls = make_controls(ROWS, temperature=0.7)
-    out = generate(engine, params, prompt, 1, controls=controls, max_new_tokens=LIMIT, record=sampled)
-    lengths = np.asarray(out.lengths)
-    assert 0 < (lengths == LIMIT).sum() < ROWS
