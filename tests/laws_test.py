@@ -100,9 +100,26 @@ def test_rows_that_end_in_a_stop_id_and_blocks_that_end_early(engine):
     assert conformance.stopped_p_value(out.tokens, out.lengths, 2, law) > 1e-3
 
 
-@pytest.mark.parametrize("way", ["block", "tree"])
-def test_a_sweep_of_numbers_compiles_once(way):
-    conformance.check_one_compilation(ALL["token_v3"], **WAYS[way])
+# one of each form: what is traced differs between forms, not between the rules of one
+FORMS = ("spec_decode", "lossy", "lossy_tuned", "lossy_greedy", "opt", "token_v3", "bild_star", "fuzzy_js_top2")
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize("name", FORMS)
+def test_greedy_decoding_is_the_reference_token_by_token(name):
+    conformance.check_greedy(ALL[name])
+
+
+SWEPT = [
+    ("token_v3", "block"),
+    ("token_v3", "tree"),
+    *(pytest.param(n, "token", marks=pytest.mark.laws) for n in FORMS),
+]
+
+
+@pytest.mark.parametrize(("name", "way"), SWEPT)
+def test_a_sweep_of_numbers_compiles_once(name, way):
+    conformance.check_one_compilation(ALL[name], **WAYS[way])
 
 
 @pytest.mark.laws

@@ -307,7 +307,7 @@ def check_transition_law(rule, *, rows=5_000, length=16, vocab_size=4, seed=16, 
     assert holm(found) > 1e-3, sorted(found)[:5]
 
 
-def check_greedy(rule, *, vocab_size=12, length=16, block=4):
+def check_greedy(rule, *, vocab_size=12, length=16, block=3):
     """At temperature 0 the output is the NumPy chain's, token by token."""
     q_table, p_table = tables(vocab_size, seed=6)
     engine, params = assemble(tabular_pair(q_table, p_table), rule=rule, block_size=block)
@@ -336,7 +336,7 @@ def check_one_compilation(rule, **engine):
 
     The shapes are `check_greedy`'s, so that the two share a program.
     """
-    built, params = assemble(tabular_pair(*tables(12, seed=6)), rule=rule, **engine or {"block_size": 4})
+    built, params = assemble(tabular_pair(*tables(12, seed=6)), rule=rule, **engine or {"block_size": 3})
     settings = [
         (0.25, 0, 1, 0, 0, None),
         (np.float64(0.5), 1.0, np.float32(0.9), 3, 1, 0.5),
