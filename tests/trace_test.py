@@ -22,6 +22,13 @@ WAYS = {
     "no bonus": {"rule": "spec_decode", "bonus": "none"},
     "blocks that end early": {"rule": "diff", "alpha": 0.1, "stop": "confidence", "stop_threshold": 0.6},
     "products": {"rule": "opt", "alpha": 0.1, "stop": "cumulative_confidence", "stop_threshold": 0.7},
+    "blocks of nothing": {
+        "rule": "token_v3",
+        "alpha": 0.4,
+        "stop": "confidence",
+        "stop_threshold": 0.0,
+        "bonus": "none",
+    },
     "unverified ends": {"method": "token_cascade", "alpha": 0.4},
     "the target alone": {"method": "autoregressive"},
     "greedy": {"rule": "token_v3", "alpha": 0.4, "temperature": 0.0},
@@ -64,7 +71,8 @@ def test_counts_recomputed_from_traces_are_the_engines(way):
     assert written == [row[:n].tolist() for row, n in zip(traced.tokens, traced.lengths, strict=True)]
     counts = sum((Counter(trace.counts()) for trace in traced.trace), Counter())
     assert counts["draft"] + counts["replaced"] + counts["bonus"] + counts["target"] == counts["committed"]
-    if way not in ("the target alone", "greedy", "unverified ends"):
+    assert counts["drafted"] > 0 or way in ("the target alone", "blocks of nothing")
+    if counts["drafted"] and way not in ("greedy", "unverified ends"):
         assert counts["kept"] and counts["rejected"]
 
 

@@ -42,8 +42,8 @@ def _by_xla(rows: Array, kernel: Packed) -> Array:
 
 def _parameter(module: nn.Module, name: str, init: Callable[..., Array], shape: tuple[int, int]) -> Any:
     """A module's parameter, plain or packed, whose shape is not checked; where it has none yet, a fresh plain one."""
-    held = module.has_variable("params", name)
-    return module.get_variable("params", name) if held else module.param(name, init, shape)
+    exists = module.has_variable("params", name)
+    return module.get_variable("params", name) if exists else module.param(name, init, shape)
 
 
 class Dense(nn.Module):
@@ -122,9 +122,9 @@ def held(name: str, leaf: Any, config: Any, weights: str | None = None) -> Any:
     if isinstance(leaf, Packed) or not (last == "kernel" or (last == "embedding" and config.tied)):
         return leaf
     kind = weights or leaf.dtype.name
-    own = products.available() and kind in products.KINDS
-    if own or kind == "int8":
-        return panels(np.asarray(leaf), kind, products.width() if own else None, turned=last == "embedding")
+    in_panels = products.available() and kind in products.KINDS
+    if in_panels or kind == "int8":
+        return panels(np.asarray(leaf), kind, products.width() if in_panels else None, turned=last == "embedding")
     return np.asarray(leaf, np.float32) if jax.default_backend() == "cpu" and config.dtype == "float32" else leaf
 
 

@@ -122,11 +122,11 @@ class BlockWise(Speculative):
         def body(carry: tuple[Array, Array]) -> tuple[Array, Array]:
             ratio, told = carry
             open_ = asked(ratio, told)
-            at = jnp.argmax(open_, axis=1)
-            own = self.law(at_position(pair, at), alpha[:, None])
-            found = laws.at_tokens(own, entry_at(tokens, at))[:, 0] / entry_at(drawn, at)
-            here = open_ & (jnp.arange(told.shape[1])[None] == at[:, None])
-            return jnp.where(here, found[:, None], ratio), told | here
+            first = jnp.argmax(open_, axis=1)
+            law = self.law(at_position(pair, first), alpha[:, None])
+            exact = laws.at_tokens(law, entry_at(tokens, first))[:, 0] / entry_at(drawn, first)
+            here = open_ & (jnp.arange(told.shape[1])[None] == first[:, None])
+            return jnp.where(here, exact[:, None], ratio), told | here
 
         ratio, _ = jax.lax.while_loop(lambda carry: asked(*carry).any(), body, (low, told))
         return _chances_of(ratio)

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,11 +12,11 @@ from speccascade_jax.core.types import Prompt
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
 from speccascade_jax.models.fake import Fake
-from speccascade_jax.models.t5 import T5, T5Config, T5Module
+from speccascade_jax.models.t5 import T5Config
 from speccascade_jax.models.teacher_forcing import states
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.stopping.policies import Fixed
-from tests.support import conformance, engines, reference
+from tests.support import conformance, engines, random_t5, reference
 from tests.support.drafters import Repeats, Turns, Watching
 
 SAMPLED = {"alpha": 0.3, "temperature": 1.0}
@@ -127,8 +126,7 @@ def _drawn_behind(turn):
 @pytest.mark.laws
 def test_a_drafter_may_see_what_the_target_saw():
     """Prompt features at the start, and after a round the target's state behind the last kept token."""
-    model, token = T5(T5Config(30, 30, 16, 2, 8, 16, 1, 2)), jnp.ones((1, 2), jnp.int32)
-    target = sc.BoundModel(T5Module(model.config).init(jax.random.key(4), token, token)["params"], model)
+    target = random_t5.bound(T5Config(30, 30, 16, 2, 8, 16, 1, 2))
     prompt = Prompt(jnp.zeros((3, 1), jnp.int32), jnp.ones((3,), jnp.int32), jnp.array([[4, 5], [6, 0], [9, 9]]))
     engine = engines.engine(target.model, Watching(engines.drafting(Fake(30, seed=1), 2)))
     record = {"numbers": SAMPLED, "record": lambda turn: turn.num_new - turn.num_kept}

@@ -146,14 +146,14 @@ def test_choosing_the_arm_after_looking_at_its_draft_is_found():
 @pytest.mark.laws
 def test_arms_with_rules_of_their_own():
     """Rows of the lossy arm are what an engine with that rule makes, the others' the lossless one's."""
-    arms, own = (engines.drafting(SMALL, 4),) * 2, (engines.FAKE,) * 2
-    mixed = run(engine_of(among(arms, tells_arm=True), ByArm((LOSSLESS, LOSSY))), selection(own))
+    arms, params = (engines.drafting(SMALL, 4),) * 2, (engines.FAKE,) * 2
+    mixed = run(engine_of(among(arms, tells_arm=True), ByArm((LOSSLESS, LOSSY))), selection(params))
     choice = np.asarray(mixed.inner["choice"])
     for place, verifier in enumerate((LOSSLESS, LOSSY)):
         rows = np.flatnonzero(choice == place)
-        alone = run(engine_of(arms[0], verifier), own[0], rows=rows)
+        alone = run(engine_of(arms[0], verifier), params[0], rows=rows)
         np.testing.assert_array_equal(np.asarray(mixed.tokens)[rows], alone.tokens)
-    both = [run(engine_of(arms[0], verifier), own[0]).tokens for verifier in (LOSSLESS, LOSSY)]
+    both = [run(engine_of(arms[0], verifier), params[0]).tokens for verifier in (LOSSLESS, LOSSY)]
     assert (np.asarray(both[0]) != np.asarray(both[1])).any(), "the rules tell nothing apart"
     with pytest.raises(ValueError, match="hangs on who drafted"):
         ByArm((LOSSLESS, LOSSY)).law(None, None)

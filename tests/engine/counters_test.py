@@ -114,18 +114,6 @@ def test_what_the_target_writes_behind_a_drafter_without_a_law_is_deferred():
     assert measured["deferral_rate"] == pytest.approx(1 - measured["draft_share"])
 
 
-@pytest.mark.parametrize("bonus", ["none", "rule"])
-def test_an_empty_block_discards_nothing(bonus):
-    """The target gives one token, under any bonus; it was sampled and committed."""
-    pair = conformance.tabular_pair(Q, P)
-    out = sc.decode(
-        pair, PROMPTS, max_new_tokens=LENGTH, temperature=1.0, stop_ids=[STOP], bonus=bonus, block_size=2,
-        method="stop_confidence", rule="token_v3", alpha=0.4, stop_threshold=0.0,
-    )  # fmt: skip
-    assert out.stats["drafted"] == 0 and out.stats["committed"] == out.stats["target_calls"] == out.lengths.sum()
-    assert (out.stats["rows"]["discarded"] == 0).all()
-
-
 @pytest.mark.parametrize("verify", ["token", "block"])
 def test_tried_are_drafts_up_to_the_first_that_is_not_kept(verify):
     """What planned lengths are chosen by, whichever way blocks are examined; first rounds are not cut."""

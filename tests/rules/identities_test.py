@@ -106,8 +106,8 @@ def test_lossless_ends(name, alphas, temperatures):
     q, p = conformance.logit_pairs(9)
     for sampling in itertools.product(temperatures, (1.0, 0.8)):
         for alpha in alphas:
-            found = law(name, q, p, alpha, *sampling)
-            np.testing.assert_allclose(found, law("spec_decode", q, p, 0.0, *sampling), atol=1e-6)
+            lossless = law("spec_decode", q, p, 0.0, *sampling)
+            np.testing.assert_allclose(law(name, q, p, alpha, *sampling), lossless, atol=1e-6)
 
 
 NEVER_DEFERS = dict.fromkeys(("chow", "diff", *TOKEN), 1.0) | dict.fromkeys(("opt", "opt_log", "bild_star"), 1e9)
