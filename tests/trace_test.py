@@ -22,6 +22,13 @@ WAYS = {
     "no bonus": {"rule": "spec_decode", "bonus": "none"},
     "blocks that end early": {"rule": "diff", "alpha": 0.1, "stop": "confidence", "stop_threshold": 0.6},
     "products": {"rule": "opt", "alpha": 0.1, "stop": "cumulative_confidence", "stop_threshold": 0.7},
+    "blocks of nothing": {
+        "rule": "token_v3",
+        "alpha": 0.4,
+        "stop": "confidence",
+        "stop_threshold": 0.0,
+        "bonus": "none",
+    },
     "unverified ends": {"method": "token_cascade", "alpha": 0.4},
     "the target alone": {"method": "autoregressive"},
     "greedy": {"rule": "token_v3", "alpha": 0.4, "temperature": 0.0},
@@ -46,6 +53,9 @@ def test_counts_recomputed_from_traces_are_the_engines(way):
     rows = traced.stats["rows"]
     for name in COUNTED:
         np.testing.assert_array_equal([each.counts()[name] for each in traced.trace], rows[name], err_msg=name)
+    # METHODS section 6: each sampled token is committed or discarded; a draft in an unverified block is committed
+    sampled = np.add(rows["drafted"], rows["target_calls"])
+    np.testing.assert_array_equal(sampled, np.add(traced.lengths, rows["discarded"]))
     for name in ("examined_at", "kept_at"):
         for trace, counted in zip(traced.trace, np.asarray(rows[name]).tolist(), strict=True):
             own = trace.at_positions()[name]
@@ -61,7 +71,8 @@ def test_counts_recomputed_from_traces_are_the_engines(way):
     assert written == [row[:n].tolist() for row, n in zip(traced.tokens, traced.lengths, strict=True)]
     counts = sum((Counter(trace.counts()) for trace in traced.trace), Counter())
     assert counts["draft"] + counts["replaced"] + counts["bonus"] + counts["target"] == counts["committed"]
-    if way not in ("the target alone", "greedy", "unverified ends"):
+    assert counts["drafted"] > 0 or way in ("the target alone", "blocks of nothing")
+    if counts["drafted"] and way not in ("greedy", "unverified ends"):
         assert counts["kept"] and counts["rejected"]
 
 
@@ -154,14 +165,10 @@ def test_an_acceptance_heads_prediction_is_told():
     assert any(step.stop for one in trace.rounds for step in one.steps)
 
 
-def test_fixed_blocks_compare_nothing():
-    traced = decoded("token_v3", trace=True)
-    assert all(step.stop is None for trace in traced.trace[:5] for one in trace.rounds for step in one.steps)
-
-
-def test_a_trace_survives_json():
-    traced = decoded("blocks that end early", trace=True)
-    for trace in traced.trace[:5]:
+def test_a_trace_survives_json_and_fixed_blocks_compare_nothing():
+    for trace in decoded("token_v3", trace=True).trace[:5]:
+        assert all(step.stop is None for turn in trace.rounds for step in turn.steps)
+    for trace in decoded("blocks that end early", trace=True).trace[:5]:
         again = Trace.from_json(json.loads(json.dumps(trace.to_json())))
         assert again.counts() == trace.counts() and again.text == trace.text
         assert again.rounds[0].steps[0].committed.id == trace.rounds[0].steps[0].committed.id
@@ -169,11 +176,8 @@ def test_a_trace_survives_json():
 
 def test_the_draft_alone_wrote_all_of_it():
     out = sc.decode(PAIR, [[0]], method="autoregressive_draft", max_new_tokens=5, trace=True)
-    assert {step.source for one in out.trace[0].rounds for step in one.steps} == {"draft"}
-
-
-def test_methods_of_several_generations_have_none():
-    with pytest.raises(ValueError, match="seq_cascade"):
+    assert {step.source for turn in out.trace[0].rounds for step in turn.steps} == {"draft"}
+    with pytest.raises(ValueError, match="seq_cascade"):  # of several generations
         sc.decode(PAIR, [[0]], method="seq_cascade", alpha=0.5, trace=True)
 
 

@@ -11,6 +11,8 @@ from speccascade_jax.core.arrays import write_slots
 from speccascade_jax.core.types import Array
 from speccascade_jax.models.sharding import HEADS, constrain
 
+Layers = tuple[Array, ...]
+
 
 @flax.struct.dataclass
 class KVCache:
@@ -24,15 +26,13 @@ class KVCache:
         static: what prefill computed once (cross-attention keys and values, the encoder's mask).
     """
 
-    keys: tuple[Array, ...]
-    values: tuple[Array, ...]
+    keys: Layers
+    values: Layers
     length: Array
     static: Any = None
 
 
-def empty_slots(
-    heads: int, head_dim: int, sizes: Sequence[int], dtype: str
-) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+def empty_slots(heads: int, head_dim: int, sizes: Sequence[int], dtype: str) -> tuple[Layers, Layers]:
     """Zeros, per layer with `S` of `sizes`: keys `[heads, head_dim, S]` and values `[heads, S, head_dim]`."""
     keys = tuple(constrain(jnp.zeros((heads, head_dim, size), dtype), HEADS) for size in sizes)
     return keys, tuple(constrain(jnp.zeros((heads, size, head_dim), dtype), HEADS) for size in sizes)

@@ -136,19 +136,13 @@ def parameter_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _layer_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    widths = {
-        "query": c.num_heads * c.head_dim,
-        "key": c.num_kv_heads * c.head_dim,
-        "value": c.num_kv_heads * c.head_dim,
-    }
-    shapes: dict[str, tuple[int, ...]] = {}
-    for norm in ("pre_self_attention", "pre_mlp", *(("post_self_attention", "post_mlp") if c.post_norms else ())):
-        shapes[f"{norm}_layer_norm/scale"] = (c.d_model,)
-    for name, width in widths.items():
-        shapes[f"self_attention/{name}/kernel"] = (c.d_model, width)
+    norms = ("pre_self_attention", "pre_mlp", *(("post_self_attention", "post_mlp") if c.post_norms else ()))
+    shapes: dict[str, tuple[int, ...]] = {f"{norm}_layer_norm/scale": (c.d_model,) for norm in norms}
+    for name, heads in (("query", c.num_heads), ("key", c.num_kv_heads), ("value", c.num_kv_heads)):
+        shapes[f"self_attention/{name}/kernel"] = (c.d_model, heads * c.head_dim)
         if c.qkv_bias:
-            shapes[f"self_attention/{name}/bias"] = (width,)
-    shapes["self_attention/out/kernel"] = (widths["query"], c.d_model)
+            shapes[f"self_attention/{name}/bias"] = (heads * c.head_dim,)
+    shapes["self_attention/out/kernel"] = (c.num_heads * c.head_dim, c.d_model)
     shapes |= {f"mlp/{name}/kernel": (c.d_model, c.d_ff) for name in ("wi_0", "wi_1")}
     return shapes | {"mlp/wo/kernel": (c.d_ff, c.d_model)}
 

@@ -106,14 +106,11 @@ def fuse(params: Params, shards: int = 1) -> Params:
         for fused, parts in FUSED.items():
             if name != "encoder_decoder_attention" and all(part in out for part in parts):
                 taken = [out.pop(part) for part in parts]
-                out[fused] = {leaf: _beside([part[leaf] for part in taken], shards) for leaf in taken[0]}
+                leaves = {leaf: [np.asarray(part[leaf]) for part in taken] for leaf in taken[0]}
+                out[fused] = {leaf: jnp.asarray(interleave_fused(arrays, shards)) for leaf, arrays in leaves.items()}
         return out
 
     return walk(params, "")
-
-
-def _beside(arrays: list[Array], shards: int) -> Array:
-    return jnp.asarray(interleave_fused([np.asarray(array) for array in arrays], shards))
 
 
 class CachedModel(Generic[Held]):
@@ -158,11 +155,13 @@ class CachedModel(Generic[Held]):
 
         Returns `LMOutput(logits float32 [B, T, num_embeddings], hidden [B, T, E] after the final norm)`.
         """
-        return self._apply(params, cache, tokens, method="extend")
+        fed: tuple[LMOutput, Held] = self._apply(params, cache, tokens, method="extend")
+        return fed
 
     def extend_branch(self, params: Params, cache: Held, tokens: Array, branch: Branch) -> tuple[LMOutput, Held]:
         """`extend` with entries of a tree, `tokens` `[B, T]`: each sees what is committed and its own path alone."""
-        return self._apply(params, cache, tokens, branch, method="extend")
+        fed: tuple[LMOutput, Held] = self._apply(params, cache, tokens, branch, method="extend")
+        return fed
 
     def keep(self, cache: Held, start: Array, entries: Array) -> Held:
         """The cache with a path of a tree in one row: slot `start + j` of each row holds its entry `entries[:, j]`.
@@ -182,4 +181,5 @@ class CachedModel(Generic[Held]):
 
     def consumed(self, cache: Held) -> Array:
         """int32 `[B]`: tokens consumed by each row."""
-        return cache.length
+        length: Array = cache.length
+        return length

@@ -58,27 +58,25 @@ def needs(model: DecoderLM | T5, *, batch: int, length: int, block_size: int, me
     Raises:
         ValueError: rows, heads, units or the vocabulary do not divide by the mesh.
     """
-    _divides(model, batch, mesh)
-    params = abstract(model)
-    cache = jax.eval_shape(lambda p: model.prefill(p, _prompt(model, batch, length), length, block_size + 1), params)
-    block = jax.ShapeDtypeStruct((batch, block_size + 1), jnp.int32)
-    logits = jax.eval_shape(model.extend, params, cache, block)[0].logits
-    cache = _without_summary(cache)
-    return Needs(
-        parameters=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)),
-        parameter_bytes=_held(flatten_dict(params, sep="/"), mesh),
-        cache_bytes=_cached(cache, mesh),
-        laws_bytes=2 * math.prod(logits.shape[:-1]) * model.vocab_size * 4 // math.prod(mesh),
-        call_bytes=_held(_read(model, params), mesh) + _cached(_read_cache(model, cache), mesh),
-    )
-
-
-def _divides(model: DecoderLM | T5, batch: int, mesh: tuple[int, int]) -> None:
     sharding.check(model.config, mesh, "the model")
     if batch % mesh[0]:
         raise ValueError(
             f"a batch of {batch} does not divide by the {mesh[0]} parts that mesh={mesh} spreads rows over"
         )
+    params = abstract(model)
+    cache = jax.eval_shape(lambda p: model.prefill(p, _prompt(model, batch, length), length, block_size + 1), params)
+    block = jax.ShapeDtypeStruct((batch, block_size + 1), jnp.int32)
+    logits = jax.eval_shape(model.extend, params, cache, block)[0].logits
+    cache = _without_summary(cache)
+    # cache bytes that a call reads: T5's slice of relative biases is negligible
+    read = cache.replace(static=cache.static.replace(bias=None)) if isinstance(model, T5) else cache
+    return Needs(
+        parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
+        parameter_bytes=_held(flatten_dict(params, sep="/"), mesh),
+        cache_bytes=_cached(cache, mesh),
+        laws_bytes=2 * math.prod(logits.shape[:-1]) * model.vocab_size * 4 // math.prod(mesh),
+        call_bytes=_held(_read(model, params), mesh) + _cached(read, mesh),
+    )
 
 
 def _held(leaves: Mapping[str, Any], mesh: tuple[int, int]) -> int:
@@ -95,9 +93,11 @@ def _without_summary(cache: Any) -> Any:
 
 def _cached(cache: Any, mesh: tuple[int, int]) -> int:
     """Bytes of a cache on each device: what has no heads lies along the rows alone."""
-    found = jax.tree_util.tree_leaves_with_path(cache)
-    rows = {path: bool(_BY_ROWS.search(jax.tree_util.keystr(path))) for path, _ in found}
-    return sum(_bytes(leaf) // (mesh[0] if rows[path] else math.prod(mesh)) for path, leaf in found)
+
+    def parts(path: Any) -> int:
+        return mesh[0] if _BY_ROWS.search(jax.tree_util.keystr(path)) else math.prod(mesh)
+
+    return sum(_bytes(leaf) // parts(path) for path, leaf in jax.tree_util.tree_leaves_with_path(cache))
 
 
 def _read(model: DecoderLM | T5, params: Any) -> dict[str, Any]:
@@ -106,11 +106,6 @@ def _read(model: DecoderLM | T5, params: Any) -> dict[str, Any]:
     if not model.config.tied:
         del leaves["token_embedder/embedding"]
     return leaves
-
-
-def _read_cache(model: DecoderLM | T5, cache: Any) -> Any:
-    """What a call reads of the cache: of a T5's biases by distance a slice, too little to count."""
-    return cache.replace(static=cache.static.replace(bias=None)) if isinstance(model, T5) else cache
 
 
 def abstract(model: DecoderLM | T5) -> Any:
@@ -132,5 +127,6 @@ def _prompt(model: DecoderLM | T5, batch: int, length: int) -> Prompt:
     return Prompt(ones, ones[:, 0], encoder)
 
 
-def _bytes(tree: Any) -> int:
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+def _bytes(leaf: Any) -> int:
+    size: int = leaf.size * leaf.dtype.itemsize
+    return size

@@ -143,20 +143,23 @@ def count_bigrams(sequences: Iterable[Sequence[int]], vocab_size: int, most: int
     if not len(pairs):
         raise ValueError("there are no bigrams to count: give sequences of at least two tokens")
     first, second = pairs // vocab_size, pairs % vocab_size
-    followed = np.bincount(second, weights=counts, minlength=vocab_size)
-    common = np.argsort(-followed, kind="stable")[:most]
-    with np.errstate(divide="ignore"):
-        tables = {
-            "next": np.tile(common, (vocab_size, 1)),
-            "logits": np.tile(np.log(followed[common]), (vocab_size, 1)),
-        }
+    common = _most_common(second, counts, most, vocab_size)
+    successors, logits = (np.tile(row, (vocab_size, 1)) for row in common)
     order = np.lexsort((second, -counts, first))
     first, second, counts = first[order], second[order], counts[order]
     rank = np.arange(len(first)) - np.searchsorted(first, first)
-    tables["logits"][first] = -np.inf
-    own = rank < tables["next"].shape[1]
-    tables["next"][first[own], rank[own]], tables["logits"][first[own], rank[own]] = second[own], np.log(counts[own])
-    return {"next": tables["next"].astype(np.int32), "logits": tables["logits"].astype(np.float32)}
+    logits[first] = -np.inf
+    kept = rank < successors.shape[1]
+    successors[first[kept], rank[kept]], logits[first[kept], rank[kept]] = second[kept], np.log(counts[kept])
+    return {"next": successors.astype(np.int32), "logits": logits.astype(np.float32)}
+
+
+def _most_common(successors: np.ndarray, weights: np.ndarray, most: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The `most` frequent of `successors` of these weights, and the logs of their sums; -inf where that is 0."""
+    followed = np.bincount(successors, weights=weights, minlength=size)
+    common = np.argsort(-followed, kind="stable")[:most]
+    with np.errstate(divide="ignore"):
+        return common, np.log(followed[common])
 
 
 def _pairs(sequences: Iterable[Sequence[int]], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -180,12 +183,10 @@ def widened(table: Params, counted: int, vocab_size: int) -> Params:
     """
     _check(table, counted)
     successors, logits = np.asarray(table["next"]), np.asarray(table["logits"], np.float64)
-    followed = np.bincount(successors.ravel(), weights=np.exp(logits - logits.max()).ravel(), minlength=counted)
-    common = np.argsort(-followed, kind="stable")[: successors.shape[1]]
-    with np.errstate(divide="ignore"):
-        rows = {"next": common, "logits": np.log(followed[common])}
-    more = max(vocab_size - counted, 0)
-    return {name: np.concatenate([table[name], np.tile(row, (more, 1))]) for name, row in rows.items()}
+    weights, more = np.exp(logits - logits.max()), max(vocab_size - counted, 0)
+    common = _most_common(successors.ravel(), weights.ravel(), successors.shape[1], counted)
+    rows = zip(("next", "logits"), common, strict=True)
+    return {name: np.concatenate([table[name], np.tile(row, (more, 1))]) for name, row in rows}
 
 
 def _check(table: Params, vocab_size: int) -> None:
@@ -196,10 +197,11 @@ def _check(table: Params, vocab_size: int) -> None:
             f"a table of bigrams of shapes {shapes} is not one of a vocabulary of {vocab_size}: [V, K] both; count it "
             f"with the pair's own vocabulary"
         )
-    successors, logits = np.asarray(table["next"]), np.asarray(table["logits"])
-    if successors.min() < 0 or successors.max() >= vocab_size:
-        wrong = successors.min() if successors.min() < 0 else successors.max()
-        raise ValueError(f"a table of bigrams names token {wrong}, outside a vocabulary of {vocab_size}: count it anew")
-    if not np.all(np.isfinite(logits.max(-1))):  # of a row with a NaN it is NaN
-        row = int(np.argmin(np.isfinite(logits.max(-1))))
+    successors, largest = np.asarray(table["next"]), np.asarray(table["logits"]).max(-1)  # NaN of a row with a NaN
+    if len(wrong := successors[(successors < 0) | (successors >= vocab_size)]):
+        raise ValueError(
+            f"a table of bigrams names token {wrong[0]}, outside a vocabulary of {vocab_size}: count it anew"
+        )
+    if not np.isfinite(largest).all():
+        row = int(np.argmin(np.isfinite(largest)))
         raise ValueError(f"a table of bigrams has NaN, infinite or no logits behind token {row}: count it anew")

@@ -40,6 +40,12 @@ def _by_xla(rows: Array, kernel: Packed) -> Array:
     return out if kernel.scales is None else out * kernel.scales
 
 
+def _parameter(module: nn.Module, name: str, init: Callable[..., Array], shape: tuple[int, int]) -> Any:
+    """A module's parameter, plain or packed, whose shape is not checked; where it has none yet, a fresh plain one."""
+    exists = module.has_variable("params", name)
+    return module.get_variable("params", name) if exists else module.param(name, init, shape)
+
+
 class Dense(nn.Module):
     """`x @ kernel`, with a bias where asked; `kernel` is a parameter `[K, features]`, plain or packed.
 
@@ -56,11 +62,7 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        kernel: Any
-        if self.has_variable("params", "kernel"):
-            kernel = self.get_variable("params", "kernel")
-        else:
-            kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features))
+        kernel = _parameter(self, "kernel", self.kernel_init, (x.shape[-1], self.features))
         y = multiply(x, kernel, self.dtype).astype(jnp.float32 if self.wide else self.dtype)
         if not self.use_bias:
             return y
@@ -76,11 +78,8 @@ class Embed(nn.Module):
     embedding_init: Callable[..., Array] = nn.initializers.variance_scaling(1.0, "fan_in", "normal", out_axis=0)
 
     def setup(self) -> None:
-        held = self.has_variable("params", "embedding")
         shape = (self.num_embeddings, self.features)
-        self.embedding = (
-            self.get_variable("params", "embedding") if held else self.param("embedding", self.embedding_init, shape)
-        )
+        self.embedding = _parameter(self, "embedding", self.embedding_init, shape)
 
     def __call__(self, tokens: Array) -> Array:
         """Rows `tokens` (int32, any shape) of the table, `[*tokens.shape, E]`."""
@@ -123,11 +122,11 @@ def held(name: str, leaf: Any, config: Any, weights: str | None = None) -> Any:
     if isinstance(leaf, Packed) or not (last == "kernel" or (last == "embedding" and config.tied)):
         return leaf
     kind = weights or leaf.dtype.name
-    if products.available() and kind in products.KINDS:
-        return panels(np.asarray(leaf), kind, products.width(), turned=last == "embedding")
-    products.suggest(leaf.size)
-    if kind == "int8":
-        return panels(np.asarray(leaf), kind, None, turned=last == "embedding")
+    in_panels = products.available() and kind in products.KINDS
+    if not in_panels:
+        products.suggest(leaf.size)
+    if in_panels or kind == "int8":
+        return panels(np.asarray(leaf), kind, products.width() if in_panels else None, turned=last == "embedding")
     return np.asarray(leaf, np.float32) if jax.default_backend() == "cpu" and config.dtype == "float32" else leaf
 
 

@@ -13,18 +13,19 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh as Mesh
+from jax.sharding import NamedSharding, PartitionSpec
 
 from speccascade_jax.core.types import Array, Params
 from speccascade_jax.runtime import hosts
 from speccascade_jax.runtime.mesh import DATA, MODEL
 
 Tree = TypeVar("Tree")
+P = PartitionSpec
 ROWS = P(DATA)
 """One entry a row: lengths, tokens, controls."""
 HEADS = P((DATA, MODEL))
@@ -104,7 +105,7 @@ def interleave_fused(arrays: Sequence[np.ndarray], shards: int) -> np.ndarray:
 
 
 def split_fused(array: np.ndarray, widths: Sequence[int], shards: int) -> list[np.ndarray]:
-    """What `side_by_side` put together, kernels of `widths` columns each."""
+    """Splits what `interleave_fused` joined, kernels of `widths` columns each."""
     at = np.cumsum([width // shards for width in widths])[:-1]
     parts = [np.split(part, at, axis=-1) for part in np.split(array, shards, axis=-1)]
     return [np.concatenate(own, axis=-1) for own in zip(*parts, strict=True)]
@@ -141,13 +142,17 @@ def check(config: Any, shape: Sequence[int], whose: str) -> None:
 
 def put(path: str, leaf: Any, mesh: Mesh) -> Any:
     """A parameter in its parts on the devices; a host that sees not all of them holds its own parts alone."""
-    sharding = NamedSharding(mesh, spec_of(path))
-    return jax.make_array_from_callback(leaf.shape, sharding, lambda part: leaf[part])
+    return _spread(leaf, mesh, spec_of(path))
 
 
 def whole(leaf: Any, mesh: Mesh) -> Any:
     """An array on every device of a mesh."""
-    return jax.make_array_from_callback(leaf.shape, NamedSharding(mesh, P()), lambda part: leaf[part])
+    return _spread(leaf, mesh, P())
+
+
+def _spread(leaf: Any, mesh: Mesh, spec: P) -> Any:
+    """An array that every host has whole, of which each sends its devices their part."""
+    return jax.make_array_from_callback(leaf.shape, NamedSharding(mesh, spec), lambda part: leaf[part])
 
 
 def place(params: Params, mesh: Mesh) -> Params:
@@ -175,8 +180,9 @@ def by_rows(tree: Tree, mesh: Mesh | None) -> Tree:
             f"a batch of {rows} does not divide by the {parts} parts that mesh={tuple(mesh.shape.values())} spreads "
             f"rows over: give a multiple of {parts}, or a mesh of (1, {mesh.size})"
         )
-    sharding = NamedSharding(mesh, ROWS)
-    return _sent(tree, sharding) if hosts.many() else jax.device_put(tree, sharding)
+    if hosts.many():
+        return cast(Tree, jax.tree.map(lambda x: _spread(np.asarray(x), mesh, ROWS), tree))
+    return cast(Tree, jax.device_put(tree, NamedSharding(mesh, ROWS)))
 
 
 def on_devices(tree: Tree, mesh: Mesh | None) -> Tree:
@@ -184,28 +190,16 @@ def on_devices(tree: Tree, mesh: Mesh | None) -> Tree:
     return jax.device_put(tree) if mesh is None else by_rows(tree, mesh)
 
 
-def _sent(tree: Tree, sharding: NamedSharding) -> Tree:
-    """Arrays that every host has whole, of which each sends its devices their part."""
-
-    def send(x: Any) -> Any:
-        held = np.asarray(x)
-        return jax.make_array_from_callback(held.shape, sharding, lambda part: held[part])
-
-    return jax.tree.map(send, tree)
-
-
 def rest(params: Params, mesh: Mesh | None) -> Params:
     """Parameters of which some are on the mesh already, the others whole on every device of it."""
     if mesh is None:
         return params
 
-    def there(leaf: Any) -> Any:
-        constrain = getattr(leaf, "sharding", None)
-        return (
-            leaf if isinstance(constrain, NamedSharding) and constrain.mesh == mesh else whole(np.asarray(leaf), mesh)
-        )
+    def on_mesh(leaf: Any) -> Any:
+        sharding = getattr(leaf, "sharding", None)
+        return leaf if getattr(sharding, "mesh", None) == mesh else whole(np.asarray(leaf), mesh)
 
-    return jax.tree.map(there, params)
+    return jax.tree.map(on_mesh, params)
 
 
 def replicate(tree: Tree) -> Tree:
@@ -214,12 +208,12 @@ def replicate(tree: Tree) -> Tree:
         return tree
 
     def gathered(x: Any) -> Any:
-        place = getattr(x, "sharding", None)
-        if not isinstance(place, NamedSharding) or place.is_fully_replicated:
+        sharding = getattr(x, "sharding", None)
+        if not isinstance(sharding, NamedSharding) or sharding.is_fully_replicated:
             return x
-        return jax.jit(_same, out_shardings=NamedSharding(place.mesh, P()))(x)
+        return jax.jit(_same, out_shardings=NamedSharding(sharding.mesh, P()))(x)
 
-    return jax.tree.map(gathered, tree)
+    return cast(Tree, jax.tree.map(gathered, tree))
 
 
 def _same(x: Array) -> Array:

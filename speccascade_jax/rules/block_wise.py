@@ -12,7 +12,7 @@ from speccascade_jax.core.types import Array, Draft, LawPair
 from speccascade_jax.rules import laws
 from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.rule import Rule
-from speccascade_jax.rules.verification import Verifier, at_position
+from speccascade_jax.rules.verification import Verifier, at_position, entry_at
 
 
 @dataclass(frozen=True)
@@ -46,22 +46,22 @@ class BlockWise(Speculative):
         nearest = jax.lax.cummax(places, axis=1)
 
         def settled(kept: Array) -> Array:
-            return (_entry(reached, kept) >= 1) | (kept == draft.length)
+            return (entry_at(reached, kept) >= 1) | (kept == draft.length)
 
         def body(carry: tuple[Array, Array]) -> tuple[Array, Array]:
             kept, done = carry
             with jax.named_scope("rule"):
                 here = at_position(pair, kept)
                 own = self._law_at(here, law, kept, alpha)
-                chance = self._chance(here, own, _entry(reached, kept))
+                chance = self._chance(here, own, entry_at(reached, kept))
             # a chance that is no number ends the block before what it is from, where the engine finds it
-            keeps = done | ~(_entry(uniforms, kept) >= chance)
-            kept = jnp.where(keeps, kept, _entry(nearest, jnp.maximum(kept - 1, 0)))
+            keeps = done | ~(entry_at(uniforms, kept) >= chance)
+            kept = jnp.where(keeps, kept, entry_at(nearest, jnp.maximum(kept - 1, 0)))
             return kept, keeps | settled(kept)
 
-        begin = _entry(nearest, likely)
+        begin = entry_at(nearest, likely)
         kept, _ = jax.lax.while_loop(lambda carry: ~carry[1].all(), body, (begin, settled(begin)))
-        return kept, _entry(reached, kept)
+        return kept, entry_at(reached, kept)
 
     @property
     def _bounded(self) -> bool:
@@ -122,11 +122,11 @@ class BlockWise(Speculative):
         def body(carry: tuple[Array, Array]) -> tuple[Array, Array]:
             ratio, told = carry
             open_ = asked(ratio, told)
-            at = jnp.argmax(open_, axis=1)
-            own = self.law(at_position(pair, at), alpha[:, None])
-            found = laws.at_tokens(own, _entry(tokens, at))[:, 0] / _entry(drawn, at)
-            here = open_ & (jnp.arange(told.shape[1])[None] == at[:, None])
-            return jnp.where(here, found[:, None], ratio), told | here
+            first = jnp.argmax(open_, axis=1)
+            law = self.law(at_position(pair, first), alpha[:, None])
+            exact = laws.at_tokens(law, entry_at(tokens, first))[:, 0] / entry_at(drawn, first)
+            here = open_ & (jnp.arange(told.shape[1])[None] == first[:, None])
+            return jnp.where(here, exact[:, None], ratio), told | here
 
         ratio, _ = jax.lax.while_loop(lambda carry: asked(*carry).any(), body, (low, told))
         return _chances_of(ratio)
@@ -151,11 +151,6 @@ def _chances_of(ratio: Array) -> Array:
     for i in range(ratio.shape[1]):
         reached.append(jnp.minimum(1.0, reached[-1] * ratio[:, i]))
     return jnp.stack(reached, axis=1)
-
-
-def _entry(values: Array, at: Array) -> Array:
-    """`values` `[B, W]` at one place of each row."""
-    return jnp.take_along_axis(values, at[:, None], axis=1)[:, 0]
 
 
 JOINT: dict[str, Callable[[Rule], Verifier]] = {"block": BlockWise}

@@ -7,12 +7,18 @@ import jax
 import jax.numpy as jnp
 
 from speccascade_jax.core import rngs
-from speccascade_jax.core.sampling import sample
 from speccascade_jax.core.trees import Tree, without
 from speccascade_jax.core.types import Array, Draft, LawPair
 from speccascade_jax.rules import laws
 from speccascade_jax.rules.acceptance import Speculative
-from speccascade_jax.rules.verification import Verdict, at_position, from_target
+from speccascade_jax.rules.verification import (
+    Verdict,
+    at_position,
+    draw_behind,
+    entry_at,
+    from_target,
+    with_targets_law,
+)
 
 
 class _Walk(NamedTuple):
@@ -64,11 +70,8 @@ class BranchWise(Speculative):
         if theirs is not None:
             theirs &= ~end.rejected
             final_law = jnp.where(theirs[:, None], at_position(pair, end.entry).p_tilde, final_law)
-            behind = (jnp.arange(size + 1)[None] == end.entry[:, None]) & theirs[:, None]
-            law = jnp.where(behind[..., None], pair.p_tilde, law)
-        uniform = keys.uniform(end.entry, jnp.where(end.rejected, rngs.REPLACE, rngs.BONUS))
-        with jax.named_scope("sampling"):
-            final = sample(final_law, uniform)
+            law = with_targets_law(law, pair, end.entry, theirs)
+        final = draw_behind(final_law, keys, end.entry, end.rejected)
         return Verdict(end.kept, end.rejected, final, law, end.path)
 
     def _level(self, walk: _Walk, pair: LawPair, draft: Draft, uniforms: Array, alpha: Array) -> _Walk:
@@ -83,7 +86,7 @@ class BranchWise(Speculative):
             child = children[:, turn]
             tried = drawn & (child > 0) & (found == 0)
             node = jnp.maximum(child - 1, 0)
-            token, uniform = _entry(draft.tokens, node), _entry(uniforms, node)
+            token, uniform = entry_at(draft.tokens, node), entry_at(uniforms, node)
             proposed = without(here.q_tilde, here.q, taken)
             kept_at = laws.at_tokens(jnp.minimum(proposed, left), token)[:, 0]
             keeps = tried & (uniform * laws.at_tokens(proposed, token)[:, 0] < kept_at)
@@ -103,8 +106,3 @@ class BranchWise(Speculative):
             rejected=walk.rejected | (ends & drawn & (children[:, 0] > 0)),
             law=jnp.where(ends[:, None], left, walk.law),
         )
-
-
-def _entry(values: Array, at: Array) -> Array:
-    """`values` `[B, W]` at one place of each row."""
-    return jnp.take_along_axis(values, at[:, None], axis=1)[:, 0]

@@ -1,7 +1,6 @@
 """Drafters with rules of their own beside each other: every row's block is decided by its own drafter's."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,15 +23,15 @@ class ByArm:
 
     @property
     def name(self) -> str:
-        return " | ".join(dict.fromkeys(each.name for each in self.verifiers))
+        return " | ".join(dict.fromkeys(verifier.name for verifier in self.verifiers))
 
     @property
     def reads_q(self) -> bool:
-        return any(each.reads_q for each in self.verifiers)
+        return any(verifier.reads_q for verifier in self.verifiers)
 
     @property
     def lossless(self) -> bool:
-        return all(each.lossless for each in self.verifiers)
+        return all(verifier.lossless for verifier in self.verifiers)
 
     @property
     def defers(self) -> bool:
@@ -40,24 +39,22 @@ class ByArm:
 
     @property
     def reads_logs(self) -> bool:
-        return any(each.reads_logs for each in self.verifiers)
+        return any(verifier.reads_logs for verifier in self.verifiers)
 
     @property
     def joint(self) -> bool:
-        return any(each.joint for each in self.verifiers)
+        return any(verifier.joint for verifier in self.verifiers)
 
     def verify(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array, bonus: str) -> Verdict:
         """As of `Verifier`; a row has the verdict of its own arm's."""
         assert draft.arm is not None, "blocks must say which arm wrote them: SelectedDrafter(tells_arm=True)"
-        arm, found = draft.arm, None
-        for verifier in dict.fromkeys(self.verifiers):
-            verdict: Any = verifier.verify(pair, draft, keys, alpha, bonus)
-            places = jnp.asarray([n for n, each in enumerate(self.verifiers) if each == verifier])
-            rows = jnp.isin(arm, places)
-            found = verdict if found is None else jax.tree.map(_in_rows(rows), verdict, found)
-        assert found is not None
-        chosen: Verdict = found
-        return chosen
+        first, *others = dict.fromkeys(self.verifiers)
+        merged = first.verify(pair, draft, keys, alpha, bonus)
+        for verifier in others:
+            verdict = verifier.verify(pair, draft, keys, alpha, bonus)
+            rows = jnp.isin(draft.arm, jnp.asarray([n for n, v in enumerate(self.verifiers) if v == verifier]))
+            merged = _merged(rows, verdict, merged)
+        return merged
 
     def law(self, pair: LawPair, alpha: Array) -> Array:
         """Refuses.
@@ -73,5 +70,7 @@ class ByArm:
         return jnp.zeros((rows, block + 1)), jnp.zeros((rows, block))
 
 
-def _in_rows(rows: Array) -> Any:
-    return lambda new, old: jnp.where(expand(rows, new.ndim), new, old)
+def _merged(rows: Array, new: Verdict, old: Verdict) -> Verdict:
+    """The new verdict in these rows, bool `[B]`, the old one elsewhere."""
+    merged: Verdict = jax.tree.map(lambda x, y: jnp.where(expand(rows, x.ndim), x, y), new, old)
+    return merged

@@ -44,37 +44,33 @@ def check(rule: Rule) -> None:
 def _check_shapes(rule: Rule, part: str) -> bool:
     """Whether a part takes laws of `_ENTRIES`; ValueError if it does and returns another shape than is meant."""
     for lead in ((2,), (2, 3)):
-        full, thin = (jax.ShapeDtypeStruct((*lead, width), jnp.float32) for width in (_ENTRIES, 1))
-        fields: dict[str, Any] = dict.fromkeys(("q", "p", "q_tilde", "p_tilde"), full)
-        fields["greedy"] = jax.ShapeDtypeStruct(thin.shape, bool)
-        pair = LawPair(**fields)
+        full: Any = jax.ShapeDtypeStruct((*lead, _ENTRIES), jnp.float32)
+        thin: Any = jax.ShapeDtypeStruct((*lead, 1), jnp.float32)
+        pair = LawPair(full, full, full, full, thin.update(dtype=bool))
         try:
             shape = jax.eval_shape(getattr(rule, part), pair, thin).shape
         except Exception as error:
             said = str(error).partition("\n")[0]
             if "incompatible shapes" in said.lower():
                 return False
-            raise ValueError(
-                f"rule {rule.name!r}: its {part} fails on laws of shape {full.shape}: {type(error).__name__}: {said}"
-            ) from error
+            said = f"fails on laws of shape {full.shape}: {type(error).__name__}: {said}"
+            raise ValueError(f"rule {rule.name!r}: its {part} {said}") from error
         allowed = [{whole, 1} if part == "deferral" else {whole} for whole in full.shape]
         if len(shape) != len(allowed) or any(axis not in each for axis, each in zip(shape, allowed, strict=True)):
-            raise ValueError(
-                f"rule {rule.name!r}: its {part} returned shape {shape} for laws of shape {full.shape}: meant is "
-                f"{_MEANT[part]}"
-            )
+            said = f"returned shape {shape} for laws of shape {full.shape}: meant is {_MEANT[part]}"
+            raise ValueError(f"rule {rule.name!r}: its {part} {said}")
     return True
 
 
 def _tried(rule: Rule, pair: LawPair, alpha: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {"law": rule.target_law(pair, alpha)}
+    returned: dict[str, Any] = {"law": rule.target_law(pair, alpha)}
     if rule.deferral is not None:
-        found["deferral"] = rule.deferral(pair, alpha)
+        returned["deferral"] = rule.deferral(pair, alpha)
     alone = jax.tree.map(lambda x: jnp.broadcast_to(x, pair.q.shape)[..., None], pair)
     for name, part in (("kept", rule.kept), ("at_most", rule.at_most)):
         if part is not None:  # as it is called: of one token, without the rest of its law
-            found[name] = part(alone, alpha[..., None])[..., 0]
-    return found
+            returned[name] = part(alone, alpha[..., None])[..., 0]
+    return returned
 
 
 def _check_values(rule: Rule, pair: LawPair, alpha: float, found: dict[str, np.ndarray]) -> None:
@@ -84,9 +80,9 @@ def _check_values(rule: Rule, pair: LawPair, alpha: float, found: dict[str, np.n
         if bad.any():
             raise ValueError(f"rule {rule.name!r}: its {part} returned {values[bad][0]:g} {at}: meant is {meant}")
 
-    law, decided = found["law"], found.get("deferral")
-    if decided is not None:
-        decided = decided.astype(np.float32)
+    law = found["law"]
+    if "deferral" in found:
+        decided = found["deferral"].astype(np.float32)
         refuse("deferral", ~((decided >= 0) & (decided <= 1)), decided, _MEANT["deferral"])
     else:
         refuse("law", ~(law >= -_NEAR), law, _MEANT["law"])
@@ -117,6 +113,6 @@ def _laws(greedy_only: bool) -> LawPair:
     q, p = (law / law.sum(-1, keepdims=True) for law in (q, p))
     best_q, best_p = (np.eye(_ENTRIES, dtype=np.float32)[law.argmax(-1)] for law in (q, p))
     raw_q, raw_p, top_q, top_p = (jnp.asarray(law, jnp.float32) for law in (q, p, best_q, best_p))
-    greedy = LawPair(q=raw_q, p=raw_p, q_tilde=top_q, p_tilde=top_p, greedy=jnp.ones((4, 1), bool))
-    sampled = LawPair(q=raw_q, p=raw_p, q_tilde=raw_q, p_tilde=raw_p, greedy=jnp.zeros((4, 1), bool))
+    greedy = LawPair(raw_q, raw_p, top_q, top_p, greedy=jnp.ones((4, 1), bool))
+    sampled = LawPair(raw_q, raw_p, raw_q, raw_p, greedy=jnp.zeros((4, 1), bool))
     return greedy if greedy_only else jax.tree.map(lambda *parts: jnp.concatenate(parts), greedy, sampled)

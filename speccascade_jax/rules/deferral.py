@@ -95,16 +95,8 @@ def lossy(beta: float = 1.0) -> Rule:
     # with β > 1 nothing may be left to refill although something was rejected: then π exceeds the ceiling
     kept, at_most = (laws.kept_below_ceiling, laws.lossy_at_most(beta)) if beta <= 1.0 else (None, None)
     alpha = Alpha(grid=(0.0, 0.9), domain=(max(0.0, 1.0 - beta), 1.0), useful=(0.0, 1.0), typical=0.4)
-    variant = "Lossy" if beta == 1.0 else f"Lossy, β {beta:g}"
-    return Rule(
-        name=name,
-        law=laws.lossy_with(beta),
-        kept=kept,
-        at_most=at_most,
-        alpha=alpha,
-        title="SpecDecode",
-        variant=variant,
-    )
+    law, variant = laws.lossy_with(beta), "Lossy" if beta == 1.0 else f"Lossy, β {beta:g}"
+    return Rule(name=name, law=law, kept=kept, at_most=at_most, alpha=alpha, title="SpecDecode", variant=variant)
 
 
 def random_accept(pair: LawPair, alpha: Array) -> Array:
@@ -153,10 +145,10 @@ def get(rule: str | Rule) -> Rule:
     Raises:
         ValueError: no such rule; the message names the nearest ones.
     """
-    found: Rule = rule if isinstance(rule, Rule) else names.look_up("rule", rule, RULES, Rule, "speccascade_jax.RULES")
-    if RULES.get(found.name) is not found:
-        checking.check(found)
-    return found
+    chosen: Rule = rule if isinstance(rule, Rule) else names.look_up("rule", rule, RULES, Rule, "speccascade_jax.RULES")
+    if RULES.get(chosen.name) is not chosen:
+        checking.check(chosen)
+    return chosen
 
 
 _SIGNED = partial(Alpha, grid=(-1.0, 1.0))

@@ -36,26 +36,16 @@ class Divergence(NamedTuple):
     reads_logs: bool = False
 
 
-def relative(a: Law, b: Law) -> Array:
-    """`a log(a/b)`, the terms of KL(a ‖ b) in nats."""
-    both = jnp.where(b.log > -jnp.inf, a.mass * (a.log - b.log), jnp.inf)
-    return jnp.where(a.log > -jnp.inf, both, 0.0)
-
-
 def kl(p: Law, q: Law) -> Array:
-    """KL(p ‖ q), nats; infinite where the draft excludes what the target may say."""
-    return relative(p, q)
-
-
-def kl_reversed(p: Law, q: Law) -> Array:
-    """KL(q ‖ p), nats: what the authors' code calls `kl`."""
-    return relative(q, p)
+    """`p log(p/q)`, the terms of KL(p ‖ q) in nats; infinite where the draft excludes what the target may say."""
+    both = jnp.where(q.log > -jnp.inf, p.mass * (p.log - q.log), jnp.inf)
+    return jnp.where(p.log > -jnp.inf, both, 0.0)
 
 
 def js(p: Law, q: Law) -> Array:
     """Jensen-Shannon, half of `KL(p ‖ M) + KL(q ‖ M)`, `M = (p + q)/2`; base 2: in [0, 1]."""
     p, q, middle = (Law(mass, jnp.log(mass)) for mass in (p.mass, q.mass, 0.5 * (p.mass + q.mass)))
-    return relative(p, middle) + relative(q, middle)
+    return kl(p, middle) + kl(q, middle)
 
 
 def js_reference(p: Law, q: Law) -> Array:
@@ -63,7 +53,7 @@ def js_reference(p: Law, q: Law) -> Array:
     mass = 0.5 * (p.mass + q.mass)
     somewhere = jnp.maximum(p.log, q.log) > -jnp.inf
     middle = Law(mass, jnp.where(somewhere, jnp.log(jnp.maximum(mass, jnp.finfo(jnp.float32).tiny)), -jnp.inf))
-    return relative(middle, p) + relative(middle, q)
+    return kl(middle, p) + kl(middle, q)
 
 
 def tv(p: Law, q: Law) -> Array:
@@ -75,7 +65,7 @@ DIVERGENCES = {
     "js": Divergence(js, 0.5 / math.log(2.0), largest=1.0),
     "js_reference": Divergence(js_reference, 0.5, reads_logs=True),
     "kl": Divergence(kl, reads_logs=True),
-    "kl_reversed": Divergence(kl_reversed),
+    "kl_reversed": Divergence(lambda p, q: kl(q, p)),  # KL(q ‖ p): what the authors' code calls `kl`
     "tv": Divergence(tv, 0.5, largest=1.0),
 }
 
@@ -104,12 +94,12 @@ def divergence(
 def _over(divergence: Divergence, *parts: Sequence[Law]) -> Array:
     """The divergence of laws given in parts, a pair of laws each."""
     terms, scale, largest, _ = divergence
-    found = jnp.maximum(scale * sum(terms(*part).sum(-1, keepdims=True) for part in parts), 0.0)
+    value = jnp.maximum(scale * sum(terms(*part).sum(-1, keepdims=True) for part in parts), 0.0)
     if math.isinf(largest):
-        return found
+        return value
     # τ may be this very number, and rounding must not leave a hair less
     overlap = sum(jnp.minimum(p.mass, q.mass).sum(-1, keepdims=True) for p, q in parts)
-    return jnp.where(overlap > 0, jnp.minimum(found, largest), largest)
+    return jnp.where(overlap > 0, jnp.minimum(value, largest), largest)
 
 
 def _ranked(law: Law) -> Array:
@@ -139,8 +129,7 @@ class Threshold:
     def of(self, pair: LawPair) -> Array:
         """What is compared with τ, `[..., 1]`."""
         p, q = ("p_tilde", "q_tilde") if self.scaled else ("p", "q")
-        laws, logs = (getattr(pair, p), getattr(pair, q)), (pair.log(p), pair.log(q))
-        return divergence(self.name, *laws, self.top_k, *logs)
+        return divergence(self.name, getattr(pair, p), getattr(pair, q), self.top_k, pair.log(p), pair.log(q))
 
     def __call__(self, pair: LawPair, alpha: Array) -> Array:
         return self.of(pair) >= alpha

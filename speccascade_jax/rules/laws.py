@@ -5,14 +5,16 @@ Each is a function `(pair, alpha) -> float32 [..., V]`, where `alpha` has shape 
 
 import functools
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from speccascade_jax.core.types import Array, LawPair, PyTree
+from speccascade_jax.core.types import Array, LawPair
 
 TargetLaw = Callable[[LawPair, Array], Array]
 DeferralRule = Callable[[LawPair, Array], Array]
+Values = TypeVar("Values", bound=Any)
 
 
 def after_deferral(deferred: Array, pair: LawPair) -> Array:
@@ -38,16 +40,17 @@ def deferral_mass(deferred: Array, pair: LawPair) -> Array:
     return drafted.sum(-1, keepdims=True)
 
 
-def at_tokens(values: PyTree, tokens: Array) -> PyTree:
+def at_tokens(values: Values, tokens: Array) -> Values:
     """Every array `[..., V]` (or `[..., 1]`) of `values` at `tokens` `[...]`, as `[..., 1]`.
 
     XLA does not look up an entry of an expression without computing all of it: look up first, compute after.
     """
 
-    def one(array: Array) -> Array:
+    def entry(array: Array) -> Array:
         return array if array.shape[-1] == 1 else jnp.take_along_axis(array, tokens[..., None], axis=-1)
 
-    return jax.tree.map(one, values)
+    entries: Values = jax.tree.map(entry, values)
+    return entries
 
 
 def normalise(mass: Array, fallback: Array) -> Array:
@@ -97,7 +100,7 @@ def lossy_with(beta: float) -> TargetLaw:
     """
 
     def law(pair: LawPair, alpha: Array) -> Array:
-        kept = jnp.minimum(pair.q_tilde, pair.p_tilde / (1.0 - alpha))
+        kept = kept_below_ceiling(pair, alpha)
         residual = normalise(jnp.maximum(pair.p_tilde / beta - pair.q_tilde, 0.0), pair.p_tilde)
         # 1 − Σ kept loses all digits where the draft is nearly kept; the same mass, summed directly, doesn't
         rejected = jnp.maximum(pair.q_tilde - pair.p_tilde / (1.0 - alpha), 0.0).sum(-1, keepdims=True)

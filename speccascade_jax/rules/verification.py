@@ -133,13 +133,9 @@ class TokenWise:
         if theirs is not None:
             bonus_law = jnp.where(theirs[:, None], last.p_tilde, bonus_law)
         final_law = jnp.where(rejected[:, None], replacement, bonus_law)
-        uniform = keys.uniform(num_kept, jnp.where(rejected, rngs.REPLACE, rngs.BONUS))
         if theirs is not None:
-            at_bonus = (jnp.arange(law.shape[1])[None] == draft.length[:, None]) & theirs[:, None]
-            law = jnp.where(at_bonus[..., None], pair.p_tilde, law)
-        with jax.named_scope("sampling"):
-            final = sample(final_law, uniform)
-        return Verdict(num_kept, rejected, final, law)
+            law = with_targets_law(law, pair, draft.length, theirs)
+        return Verdict(num_kept, rejected, draw_behind(final_law, keys, num_kept, rejected), law)
 
     def _law_at(self, here: LawPair, law: Array, at: Array, alpha: Array) -> Array:
         """`π` `[B, V]` of the laws `here`, at one position of each row: `law` `[B, G + 1, V]` at `at` `[B]`."""
@@ -188,8 +184,26 @@ class TokenWise:
 
 def at_position(pair: LawPair, positions: Array) -> LawPair:
     """The laws `[B, V]` of a block's at one position of each row, int32 `[B]`."""
-    found: LawPair = jax.tree.map(lambda x: jnp.take_along_axis(x, positions[:, None, None], axis=1)[:, 0], pair)
-    return found
+    laws_there: LawPair = jax.tree.map(lambda x: jnp.take_along_axis(x, positions[:, None, None], axis=1)[:, 0], pair)
+    return laws_there
+
+
+def entry_at(values: Array, positions: Array) -> Array:
+    """`values` `[B, W]` at one position of each row, int32 `[B]`."""
+    return jnp.take_along_axis(values, positions[:, None], axis=1)[:, 0]
+
+
+def draw_behind(law: Array, keys: rngs.RoundKeys, positions: Array, rejected: Array) -> Array:
+    """Draws the token behind what is kept, int32 `[B]`, with the random bits of its position and purpose."""
+    uniform = keys.uniform(positions, jnp.where(rejected, rngs.REPLACE, rngs.BONUS))
+    with jax.named_scope("sampling"):
+        return sample(law, uniform)
+
+
+def with_targets_law(law: Array, pair: LawPair, positions: Array, rows: Array) -> Array:
+    """`law` `[B, W, V]` with `p̃` at one position, int32 `[B]`, of the chosen rows, bool `[B]`."""
+    chosen = (jnp.arange(law.shape[1])[None] == positions[:, None]) & rows[:, None]
+    return jnp.where(chosen[..., None], pair.p_tilde, law)
 
 
 def from_target(draft: Draft, bonus: str) -> Array | None:

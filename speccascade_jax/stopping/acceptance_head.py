@@ -67,7 +67,8 @@ def logits(params: Params, inputs: Array) -> Array:
         for n in range(depth(params)):
             block = params[f"block_{n}"]
             x = x + jax.nn.silu(x @ block["kernel"] + block["bias"])
-        return x @ params["out"]["kernel"] + params["out"]["bias"]
+        scores: Array = x @ params["out"]["kernel"] + params["out"]["bias"]
+        return scores
 
 
 def weighted_bce(logits: Array, kept: Array, counted: Array, w_rej: float, w_acc: float = 1.0) -> Array:

@@ -22,7 +22,11 @@ from speccascade_jax.stopping import acceptance_head
 
 @dataclass(frozen=True)
 class Capped:
-    """The base of policies: lets at most `block` tokens through, and has no state of its own."""
+    """The base of policies: lets at most `block` tokens through, and has no state of its own.
+
+    It draws while a number, `doubt`, is at most `stop_threshold`: a block ends *before* the unsure token. A policy
+    defines that number, or another `__call__`.
+    """
 
     block: int
     adaptive: ClassVar[bool] = True
@@ -39,6 +43,15 @@ class Capped:
     def below_cap(self, step: DraftStep) -> Array:
         return step.slot + 1 < self.block
 
+    def doubt(self, state: PyTree, step: DraftStep) -> tuple[Array, PyTree]:
+        """Computes what is compared with the threshold, float32 `[B]`, and the state behind it."""
+        raise NotImplementedError
+
+    def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
+        doubt, state = self.doubt(state, step)
+        sure = doubt <= controls.stop_threshold
+        return Decision(sure, sure & self.below_cap(step), doubt), state
+
 
 @dataclass(frozen=True)
 class Fixed(Capped):
@@ -54,17 +67,12 @@ class Fixed(Capped):
 
 @dataclass(frozen=True)
 class Confidence(Capped):
-    """Draw while `max q >= 1 − stop_threshold`: Big-Little's fallback (METHODS section 4).
-
-    The block ends *before* the unsure token.
-    """
+    """Draw while `max q >= 1 − stop_threshold`: Big-Little's fallback (METHODS section 4)."""
 
     threshold: ClassVar[str] = "it drafts while max q >= 1 - stop_threshold"
 
-    def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
-        unsure = 1.0 - step.max_q  # the complement of `deferral.chow`, to the last bit
-        sure = unsure <= controls.stop_threshold
-        return Decision(sure, sure & self.below_cap(step), unsure), state
+    def doubt(self, state: PyTree, step: DraftStep) -> tuple[Array, PyTree]:
+        return 1.0 - step.max_q, state  # the complement of `deferral.chow`, to the last bit
 
 
 @dataclass(frozen=True)
@@ -75,10 +83,8 @@ class Entropy(Capped):
     between: ClassVar[tuple[float, float]] = (0.0, math.inf)
     useful: ClassVar[tuple[float, str]] = (0.0, "lnV")
 
-    def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
-        nats = entropy(step.q)[..., 0]
-        sure = nats <= controls.stop_threshold
-        return Decision(sure, sure & self.below_cap(step), nats), state
+    def doubt(self, state: PyTree, step: DraftStep) -> tuple[Array, PyTree]:
+        return entropy(step.q)[..., 0], state
 
 
 @dataclass(frozen=True)
@@ -92,11 +98,9 @@ class CumulativeConfidence(Capped):
         """The product so far, float32 `[B]`."""
         return jnp.ones((batch_size,), jnp.float32)
 
-    def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
+    def doubt(self, state: PyTree, step: DraftStep) -> tuple[Array, PyTree]:
         product = jnp.where(step.slot == 0, 1.0, state) * step.max_q
-        unsure = 1.0 - product
-        sure = unsure <= controls.stop_threshold
-        return Decision(sure, sure & self.below_cap(step), unsure), product
+        return 1.0 - product, product
 
 
 @dataclass(frozen=True)

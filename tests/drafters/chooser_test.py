@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from speccascade_jax.drafters import chooser
 from speccascade_jax.drafters.chooser import Chooser, Scores
@@ -73,15 +72,13 @@ def test_ridge_gives_the_moments_of_its_weights():
     assert chooser.reads(params) == 4
 
 
-@pytest.mark.parametrize("arm", range(ARMS))
-def test_one_arm_always(arm):
-    one_of, params = chooser.always(arm, ARMS)
-    assert (np.asarray(one_of(params, jnp.zeros((9, 0)), UNIFORMS[:9])) == arm).all()
-    assert not one_of.reads_features and one_of.reads(params) is None
-
-
-def test_at_random_is_each_as_often():
-    one_of, params = chooser.at_random(ARMS)
-    assert one_of == Chooser(draws="dynamic")
-    found = counts(one_of(params, jnp.zeros((ROWS, 0)), UNIFORMS))
-    assert conformance.pooled_p_value(found, np.full(ARMS, ROWS / ARMS)) > 1e-3
+def test_one_arm_always_and_each_as_often():
+    features = jnp.zeros((ROWS, 0))
+    for arm in range(ARMS):
+        choose, params = chooser.always(arm, ARMS)
+        assert (np.asarray(choose(params, features, UNIFORMS)) == arm).all()
+        assert not choose.reads_features and chooser.reads(params) is None
+    choose, params = chooser.at_random(ARMS)
+    assert choose == Chooser(draws="dynamic")
+    drawn = counts(choose(params, features, UNIFORMS))
+    assert conformance.pooled_p_value(drawn, np.full(ARMS, ROWS / ARMS)) > 1e-3

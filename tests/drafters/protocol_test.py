@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,42 +11,34 @@ from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
-from speccascade_jax.engine.engine import Engine
-from speccascade_jax.engine.generate import generate
 from speccascade_jax.models.fake import Fake
-from speccascade_jax.models.t5 import T5, T5Config, T5Module
+from speccascade_jax.models.t5 import T5Config
 from speccascade_jax.models.teacher_forcing import states
-from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.stopping.policies import Fixed
-from tests.support import conformance
+from tests.support import conformance, engines, random_t5, reference
 from tests.support.drafters import Repeats, Turns, Watching
 
-PROMPT = Prompt(np.array([[3, 4, 5, 0], [7, 0, 0, 0], [2, 2, 9, 1]], np.int32), np.array([3, 1, 4], np.int32))
-LOSSLESS = Speculative(RULES["spec_decode"])
+SAMPLED = {"alpha": 0.3, "temperature": 1.0}
 
 
 def drafting(model, block=3):
     return ModelDrafter(model, Fixed(block), sits_out=True, catches_up=block)
 
 
-def run(engine, drafter_params, prompt=PROMPT, temperature=1.0, length=24, target=(), **more):
-    controls = make_controls(len(prompt.length), alpha=0.3, temperature=temperature, inner=more.pop("inner", ()))
-    params = {"target": target, "drafter": drafter_params}
-    return generate(engine, params, prompt, 5, controls=controls, max_new_tokens=length, **more)
-
-
-@pytest.mark.parametrize("rule", ["token_v3", pytest.param("spec_decode", marks=pytest.mark.laws)])
-def test_a_model_that_sat_rounds_out_drafts_as_if_it_had_not(rule):
+def test_a_model_that_sat_rounds_out_drafts_as_if_it_had_not():
     """Two arms of one model, by turns, are that model: every bit and every count, whatever the others wrote meanwhile.
 
     The fakes' laws hang on the whole prefix: an arm that caught up wrongly, or wrote over its neighbour's laws, would
     draft other tokens.
     """
     small, large = Fake(16, noise=0.3, seed=1), Fake(16, seed=2)
-    plain = Engine(target=large, drafter=ModelDrafter(small, Fixed(3)), verifier=Speculative(RULES[rule]))
+    plain = engines.engine(large, engines.drafting(small, 3), "token_v3")
     turns = replace(plain, drafter=Turns((drafting(small), drafting(small))))
-    alone, both = run(plain, {"model": ()}), run(turns, ({"model": ()}, {"model": ()}))
+    alone, both = (
+        engines.generated(plain, engines.FAKE, numbers=SAMPLED),
+        engines.generated(turns, (engines.FAKE, engines.FAKE), numbers=SAMPLED),
+    )
     np.testing.assert_array_equal(alone.tokens, both.tokens)
     for name in ("rounds", "drafted", "kept", "rejected", "discarded"):
         np.testing.assert_array_equal(getattr(alone.stats, name), getattr(both.stats, name), name)
@@ -58,9 +49,7 @@ def test_law_of_two_drafts_by_turns():
     """Drafts as far apart as can be: their laws lie in the same buffers, each row's own."""
     q_table, p_table = conformance.tables(3, seed=11)
     arms = tuple(sc.TableLM(table) for table in (q_table, -q_table))
-    engine = Engine(
-        target=sc.TableLM(p_table).model, drafter=Turns(tuple(drafting(a.model, 2) for a in arms)), verifier=LOSSLESS
-    )
+    engine = engines.engine(sc.TableLM(p_table).model, Turns(tuple(drafting(arm.model, 2) for arm in arms)))
     params = {"target": jnp.asarray(p_table), "drafter": tuple({"model": arm.params} for arm in arms)}
     (tokens,) = conformance.run_rows(engine, params, 15_000, 0.0, [(0.8, 1.0)], length=6, conclusive=True)
     law = conformance.law_by_rule(RULES["spec_decode"], q_table, p_table, 0.0, 0.8, 1.0)
@@ -71,26 +60,22 @@ def test_law_of_two_drafts_by_turns():
 def test_two_engines_by_turns_have_numbers_and_bits_of_their_own():
     """Greedy, so what each hands up is its target's output: a stale cache or the other's numbers would show."""
     middle, small, large = Fake(16, noise=0.2, seed=2), Fake(16, noise=0.4, seed=1), Fake(16, seed=3)
-    inner = Engine(target=middle, drafter=ModelDrafter(small, Fixed(2)), verifier=LOSSLESS)
-    engine = Engine(
-        target=large, drafter=Turns((NestedDrafter(inner, 3), NestedDrafter(inner, 3, arm=1))), verifier=LOSSLESS
-    )
-    one = {"target": (), "drafter": {"model": ()}}
-    numbers = tuple(make_controls(3, alpha=0.3) for _ in range(2))
-    found = run(engine, (one, one), temperature=0.0, inner=numbers)
-    plain = run(Engine(target=large, drafter=ModelDrafter(middle, Fixed(3)), verifier=LOSSLESS), {"model": ()},
-                temperature=0.0)  # fmt: skip
-    np.testing.assert_array_equal(found.tokens, plain.tokens)
-    kept = [int(each["counters"].kept.sum()) for each in found.inner]
-    assert min(kept) > 0 and int(found.stats.kept.sum()) > 20
-    lossy = replace(inner, verifier=Speculative(RULES["chow"]))
-    engine = replace(engine, drafter=Turns((NestedDrafter(lossy, 3), NestedDrafter(lossy, 3, arm=1))))
-    low, high = (make_controls(3, alpha=alpha) for alpha in (0.02, 0.98))
-    mixed, same = (run(engine, (one, one), temperature=0.0, inner=(low, other)) for other in (high, low))
-    rejected = [int(each.inner[1]["counters"].rejected.sum()) for each in (mixed, same)]
-    assert rejected[0] != rejected[1], "the second engine reads the first one's numbers"
+
+    def run(rule, *alphas):
+        inner = engines.engine(middle, engines.drafting(small, 2), rule)
+        turns = Turns((NestedDrafter(inner, 3), NestedDrafter(inner, 3, arm=1)))
+        numbers = make_controls(3, alpha=0.3, inner=tuple(make_controls(3, alpha=alpha) for alpha in alphas))
+        params = {"target": (), "drafter": engines.FAKE}
+        return engines.generated(engines.engine(large, turns), (params, params), numbers=numbers)
+
+    out = run("spec_decode", 0.3, 0.3)
+    plain = engines.generated(engines.engine(large, engines.drafting(middle, 3)), engines.FAKE)
+    np.testing.assert_array_equal(out.tokens, plain.tokens)
+    assert min(int(arm["counters"].kept.sum()) for arm in out.inner) > 0 and int(out.stats.kept.sum()) > 20
+    mixed, same = (int(run("chow", 0.02, alpha).inner[1]["counters"].rejected.sum()) for alpha in (0.98, 0.02))
+    assert mixed != same, "the second engine reads the first one's numbers"
     with pytest.raises(AssertionError, match="needs its Controls.inner"):
-        run(engine, (one, one), temperature=0.0, inner=numbers[:1])
+        run("chow", 0.3)
 
 
 @pytest.mark.laws
@@ -98,12 +83,10 @@ def test_law_of_two_engines_by_turns():
     """Sequences of several rounds: bits that the engines share would tie one round's tokens to the next's."""
     q_table, p_table = conformance.tables(3, seed=14)
     small, middle, large = (sc.TableLM(table) for table in (q_table, conformance.tables(3, seed=15)[1], p_table))
-    inner = Engine(target=middle.model, drafter=ModelDrafter(small.model, Fixed(1)), verifier=LOSSLESS, bonus="none")
-    arms = Turns((NestedDrafter(inner, 1), NestedDrafter(inner, 1, arm=1)))
-    engine = Engine(target=large.model, drafter=arms, verifier=LOSSLESS, bonus="none")
-    one = {"target": middle.params, "drafter": {"model": small.params}}
-    rows = 20_000
-    params = {"target": large.params, "drafter": (one, one)}
+    inner = engines.engine(middle.model, engines.drafting(small.model, 1), bonus="none")
+    engine = engines.engine(large.model, Turns((NestedDrafter(inner, 1), NestedDrafter(inner, 1, arm=1))), bonus="none")
+    rows, arm = 20_000, {"target": middle.params, "drafter": {"model": small.params}}
+    params = {"target": large.params, "drafter": (arm, arm)}
     inside = tuple(make_controls(rows, temperature=1.0) for _ in range(2))
     (tokens,) = conformance.run_rows(engine, params, rows, 0.0, [(1.0, 1.0)], length=6, inner=inside, conclusive=True)
     law = conformance.law_by_rule(RULES["spec_decode"], q_table, p_table, 0.0, 1.0, 1.0)
@@ -115,14 +98,11 @@ def test_law_of_two_engines_by_turns():
 def test_a_drafter_without_a_law_leaves_the_bonus_to_the_target(rule):
     """What it proposes is sure of itself, so a rule that asks the draft mostly keeps it; behind it stands `p̃`."""
     _, p_table = conformance.tables(4, seed=12)
-    engine = Engine(
-        target=sc.TableLM(p_table).model, drafter=Repeats(2, 4), verifier=Speculative(RULES[rule]), bonus="rule"
-    )
-    prompt = Prompt(jnp.tile(jnp.array([[1, 2, 3, 1, 2]], jnp.int32), (20_000, 1)), jnp.full((20_000,), 5, jnp.int32))
-    out = run(engine, (), prompt=prompt, length=6, target=jnp.asarray(p_table), record=_drawn_behind)
-    kept_whole, token, previous = (np.asarray(each)[: int(out.num_rounds)].ravel() for each in out.record)
-    law = np.exp(p_table - p_table.max(-1, keepdims=True))
-    law /= law.sum(-1, keepdims=True)
+    engine, target = engines.engine(sc.TableLM(p_table).model, Repeats(2, 4), rule), jnp.asarray(p_table)
+    prompt = engines.prompts(*[[1, 2, 3, 1, 2]] * 20_000)
+    out = engines.generated(engine, (), prompt, 6, target=target, numbers=SAMPLED, record=_drawn_behind)
+    kept_whole, token, previous = (np.asarray(x)[: int(out.num_rounds)].ravel() for x in out.record)
+    law = reference.transitions("spec_decode", p_table, p_table, 0.0, 1.0)
     found = []
     for v in range(4):
         mine = kept_whole & (previous == v)
@@ -146,13 +126,11 @@ def _drawn_behind(turn):
 @pytest.mark.laws
 def test_a_drafter_may_see_what_the_target_saw():
     """Prompt features at the start, and after a round the target's state behind the last kept token."""
-    model, token = T5(T5Config(30, 30, 16, 2, 8, 16, 1, 2)), jnp.ones((1, 2), jnp.int32)
-    target = sc.BoundModel(T5Module(model.config).init(jax.random.key(4), token, token)["params"], model)
+    target = random_t5.bound(T5Config(30, 30, 16, 2, 8, 16, 1, 2))
     prompt = Prompt(jnp.zeros((3, 1), jnp.int32), jnp.ones((3,), jnp.int32), jnp.array([[4, 5], [6, 0], [9, 9]]))
-    draft = Fake(30, seed=1)
-    engine = Engine(target=target.model, drafter=Watching(ModelDrafter(draft, Fixed(2))), verifier=LOSSLESS)
-    given = {"prompt": prompt, "length": 9, "target": target.params}
-    out = run(engine, {"model": ()}, **given, record=lambda turn: turn.num_new - turn.num_kept)
+    engine = engines.engine(target.model, Watching(engines.drafting(Fake(30, seed=1), 2)))
+    record = {"numbers": SAMPLED, "record": lambda turn: turn.num_new - turn.num_kept}
+    out = engines.generated(engine, engines.FAKE, prompt, 9, target=target.params, **record)
     cache = target.model.prefill(target.params, prompt, 16)
     np.testing.assert_allclose(out.inner["prompt"], target.model.prompt_features(cache), rtol=1e-5)
     behind = np.asarray(states(target.model, target.params, prompt, out.tokens))
@@ -164,6 +142,6 @@ def test_a_drafter_may_see_what_the_target_saw():
 
 
 def test_a_target_that_says_nothing_of_the_prompt_is_refused_by_name():
-    engine = Engine(target=Fake(16), drafter=Watching(drafting(Fake(16))), verifier=LOSSLESS)
+    engine = engines.engine(Fake(16), Watching(drafting(Fake(16))))
     with pytest.raises(ValueError, match="reads the target's features, but Fake has no prompt_features"):
-        run(engine, {"model": ()})
+        engines.generated(engine, engines.FAKE)

@@ -2,14 +2,11 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.drafters.selected import SelectedDrafter
 from speccascade_jax.methods import build_selection
-from speccascade_jax.methods.build import assemble
 from speccascade_jax.methods.settings import Arm
 from speccascade_jax.models import ngrams
 from speccascade_jax.models.decoder import tiny
@@ -68,9 +65,3 @@ def test_a_policy_chooses_by_the_prompt_and_greedy_outputs_stay_the_targets(pair
     found = decode(pair, 0.0, drafters=ARMS, choose="greedy", policy=policy)
     assert len(set(np.asarray(found.generation.inner["choice"]))) > 1
     np.testing.assert_array_equal(found.tokens, target_alone(pair))
-
-
-def test_the_kinds_stand_in_one_drafter(pair):
-    engine, _ = assemble(pair, drafters=ARMS, choose="random", block_size=3)
-    assert isinstance(engine.drafter, SelectedDrafter)
-    assert len({type(arm) for arm in engine.drafter.arms}) >= 3, jax.tree.map(type, engine.drafter.arms)

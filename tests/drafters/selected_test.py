@@ -16,55 +16,43 @@ from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
 from speccascade_jax.drafters.none import NoDrafter
 from speccascade_jax.drafters.selected import SelectedDrafter
-from speccascade_jax.engine.engine import Engine
 from speccascade_jax.engine.generate import generate
 from speccascade_jax.models.fake import Fake
 from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.by_arm import ByArm
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.stopping.policies import Confidence, Fixed
-from tests.support import conformance
+from tests.support import conformance, engines
 from tests.support.drafters import Repeats
 
-LOSSLESS, LOSSY = Speculative(RULES["spec_decode"]), Speculative(RULES["token_v3"])
+LOSSLESS, LOSSY = engines.LOSSLESS, Speculative(RULES["token_v3"])
 ROWS = 12
-PROMPT = Prompt(np.tile(np.array([[3, 4, 5, 0]], np.int32), (ROWS, 1)), np.array([3, 1, 4] * 4, np.int32))
+PROMPT = engines.prompts(*[[3, 4, 5], [3], [3, 4, 5, 0]] * 4)
 SMALL, MIDDLE, LARGE = Fake(16, noise=0.5, seed=1), Fake(16, noise=0.3, seed=2), Fake(16, seed=3)
-INNER = Engine(target=MIDDLE, drafter=ModelDrafter(SMALL, Fixed(2)), verifier=LOSSLESS)
 ARMS = (
-    ModelDrafter(SMALL, Fixed(4)),
+    engines.drafting(SMALL, 4),
     NoDrafter(),
-    NestedDrafter(INNER, 3),
+    NestedDrafter(engines.engine(MIDDLE, engines.drafting(SMALL, 2)), 3),
     ModelDrafter(MIDDLE, Confidence(3)),
     Repeats(2, 16),
 )
-OWN = ({"model": ()}, {}, {"target": (), "drafter": {"model": ()}}, {"model": ()}, ())
+OWN = (engines.FAKE, {}, {"target": (), "drafter": engines.FAKE}, engines.FAKE, ())
 
 
 def engine_of(drafter, verifier=LOSSLESS, target=LARGE, **more):
-    return Engine(target=target, drafter=drafter, verifier=verifier, **more)
+    return engines.engine(target, drafter, verifier, **more)
 
 
 def among(arms=ARMS, **more):
     return SelectedDrafter(arms, Chooser(draws="dynamic"), **more)
 
 
-def run(engine, own, temperature=1.0, length=24, prompt=PROMPT, rows=None, **more):
-    chosen = jax.tree.map(lambda x: x if rows is None else x[rows], prompt)
-    count = len(chosen.length)
-    inner = (make_controls(count, temperature=temperature),)
-    controls = make_controls(count, alpha=0.3, temperature=temperature, inner=inner, stop_threshold=0.6)
-    ids = np.arange(len(prompt.length)) if rows is None else np.asarray(rows)
-    return generate(
-        engine,
-        {"target": (), "drafter": own},
-        chosen,
-        5,
-        controls=controls,
-        max_new_tokens=length,
-        example_ids=ids,
-        **more,
-    )
+def run(engine, params, temperature=1.0, length=24, rows=range(ROWS), **more):
+    ids = np.asarray(rows)
+    inner = (make_controls(len(ids), temperature=temperature),)
+    numbers = make_controls(len(ids), alpha=0.3, temperature=temperature, inner=inner, stop_threshold=0.6)
+    prompt = jax.tree.map(lambda x: x[ids], PROMPT)
+    return engines.generated(engine, params, prompt, length, numbers=numbers, example_ids=ids, **more)
 
 
 def selection(own=OWN, scores=None):
@@ -81,28 +69,13 @@ def test_every_row_of_a_mixed_batch_is_what_its_drafter_alone_would_have_made(ve
     assert set(choice) == set(range(len(ARMS))), choice
     for place, (arm, own) in enumerate(zip(ARMS, OWN, strict=True)):
         rows = np.flatnonzero(choice == place)
-        if verifier.reads_q and not arm.block:  # nothing drafts: no engine of its own has such a rule
-            alone = run(engine_of(arm, LOSSLESS, bonus=bonus), own, rows=rows)
-        else:
-            alone = run(engine_of(arm, verifier, bonus=bonus), own, rows=rows)
+        # where nothing drafts no engine of its own has a rule that reads the draft's law
+        alone = run(engine_of(arm, verifier if arm.block else LOSSLESS, bonus=bonus), own, rows=rows)
         np.testing.assert_array_equal(np.asarray(mixed.tokens)[rows], alone.tokens, str(arm))
         for name in ("rounds", "target_calls", "drafted", "kept", "rejected", "draft_steps"):
-            np.testing.assert_array_equal(
-                np.asarray(getattr(mixed.stats, name))[rows], getattr(alone.stats, name), name
-            )
+            together = np.asarray(getattr(mixed.stats, name))[rows]
+            np.testing.assert_array_equal(together, getattr(alone.stats, name), name)
     assert int(mixed.stats.kept.sum()) > 20 and int(mixed.stats.rejected.sum()) > 0
-
-
-@pytest.mark.laws
-def test_greedy_tokens_are_the_targets_and_a_row_alone_is_the_row_in_a_batch():
-    engine = engine_of(among())
-    mixed = run(engine, selection(), temperature=0.0)
-    np.testing.assert_array_equal(mixed.tokens, run(engine_of(NoDrafter()), {}, temperature=0.0).tokens)
-    for row in range(5):
-        one = run(engine, selection(), temperature=0.0, rows=[row])
-        assert one.inner["choice"][0] == mixed.inner["choice"][row]
-        for name in ("rounds", "drafted", "kept"):
-            assert getattr(one.stats, name)[0] == getattr(mixed.stats, name)[row]
 
 
 def _tabular(seed, chooser=Chooser(draws="dynamic"), kind=SelectedDrafter):  # noqa: B008 (frozen)
@@ -158,7 +131,7 @@ def test_choosing_the_arm_after_looking_at_its_draft_is_found():
     """Negative control. The arms draw with bits of their own, or the smaller token would say nothing."""
     q_table, p_table = conformance.tables(3, seed=11)
     arms = tuple(sc.TableLM(table) for table in (q_table, np.roll(q_table, 1, axis=1)))
-    drafters = tuple(ModelDrafter(arm.model, Fixed(1)) for arm in arms)
+    drafters = tuple(engines.drafting(arm.model, 1) for arm in arms)
     own = tuple({"model": arm.params} for arm in arms)
     law = conformance.law_by_rule(RULES["spec_decode"], q_table, p_table, 0.0, 0.8, 1.0)
     found = {}
@@ -173,22 +146,25 @@ def test_choosing_the_arm_after_looking_at_its_draft_is_found():
 @pytest.mark.laws
 def test_arms_with_rules_of_their_own():
     """Rows of the lossy arm are what an engine with that rule makes, the others' the lossless one's."""
-    arms, own = (ModelDrafter(SMALL, Fixed(4)), ModelDrafter(SMALL, Fixed(4))), ({"model": ()}, {"model": ()})
-    mixed = run(engine_of(among(arms, tells_arm=True), ByArm((LOSSLESS, LOSSY))), selection(own))
+    arms, params = (engines.drafting(SMALL, 4),) * 2, (engines.FAKE,) * 2
+    mixed = run(engine_of(among(arms, tells_arm=True), ByArm((LOSSLESS, LOSSY))), selection(params))
     choice = np.asarray(mixed.inner["choice"])
     for place, verifier in enumerate((LOSSLESS, LOSSY)):
         rows = np.flatnonzero(choice == place)
-        alone = run(engine_of(arms[0], verifier), own[0], rows=rows)
+        alone = run(engine_of(arms[0], verifier), params[0], rows=rows)
         np.testing.assert_array_equal(np.asarray(mixed.tokens)[rows], alone.tokens)
-    both = [run(engine_of(arms[0], verifier), own[0]).tokens for verifier in (LOSSLESS, LOSSY)]
+    both = [run(engine_of(arms[0], verifier), params[0]).tokens for verifier in (LOSSLESS, LOSSY)]
     assert (np.asarray(both[0]) != np.asarray(both[1])).any(), "the rules tell nothing apart"
     with pytest.raises(ValueError, match="hangs on who drafted"):
         ByArm((LOSSLESS, LOSSY)).law(None, None)
 
 
+CALLS: list[str] = []
+
+
 @dataclass(frozen=True)
 class Counting(Fake):
-    """A model that tells whenever it is called."""
+    """A model that notes whenever it is called, and whose prefill says how much it read."""
 
     name: str = ""
 
@@ -200,46 +176,22 @@ class Counting(Fake):
         jax.debug.callback(lambda: CALLS.append(f"{self.name} {tokens.shape[1]}"))
         return super().extend(params, cache, tokens)
 
-
-CALLS: list[str] = []
-
-
-def test_what_no_row_chose_is_never_called_and_short_blocks_are_scored_narrow():
-    draft, other = (Counting(16, noise=0.4, seed=n, name=f"draft{n}") for n in (1, 2))
-    target = Counting(16, seed=3, name="target")
-    arms = (ModelDrafter(draft, Fixed(3)), ModelDrafter(other, Fixed(5)), NoDrafter())
-    engine = engine_of(among(arms), target=target)
-    own = ({"model": ()}, {"model": ()}, {})
-    called, read = {}, {"target reads", "target 3"}
-    for place in range(3):
-        CALLS.clear()
-        scores = np.eye(3, dtype=np.float32)[place] * 100
-        out = run(engine, selection(own, scores), rows=[0, 1], length=8)
-        jax.effects_barrier()
-        called[place] = set(CALLS)
-        assert set(np.asarray(out.inner["choice"])) == {place}
-    assert called[0] == read | {"draft1 reads", "draft1 3", "draft1 1", "target 4"}
-    assert called[1] == read | {"draft2 reads", "draft2 3", "draft2 1", "target 6"}
-    assert called[2] == read | {"target 1"}
-
-
-@dataclass(frozen=True)
-class Telling(Counting):
-    """One whose prefill says how much it read."""
-
     def prompt_features(self, cache: Any) -> Any:
         return cache.length[:, None].astype(jnp.float32)
 
 
 def test_a_policy_reads_the_targets_one_prefill_and_an_idle_arm_beside_active_ones_is_never_called():
-    """Call by call: two rows of different arms, a third arm that none chose, and a chooser that reads the prompt."""
+    """Call by call: two rows of different arms, a third arm that none chose, and a chooser that reads the prompt.
+
+    Blocks are scored no wider than those that were drafted.
+    """
     draft, other = (Counting(16, noise=0.4, seed=n, name=f"draft{n}") for n in (1, 2))
-    arms = (ModelDrafter(draft, Fixed(3)), ModelDrafter(other, Fixed(5)), NoDrafter())
+    arms = (engines.drafting(draft, 3), engines.drafting(other, 5), NoDrafter())
     drafter = SelectedDrafter(arms, Chooser("perceptron", "greedy"))
     layer = {"kernel": np.array([[1, -9, 0]], np.float32), "bias": np.array([-1, -9, 0], np.float32)}
-    own = {"arms": ({"model": ()}, {"model": ()}, {}), "policy": {"layers_0": layer}}
+    params = {"arms": (engines.FAKE, engines.FAKE, {}), "policy": {"layers_0": layer}}
     CALLS.clear()
-    out = run(engine_of(drafter, target=Telling(16, seed=3, name="target")), own, rows=[0, 1], length=8)
+    out = run(engine_of(drafter, target=Counting(16, seed=3, name="target")), params, rows=[0, 1], length=8)
     jax.effects_barrier()
     assert np.asarray(out.inner["choice"]).tolist() == [0, 2]
     counted = {name: CALLS.count(name) for name in sorted(set(CALLS))}

@@ -1,21 +1,17 @@
 """Counters against a recount in NumPy: deferral rates, blocks nobody verified, blocks of nothing."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import speccascade_jax as sc
 from speccascade_jax.core.controls import make_controls
-from speccascade_jax.core.types import Prompt
-from speccascade_jax.engine.engine import Engine
 from speccascade_jax.engine.generate import generate
 from speccascade_jax.engine.measures import summarise
 from speccascade_jax.methods import table
 from speccascade_jax.methods.build import assemble
 from speccascade_jax.methods.settings import Settings
 from speccascade_jax.pairs.prompts import make_prompt
-from speccascade_jax.rules.acceptance import Speculative
-from tests.support import conformance, reference
+from tests.support import conformance, engines, reference
 from tests.support.drafters import Repeats
 
 ROWS, LENGTH, VOCAB, STOP = 24, 11, 5, 4
@@ -110,26 +106,12 @@ def test_deferred_drafts_by_position_and_those_kept_all_the_same():
 
 def test_what_the_target_writes_behind_a_drafter_without_a_law_is_deferred():
     """No rule could be asked there. At α = 1 it keeps all drafts, so that the target writes nothing else."""
-    model, rows = sc.TableLM(P), 16
-    engine = Engine(target=model.model, drafter=Repeats(2, VOCAB), verifier=Speculative(sc.RULES["token_v3"]))
-    prompt = Prompt(jnp.tile(jnp.asarray([[0, 1, 2, 0]]), (rows, 1)), jnp.full((rows,), 4))
-    controls = make_controls(rows, alpha=1.0, temperature=1.0)
-    out = generate(engine, {"target": model.params, "drafter": {}}, prompt, 1, controls=controls, max_new_tokens=LENGTH)
+    target, prompt, numbers = sc.TableLM(P), engines.prompts(*[[0, 1, 2, 0]] * 16), {"alpha": 1.0, "temperature": 1.0}
+    engine = engines.engine(target.model, Repeats(2, VOCAB), "token_v3")
+    out = engines.generated(engine, {}, prompt, LENGTH, target=target.params, numbers=numbers, seed=1)
     measured = summarise(out.stats, out.lengths)
     assert measured["rejected"] == 0 < measured["kept"]
     assert measured["deferral_rate"] == pytest.approx(1 - measured["draft_share"])
-
-
-@pytest.mark.parametrize("bonus", ["none", "rule"])
-def test_an_empty_block_discards_nothing(bonus):
-    """The target gives one token, under any bonus; it was sampled and committed."""
-    pair = conformance.tabular_pair(Q, P)
-    out = sc.decode(
-        pair, PROMPTS, max_new_tokens=LENGTH, temperature=1.0, stop_ids=[STOP], bonus=bonus, block_size=2,
-        method="stop_confidence", rule="token_v3", alpha=0.4, stop_threshold=0.0,
-    )  # fmt: skip
-    assert out.stats["drafted"] == 0 and out.stats["committed"] == out.stats["target_calls"] == out.lengths.sum()
-    assert (out.stats["rows"]["discarded"] == 0).all()
 
 
 @pytest.mark.parametrize("verify", ["token", "block"])

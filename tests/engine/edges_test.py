@@ -1,23 +1,17 @@
 """Edge cases of a round: blocks of length 0, stop ids, limits, laws that nobody needs, engines inside engines."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.core.controls import make_controls
-from speccascade_jax.core.types import Prompt
-from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
 from speccascade_jax.drafters.none import NoDrafter
-from speccascade_jax.engine.engine import Engine
-from speccascade_jax.engine.generate import failures, generate
+from speccascade_jax.engine.generate import failures
 from speccascade_jax.methods.build import assemble
 from speccascade_jax.models.fake import Fake
-from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.deferral import RULES
-from speccascade_jax.stopping.policies import Confidence, Fixed
-from tests.support import conformance, reference
+from speccascade_jax.stopping.policies import Confidence
+from tests.support import conformance, engines, reference
 
 
 @pytest.mark.laws
@@ -64,32 +58,20 @@ def test_bild_star_decides_the_same_at_every_position_of_a_block():
 
 def test_a_law_of_the_draft_needs_a_draft():
     with pytest.raises(ValueError, match="'chow' reads the draft's law, but nothing drafts"):
-        Engine(target=Fake(4), drafter=NoDrafter(), verifier=Speculative(RULES["chow"]))
+        engines.engine(Fake(4), NoDrafter(), "chow")
 
 
-HIERARCHIES = [
-    pytest.param((2, 5), "none", marks=pytest.mark.laws),
-    pytest.param((), "rule", marks=pytest.mark.laws),
-    pytest.param((2, 5), "target", marks=pytest.mark.laws),
-]
-
-
-@pytest.mark.parametrize(("stops", "bonus"), HIERARCHIES)
+@pytest.mark.laws
+@pytest.mark.parametrize(("stops", "bonus"), [((2, 5), "none"), ((), "rule"), ((2, 5), "target")])
 def test_three_levels_decode_like_the_target_alone(stops, bonus):
     """Rows of unequal prompts, stop ids, every bonus: at temperature 0 a lossless hierarchy is the target."""
     models = [Fake(8, noise=0.5, seed=1), Fake(8, noise=0.3, seed=2), Fake(8, noise=0.1, seed=3), Fake(8)]
-    lossless, params = Speculative(RULES["spec_decode"]), {"model": ()}
-    drafter = ModelDrafter(models[0], Fixed(2))
-    for model, budget in zip(models[1:3], (2, 3), strict=True):
-        drafter = NestedDrafter(Engine(target=model, drafter=drafter, verifier=lossless, bonus=bonus), budget)
-        params = {"target": (), "drafter": params}
-    engine = Engine(target=models[3], drafter=drafter, verifier=lossless, stop_ids=stops, bonus=bonus)
-    alone = Engine(target=models[3], drafter=NoDrafter(), verifier=lossless, stop_ids=stops, bonus="target")
-    tokens = np.array([[3, 4, 5, 0], [7, 0, 0, 0], [1, 1, 0, 0]], np.int32)
-    prompt = Prompt(jnp.asarray(tokens), jnp.asarray([3, 1, 2], jnp.int32))
-    controls = make_controls(3, inner=(make_controls(3, inner=(make_controls(3),)),))
-    deep = generate(engine, {"target": (), "drafter": params}, prompt, controls=controls, max_new_tokens=20)
-    flat = generate(alone, {"target": (), "drafter": {}}, prompt, controls=make_controls(3), max_new_tokens=20)
+    drafter, params = engines.stacked(models[:3], (2, 2, 3), bonus=bonus)
+    engine = engines.engine(models[3], drafter, stop_ids=stops, bonus=bonus)
+    alone = engines.engine(models[3], NoDrafter(), stop_ids=stops, bonus="target")
+    prompt = engines.prompts([3, 4, 5], [7], [1, 1])
+    deep = engines.generated(engine, params, prompt, 20, numbers={"levels": 2})
+    flat = engines.generated(alone, {}, prompt, 20)
     np.testing.assert_array_equal(deep.tokens, flat.tokens)
     np.testing.assert_array_equal(deep.lengths, flat.lengths)
     assert int(deep.stats.kept.sum()) > 0
@@ -100,26 +82,12 @@ def test_nested_stop_ids_under_a_rule_that_reads_q():
     """The inner engine stops where the outer one does, whatever its own stop ids; the law holds up to the stop."""
     q_table, p_table = conformance.tables(3, seed=52)
     large = conformance.tables(3, seed=53)[1]
-    accept = Speculative(RULES["spec_decode"])
-    inner = Engine(
-        target=sc.TableLM(p_table).model, drafter=ModelDrafter(sc.TableLM(q_table).model, Fixed(2)), verifier=accept,
-        stop_ids=(1,),
-    )  # fmt: skip
-    alpha = conformance.telling_alpha(RULES["chow"], p_table, large)
-    engine = Engine(
-        target=sc.TableLM(large).model,
-        drafter=NestedDrafter(inner, 2),
-        verifier=Speculative(RULES["chow"]),
-        stop_ids=(2,),
-    )
-    inner_params = {"target": jnp.asarray(p_table), "drafter": {"model": jnp.asarray(q_table)}}
-    rows = 10_000
-    prompt = Prompt(jnp.zeros((rows, 1), jnp.int32), jnp.ones((rows,), jnp.int32))
-    controls = make_controls(rows, alpha=alpha, temperature=1.0, inner=(make_controls(rows, temperature=1.0),))
-    params = {"target": jnp.asarray(large), "drafter": inner_params}
-    out = generate(engine, params, prompt, 1, controls=controls, max_new_tokens=5)
+    small, middle, top = (sc.TableLM(table) for table in (q_table, p_table, large))
+    inner = engines.engine(middle.model, engines.drafting(small.model, 2), stop_ids=(1,))
+    engine = engines.engine(top.model, NestedDrafter(inner, 2), "chow", stop_ids=(2,))
+    alpha, prompt = conformance.telling_alpha(RULES["chow"], p_table, large), engines.prompts(*[[0]] * 10_000)
+    params = {"target": middle.params, "drafter": {"model": small.params}}
+    numbers = {"alpha": alpha, "temperature": 1.0, "levels": 1}
+    out = engines.generated(engine, params, prompt, 5, target=top.params, numbers=numbers, seed=1)
     law = reference.transitions("chow", p_table, large, alpha, 1.0)
-    law[2] = [0, 0, 1]  # after the stop nothing follows: read it as the stop again
-    tokens = np.asarray(out.tokens)
-    ended = np.arange(5)[None] >= np.asarray(out.lengths)[:, None]
-    assert conformance.sequence_p_value(np.where(ended, 2, tokens), law) > 1e-3
+    assert conformance.stopped_p_value(out.tokens, out.lengths, 2, law) > 1e-3

@@ -169,11 +169,6 @@ def test_greedy_speculation_is_the_target_alone(shipped, greedy, batch):
 
 
 @pytest.mark.laws
-def test_shipped_pair_permuted(shipped):
-    check_permutation(shipped.pair, shipped.prompts[:BATCH], shipped.limit, "spec_decode")
-
-
-@pytest.mark.laws
 def test_what_the_target_writes_alone_is_its_teacher_forced_argmax(shipped, greedy):
     """The expectation itself, without caches: every token written is the best one given those before it."""
     width = bucket(max(len(p) for p in shipped.prompts))

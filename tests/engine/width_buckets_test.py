@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speccascade_jax.core.controls import make_controls
-from speccascade_jax.core.types import LawPair, Prompt
+from speccascade_jax.core.types import Prompt
 from speccascade_jax.engine.generate import generate
-from speccascade_jax.engine.width_buckets import Judged, by_width, widths
+from speccascade_jax.engine.width_buckets import widths
 from speccascade_jax.methods.build import assemble
-from speccascade_jax.rules.verification import Verdict
 from speccascade_jax.stopping.policies import Confidence
 from tests.support import conformance
 
@@ -24,23 +23,6 @@ def test_widths_rise_to_the_whole_block(block):
     found = widths(block)
     assert found[-1] == block + 1
     assert list(found) == sorted(set(found))
-
-
-@pytest.mark.parametrize("longest", [0, 2, 3, 4, 5, 8, 9, 20])
-def test_the_narrowest_width_that_holds_the_longest_draft_is_used(longest):
-    def judge(width, cache):
-        laws = jnp.ones((1, width, 3))
-        pair = LawPair(laws, laws, laws, laws, jnp.ones((1, width, 1), bool))
-        verdict = Verdict(jnp.zeros(1, int), jnp.zeros(1, bool), jnp.zeros(1, int), laws)
-        return Judged(cache + width, pair, verdict, *(jnp.ones((1, width - cut)) for cut in (0, 0, 1)), None)
-
-    choices = widths(20)
-    found = by_width(choices, jnp.int32(longest), judge, jnp.int32(0))
-    assert int(found.target_cache) == min(width for width in choices if width >= longest + 1)
-    scored = np.arange(21) < int(found.target_cache)
-    for laws in (found.pair.q, found.verdict.law, found.eta[..., None]):
-        assert (np.asarray(laws[0, :, 0]) == scored).all()
-    assert found.deferred.shape == (1, 20)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from speccascade_jax.core.trees import Tree
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.models.decoder import DecoderConfig, tiny
 from speccascade_jax.models.fake import FakeLM
-from speccascade_jax.models.t5 import T5, T5Config, T5Module
-from tests.support import tiny_decoders
+from speccascade_jax.models.t5 import T5Config
+from tests.support import random_t5, tiny_decoders
 
 TREE = Tree((-1, -1, 0, 0, 1, 2, 4))  # two paths of three tokens, and two of two
 PATHS = {6: (0, 2, 5), 7: (1, 4, 6), 4: (0, 3), 3: (0, 2)}
@@ -20,10 +20,8 @@ PATHS = {6: (0, 2, 5), 7: (1, 4, 6), 4: (0, 3), 3: (0, 2)}
 
 
 def t5():
-    config = T5Config(29, 32, 16, 2, 8, 24, 1, 2, relative_buckets=8, relative_max_distance=16)
-    token = jnp.ones((1, 1), jnp.int32)
-    model = T5(config)
-    return model, model.prepare(jax.jit(T5Module(config).init)(jax.random.key(0), token, token)["params"])
+    bound = random_t5.bound(T5Config(29, 32, 16, 2, 8, 24, 1, 2, relative_buckets=8, relative_max_distance=16))
+    return bound.model, bound.model.prepare(bound.params)
 
 
 def decoder(kind):

@@ -43,86 +43,52 @@ CONFIGS = {name: tiny(name) for name in KINDS} | {
 @pytest.mark.parametrize("name", [*KINDS, "gemma2_27b"])
 def test_parameters_have_the_names_and_shapes_that_are_written_down(name):
     config = tiny(name)
-    leaves = jax.tree_util.tree_leaves_with_path(abstract(DecoderLM(config)))
+    model, leaves = DecoderLM(config), jax.tree_util.tree_leaves_with_path(abstract(DecoderLM(config)))
+    assert isinstance(model, LanguageModel) and hash(model) == hash(DecoderLM(dataclasses.replace(config)))
     assert {"/".join(k.key for k in path): leaf.shape for path, leaf in leaves} == parameter_shapes(config)
 
 
-# model cards: Gemma 2 (Google), Llama 2 and 3.1 (Meta), Qwen 2.5 (Alibaba)
-PARAMETERS = {
-    "gemma2_2b": 2_614_341_888,
-    "gemma2_9b": 9_241_705_984,
-    "gemma2_27b": 27_227_128_320,
-    "llama2_7b": 6_738_415_616,
-    "llama2_13b": 13_015_864_320,
-    "llama2_70b": 68_976_648_192,
-    "llama3.1_8b": 8_030_261_248,
-    "llama3.1_70b": 70_553_706_496,
-    "qwen2.5_7b": 7_615_616_512,
-    "qwen2.5_32b": 32_763_876_352,
-}
-
-
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_presets_have_the_published_number_of_parameters(name):
-    assert sum(map(math.prod, parameter_shapes(PRESETS[name]).values())) == PARAMETERS[name]
-
-
-@pytest.mark.laws
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_the_modules_of_presets_have_them_too(name):
-    """Asked of the module itself, abstractly."""
-    leaves = jax.tree.leaves(abstract(DecoderLM(PRESETS[name])))
-    assert sum(math.prod(leaf.shape) for leaf in leaves) == PARAMETERS[name]
-
-
-PUBLISHED: dict[str, dict[str, object]] = {
-    "gemma2": {
-        "rope_base": 10_000, "norm_epsilon": 1e-6, "max_length": 8192, "tied": True, "qkv_bias": False,
-        "activation": "gelu", "rope_scaling": None, "window": 4096, "pattern": ("local", "global"),
-        "attention_cap": 50, "output_cap": 30, "post_norms": True, "norm_offset": 1, "rope_pairs": "halves",
-    },
-    "llama2": {
-        "rope_base": 10_000, "norm_epsilon": 1e-5, "max_length": 4096, "tied": False, "qkv_bias": False,
-        "activation": "silu", "rope_scaling": None, "window": None, "pattern": ("global",),
-        "attention_cap": None, "output_cap": None, "post_norms": False, "norm_offset": 0, "rope_pairs": "halves",
-    },
-    "llama3.1": {
-        "rope_base": 500_000, "norm_epsilon": 1e-5, "max_length": 131_072, "tied": False, "qkv_bias": False,
-        "activation": "silu", "rope_scaling": RopeScaling(factor=8, low=1, high=4, original_length=8192),
-        "window": None, "pattern": ("global",),
-        "attention_cap": None, "output_cap": None, "post_norms": False, "norm_offset": 0, "rope_pairs": "halves",
-    },
-    "qwen2.5": {
-        "rope_base": 1_000_000, "norm_epsilon": 1e-6, "max_length": 32_768, "tied": False, "qkv_bias": True,
-        "activation": "silu", "rope_scaling": None, "window": None, "pattern": ("global",),
-        "attention_cap": None, "output_cap": None, "post_norms": False, "norm_offset": 0, "rope_pairs": "halves",
-    },
+# the published config.json files, and model cards: Gemma 2 (Google), Llama 2 and 3.1 (Meta), Qwen 2.5 (Alibaba)
+COMMON: dict[str, object] = {
+    "rope_base": 10_000, "norm_epsilon": 1e-5, "max_length": 4096, "tied": False, "qkv_bias": False,
+    "activation": "silu", "rope_scaling": None, "window": None, "pattern": ("global",), "attention_cap": None,
+    "output_cap": None, "post_norms": False, "norm_offset": 0, "rope_pairs": "halves",
 }  # fmt: skip
+PUBLISHED = {
+    "llama2": COMMON,
+    "gemma2": COMMON | {
+        "norm_epsilon": 1e-6, "max_length": 8192, "tied": True, "activation": "gelu", "window": 4096, "norm_offset": 1,
+        "pattern": ("local", "global"), "attention_cap": 50, "output_cap": 30, "post_norms": True,
+    },
+    "llama3.1": COMMON | {
+        "rope_base": 500_000, "max_length": 131_072,
+        "rope_scaling": RopeScaling(factor=8, low=1, high=4, original_length=8192),
+    },
+    "qwen2.5": COMMON | {"rope_base": 1_000_000, "norm_epsilon": 1e-6, "max_length": 32_768, "qkv_bias": True},
+}  # fmt: skip
+SIZES = {
+    "gemma2_2b": (2_614_341_888, 8, 4, 256, 9216, 0.0625, 48.0),
+    "gemma2_9b": (9_241_705_984, 16, 8, 256, 14336, 0.0625, 59.8665181884),
+    "gemma2_27b": (27_227_128_320, 32, 16, 128, 36864, 0.0833333333, 67.8822509939),
+    "llama2_7b": (6_738_415_616, 32, 32, 128, 11008, 0.0883883476, 1.0),
+    "llama2_13b": (13_015_864_320, 40, 40, 128, 13824, 0.0883883476, 1.0),
+    "llama2_70b": (68_976_648_192, 64, 8, 128, 28672, 0.0883883476, 1.0),
+    "llama3.1_8b": (8_030_261_248, 32, 8, 128, 14336, 0.0883883476, 1.0),
+    "llama3.1_70b": (70_553_706_496, 64, 8, 128, 28672, 0.0883883476, 1.0),
+    "qwen2.5_7b": (7_615_616_512, 28, 4, 128, 18944, 0.0883883476, 1.0),
+    "qwen2.5_32b": (32_763_876_352, 40, 8, 128, 27648, 0.0883883476, 1.0),
+}
+"""Parameters, heads, heads of keys, head_dim, d_ff, what queries and embeddings are multiplied by."""
 
 
-@pytest.mark.parametrize(
-    # the published config.json files; query scales: 256, 144 and 128 to the power −1/2; embeddings: √d_model or none
-    ("name", "num_heads", "num_kv_heads", "head_dim", "d_ff", "scale", "embedding_scale"),
-    [
-        ("gemma2_2b", 8, 4, 256, 9216, 0.0625, 48.0),
-        ("gemma2_9b", 16, 8, 256, 14336, 0.0625, 59.8665181884),
-        ("gemma2_27b", 32, 16, 128, 36864, 0.0833333333, 67.8822509939),
-        ("llama2_7b", 32, 32, 128, 11008, 0.0883883476, 1.0),
-        ("llama2_13b", 40, 40, 128, 13824, 0.0883883476, 1.0),
-        ("llama2_70b", 64, 8, 128, 28672, 0.0883883476, 1.0),
-        ("llama3.1_8b", 32, 8, 128, 14336, 0.0883883476, 1.0),
-        ("llama3.1_70b", 64, 8, 128, 28672, 0.0883883476, 1.0),
-        ("qwen2.5_7b", 28, 4, 128, 18944, 0.0883883476, 1.0),
-        ("qwen2.5_32b", 40, 8, 128, 27648, 0.0883883476, 1.0),
-    ],
-)
-def test_presets_have_the_published_options(name, num_heads, num_kv_heads, head_dim, d_ff, scale, embedding_scale):
-    """What the number of parameters does not show, or shows in products alone."""
+@pytest.mark.parametrize("name", SIZES)
+def test_presets_have_the_published_sizes_and_options(name):
     config, options = PRESETS[name], PUBLISHED[name.split("_")[0]]
     assert {option: getattr(config, option) for option in options} == options
+    count = sum(map(math.prod, parameter_shapes(config).values()))
     heads = (config.num_heads, config.num_kv_heads, config.head_dim, config.d_ff)
-    assert heads == (num_heads, num_kv_heads, head_dim, d_ff)
-    assert (config.scale, config.embedding_scale) == pytest.approx((scale, embedding_scale), rel=1e-9)
+    assert (count, *heads) == SIZES[name][:5]
+    assert (config.scale, config.embedding_scale) == pytest.approx(SIZES[name][5:], rel=1e-9)
 
 
 QUICK = ("gemma2_2b", "llama3.1_8b", "every layer local")
@@ -217,12 +183,6 @@ def test_stretched_frequencies_keep_fast_turns_and_slow_the_others():
     stretch = (2 * math.pi / wavelengths) / scaling(2 * math.pi / wavelengths)
     # transformers' formula at wavelength 4096: smooth = (8192 / 4096 − 1) / (4 − 1) = 1/3
     np.testing.assert_allclose(stretch, [1, 1, 1 / (1 / 3 + (2 / 3) / 8), 8, 8], rtol=1e-9)
-
-
-def test_it_is_a_language_model_and_static():
-    model = DecoderLM(tiny("gemma2_2b"))
-    assert isinstance(model, LanguageModel) and not model.is_encoder_decoder
-    assert model == DecoderLM(tiny("gemma2_2b")) and hash(model) == hash(DecoderLM(tiny("gemma2_2b")))
 
 
 @pytest.mark.parametrize(

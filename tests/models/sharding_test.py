@@ -35,12 +35,18 @@ def test_every_parameter_lies_somewhere_by_a_row_of_the_table(name):
     assert whole == {"scale"}
 
 
-def test_products_are_split_where_the_next_one_needs_no_exchange():
+def test_fused_kernels_are_split_where_the_next_product_needs_no_exchange():
     """Columns of what makes heads and units, rows of what takes them: one sum over devices behind each pair."""
-    assert sharding.spec_of("decoder/layers_0/mlp/wi_01/kernel") == P(None, "model")
-    assert sharding.spec_of("decoder/layers_0/mlp/wo/kernel") == P("model", None)
-    assert sharding.spec_of("decoder/layers_0/self_attention/qkv/bias") == P("model")
-    assert sharding.spec_of("decoder/layers_0/self_attention/out/kernel") == P("model", None)
+    layer, grouped = "decoder/layers_0", dataclasses.replace(tiny("gemma2_2b"), num_heads=8, num_kv_heads=2)
+    size = grouped.head_dim
+    for name, spec, columns, widths in (
+        ("mlp/wi_01/kernel", P(None, "model"), 10, (5, 5)),
+        ("mlp/wo/kernel", P("model", None), 10, None),
+        ("self_attention/qkv/bias", P("model"), 12 * size, (8 * size, 2 * size, 2 * size)),
+        ("self_attention/out/kernel", P("model", None), 10, None),
+    ):
+        assert sharding.spec_of(f"{layer}/{name}") == spec
+        assert sharding.fused_widths(f"{layer}/{name}", columns, grouped) == widths
 
 
 def test_a_parameter_that_no_row_names_is_refused():
@@ -58,14 +64,6 @@ def test_what_is_put_side_by_side_comes_apart(shards, columns):
     assert np.array_equal(first, np.concatenate([np.split(kernel, shards, axis=-1)[0] for kernel in kernels], axis=-1))
 
 
-def test_widths_of_fused_kernels_are_known_from_the_configuration():
-    grouped = dataclasses.replace(tiny("gemma2_2b"), num_heads=8, num_kv_heads=2)
-    size = grouped.head_dim
-    assert sharding.fused_widths("a/qkv/kernel", 12 * size, grouped) == (8 * size, 2 * size, 2 * size)
-    assert sharding.fused_widths("a/wi_01/kernel", 10, grouped) == (5, 5)
-    assert sharding.fused_widths("a/wo/kernel", 10, grouped) is None
-
-
 def test_a_model_that_does_not_divide_is_refused_by_the_size_that_does_not():
     grouped = dataclasses.replace(tiny("gemma2_2b"), num_heads=8, num_kv_heads=2, num_embeddings=128, d_ff=64)
     with pytest.raises(
@@ -73,11 +71,6 @@ def test_a_model_that_does_not_divide_is_refused_by_the_size_that_does_not():
     ):
         sharding.check(grouped, (1, 4), "m")
     sharding.check(grouped, (4, 2), "m")
-
-
-def test_rows_without_a_mesh_stay_as_they_are():
-    rows = np.arange(3)
-    assert sharding.by_rows(rows, None) is rows
 
 
 def test_what_each_device_holds_is_its_share_and_what_all_hold():

@@ -55,6 +55,8 @@ def test_parameters_have_t5x_names_and_shapes(name):
     leaves = jax.tree_util.tree_leaves_with_path(parameters(CONFIGS[name]))
     found = {"/".join(k.key for k in path): leaf.shape for path, leaf in leaves}
     assert found == expected_shapes(CONFIGS[name])
+    model = T5(CONFIGS[name])
+    assert isinstance(model, LanguageModel) and hash(model) == hash(T5(dataclasses.replace(CONFIGS[name])))
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
@@ -126,10 +128,22 @@ def test_padding_of_the_encoder_changes_nothing():
     np.testing.assert_allclose(out.logits, narrow, atol=1e-5)
 
 
-def test_an_empty_encoder_input_gives_no_nan():
-    tokens = decoder_rows(TINY, 1, 3)
-    logits = forced(T5(TINY), parameters(TINY), np.zeros((1, 4), np.int32), tokens)
-    assert np.isfinite(logits[..., : TINY.vocab_size]).all()
+def test_logits_are_float32_finite_and_minus_infinity_beyond_the_vocabulary():
+    """In both paths, in bfloat16 and out of it, and of an empty encoder's input too."""
+    encoder, tokens = encoder_rows(TINY, 2, 4), decoder_rows(TINY, 2, 3)
+    encoder[1] = 0
+    stored = jax.tree.map(lambda x: x.astype(jnp.bfloat16), parameters(TINY))
+    widened = jax.tree.map(lambda x: x.astype(jnp.float32), stored)
+    full, cast, rounded = (forced(T5(TINY), p, encoder, tokens) for p in (parameters(TINY), stored, widened))
+    half = T5(dataclasses.replace(TINY, dtype="bfloat16"))
+    np.testing.assert_allclose(cast, rounded, atol=1e-6)
+    out, cache = extend(half, parameters(TINY), start(half.config, encoder, 8), tokens)
+    assert cache.keys[0].dtype == jnp.bfloat16
+    real = slice(0, TINY.vocab_size)
+    np.testing.assert_allclose(out.logits[..., real], full[..., real], atol=0.3)
+    for logits in (full, cast, out.logits):
+        assert logits.dtype == jnp.float32 and np.isfinite(logits[..., real]).all()
+        assert np.isneginf(logits[..., TINY.vocab_size :]).all()
 
 
 def test_permuting_rows_permutes_every_bit():
@@ -147,35 +161,6 @@ def test_permuting_rows_permutes_every_bit():
     np.testing.assert_array_equal(run(np.arange(4))[order], run(order))
 
 
-def test_padded_vocabulary_is_minus_infinity_in_both_paths():
-    encoder, tokens = encoder_rows(TINY, 2, 4), decoder_rows(TINY, 2, 3)
-    full = forced(T5(TINY), parameters(TINY), encoder, tokens)
-    out, _ = extend(T5(TINY), parameters(TINY), start(TINY, encoder, 8), tokens)
-    for logits in (full, out.logits):
-        assert np.isneginf(logits[..., TINY.vocab_size :]).all()
-        assert np.isfinite(logits[..., : TINY.vocab_size]).all()
-
-
-def test_bfloat16_parameters_are_cast_to_the_computation_dtype():
-    encoder, tokens = encoder_rows(TINY, 2, 4), decoder_rows(TINY, 2, 3)
-    stored = jax.tree.map(lambda x: x.astype(jnp.bfloat16), parameters(TINY))
-    rounded = jax.tree.map(lambda x: x.astype(jnp.float32), stored)
-    found, wanted = (forced(T5(TINY), p, encoder, tokens) for p in (stored, rounded))
-    assert found.dtype == jnp.float32
-    np.testing.assert_allclose(found, wanted, atol=1e-6)
-
-
-def test_bfloat16_computation_keeps_float32_logits():
-    half = dataclasses.replace(TINY, dtype="bfloat16")
-    encoder, tokens = encoder_rows(TINY, 2, 4), decoder_rows(TINY, 2, 3)
-    out, cache = extend(T5(half), parameters(TINY), start(half, encoder, 8), tokens)
-    assert out.logits.dtype == jnp.float32
-    assert cache.keys[0].dtype == jnp.bfloat16
-    full = forced(T5(TINY), parameters(TINY), encoder, tokens)
-    real = slice(0, TINY.vocab_size)
-    np.testing.assert_allclose(out.logits[..., real], full[..., real], atol=0.3)
-
-
 def test_dropout_is_random_only_when_asked():
     config = dataclasses.replace(TINY, dropout_rate=0.5)
     encoder, tokens = encoder_rows(TINY, 2, 4), decoder_rows(TINY, 2, 3)
@@ -189,12 +174,6 @@ def test_dropout_is_random_only_when_asked():
     still = forced(T5(TINY), parameters(TINY), encoder, tokens)
     np.testing.assert_allclose(logits(0, True), still, atol=1e-6)
     assert not np.allclose(logits(0, False), logits(1, False))
-
-
-def test_it_is_a_hashable_language_model():
-    assert isinstance(T5(TINY), LanguageModel)
-    assert hash(T5(TINY)) == hash(T5(dataclasses.replace(TINY)))
-    assert T5(TINY).vocab_size == TINY.vocab_size
 
 
 def test_bad_input_is_named():

@@ -1,11 +1,7 @@
 """Caches that have fallen behind catch up, and the others are left alone."""
 
-from types import SimpleNamespace
-
-import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.models.fake import Fake
@@ -25,19 +21,3 @@ def test_rows_catch_up_where_they_are_active_and_behind():
         fresh = model.prefill((), Prompt(TOKENS, length), 20)
         ours, theirs = (model.extend((), each, TOKENS[:, 8:9])[0].logits for each in (cache, fresh))
         np.testing.assert_array_equal(np.asarray(ours)[[0, 2, 3]], np.asarray(theirs)[[0, 2, 3]])
-
-
-@pytest.mark.parametrize(("block", "widths"), [(1, [1] * 7), (3, [3, 3, 1])])
-def test_blocks_take_as_many_calls_as_they_must(block, widths):
-    """The row that sits out, and is farthest behind, costs none; where one token is left it is fed alone."""
-    model, seen = Fake(9), []
-
-    def extend(params, cache, tokens):
-        seen.append(tokens.shape)
-        return model.extend(params, cache, tokens)
-
-    cache = model.prefill((), Prompt(TOKENS, jnp.array([2, 1, 3, 6])), 20)
-    counted = SimpleNamespace(consumed=model.consumed, rollback=model.rollback, extend=extend)
-    with jax.disable_jit():
-        catch_up(counted, (), cache, TOKENS, jnp.array([9, 12, 4, 6]), jnp.array([True, False, True, True]), block)
-    assert seen == [(4, width) for width in widths]

@@ -1,5 +1,6 @@
 """`π` of every rule against NumPy, strict comparisons, and the table of rules."""
 
+import itertools
 import math
 
 import jax
@@ -10,9 +11,10 @@ import pytest
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.protocols import DraftStep
 from speccascade_jax.core.types import LawPair
-from speccascade_jax.rules import deferral, measures, rule
+from speccascade_jax.rules import deferral
+from speccascade_jax.rules.acceptance import Deferral, SoftRatio
 from speccascade_jax.rules.deferral import RULES
-from speccascade_jax.rules.rule import checked_alpha
+from speccascade_jax.rules.rule import Rule, checked_alpha
 from speccascade_jax.stopping.policies import Confidence
 from tests.support import conformance, reference
 
@@ -98,12 +100,6 @@ def test_law_keeps_the_leading_axes():
 # --- comparisons
 
 
-def exact_pair(q, p, *, greedy=False):
-    """A pair whose scaled laws are its raw ones, in exactly these float32 numbers."""
-    q, p = jnp.asarray([q], jnp.float32), jnp.asarray([p], jnp.float32)
-    return LawPair(q=q, p=p, q_tilde=q, p_tilde=p, greedy=jnp.full((1, 1), greedy))
-
-
 @pytest.mark.parametrize(
     ("name", "q", "p", "alpha"),
     [
@@ -117,44 +113,13 @@ def exact_pair(q, p, *, greedy=False):
     ],
 )
 def test_comparisons_are_strict(name, q, p, alpha):
-    """At equality the drafted token is kept; a hair below it is deferred."""
-    pair, token = exact_pair(q, p), 1 if name in ("token_v2", "token_v3", "lossy_greedy") else 0
-    at_equality = np.broadcast_to(RULES[name].deferral(pair, jnp.full((1, 1), alpha)), (1, 4))
-    assert not at_equality[0, token]
-    below = np.broadcast_to(RULES[name].deferral(pair, jnp.full((1, 1), alpha - 1e-3)), (1, 4))
-    assert below[0, token]
-
-
-def test_entropy_rules_at_equality():
-    pair = exact_pair([0.5, 0.5], [0.5, 0.5])
-    entropy = measures.entropy(pair.q)
-    assert not RULES["chow_log"].deferral(pair, entropy)[0, 0]
-    for name in ("diff_log", "opt_log"):
-        assert not RULES[name].deferral(pair, jnp.zeros((1, 1)))[0, 0]
-    surprise = -(pair.q * jnp.log(pair.p)).sum(-1, keepdims=True)
-    assert not RULES["bild_star"].deferral(pair, surprise)[0, 0]
-
-
-@pytest.mark.parametrize("name", ["opt", "opt_log"])
-def test_more_disagreement_defers_less(name):
-    near, far = [0.6, 0.2, 0.2, 0.0], [0.0, 0.2, 0.2, 0.6]  # the same maximum and entropy
-    p = [0.7, 0.15, 0.15, 0.0]
-    alpha = jnp.full((1, 1), 0.3)
-    assert bool(RULES[name].deferral(exact_pair(near, p), alpha)[0, 0])
-    assert not bool(RULES[name].deferral(exact_pair(far, p), alpha)[0, 0])
-
-
-def test_bild_star_reads_the_divergence_that_fits_the_draft():
-    q, p = [0.6, 0.4, 0, 0], [0.5, 0.1, 0.4, 0]
-    sampled, greedy = -(0.6 * math.log(0.5) + 0.4 * math.log(0.1)), -math.log(0.5)
-    soft = exact_pair(q, p)
-    cold = LawPair(soft.q, soft.p, jnp.asarray([[1.0, 0, 0, 0]]), soft.p, jnp.ones((1, 1), bool))
-    for pair, value in ((soft, sampled), (cold, greedy)):
-        decide = RULES["bild_star"].deferral
-        assert bool(decide(pair, jnp.full((1, 1), value - 1e-3))[0, 0])
-        assert not bool(decide(pair, jnp.full((1, 1), value + 1e-3))[0, 0])
-    impossible = exact_pair(q, [1, 0, 0, 0])
-    assert bool(RULES["bild_star"].deferral(impossible, jnp.full((1, 1), 1e9))[0, 0])  # q > 0 = p: infinite
+    """At equality the drafted token is kept; a hair below it is deferred. The float32 numbers are exact."""
+    q, p = jnp.asarray([q], jnp.float32), jnp.asarray([p], jnp.float32)
+    pair = LawPair(q=q, p=p, q_tilde=q, p_tilde=p, greedy=jnp.zeros((1, 1), bool))
+    token = 1 if name in ("token_v2", "token_v3", "lossy_greedy") else 0
+    for threshold, deferred in ((alpha, False), (alpha - 1e-3, True)):
+        decision = np.broadcast_to(RULES[name].deferral(pair, jnp.full((1, 1), threshold)), (1, 4))
+        assert decision[0, token] == deferred
 
 
 # --- the table
@@ -174,43 +139,38 @@ def test_the_table_is_that_of_the_methods():
             assert rule.alpha.grid == METHODS_TABLE[name], name
         low, high = rule.alpha.bounds(8192)
         assert low <= rule.alpha.typical <= high and all(low - 1e-3 <= x <= high + 1e-3 for x in rule.alpha.usual())
+    assert RULES["diff_log"].alpha.bounds(100) == (-math.log(100), math.log(100))
     assert all(0 <= x < 1 for name in ("lossy", "lossy_tuned") for x in RULES[name].alpha.grid)  # inside the domain
     assert [n for n in METHODS_TABLE if RULES[n].lossless] == ["spec_decode"]
     assert [n for n in METHODS_TABLE if not RULES[n].reads_q] == ["spec_decode"]
     assert [n for n in METHODS_TABLE if RULES[n].greedy_only] == ["lossy_greedy"]
 
 
-def test_grid_bounds_resolve_the_vocabulary():
-    assert RULES["diff_log"].alpha.bounds(100) == (-math.log(100), math.log(100))
-    assert RULES["bild_star"].alpha.bounds(100) == (0.0, 10.0)
-
-
 def test_any_finite_alpha_is_legal_where_there_is_no_domain():
     q, p = conformance.logit_pairs(13)
-    finite = [
-        n
-        for n, r in conformance.REPRESENTATIVE.items()
-        if n in RULES and r.alpha and np.isinf(r.alpha.domain[0]) and not r.greedy_only
-    ]
-    for name in finite:
-        for alpha in (-100.0, 100.0):
-            found = law(name, q, p, alpha)
-            np.testing.assert_allclose(found.sum(-1), 1.0, atol=1e-5)
+    unbounded = [r for r in conformance.REPRESENTATIVE.values() if r.alpha and np.isinf(r.alpha.domain[0])]
+    for rule, alpha in itertools.product((r for r in unbounded if not r.greedy_only), (-100.0, 100.0)):
+        np.testing.assert_allclose(law(rule, q, p, alpha).sum(-1), 1.0, atol=1e-5)
 
 
-def test_lossy_refuses_a_beta_below_one_minus_alpha():
-    deferral.lossy(0.6).alpha.check("it", np.array([0.4, 0.9]))
-    with pytest.raises(ValueError, match=r"alpha=0.3 is outside the domain \[0.4, 1\)"):
-        deferral.lossy(0.6).alpha.check("it", np.array([0.5, 0.3]))
-    with pytest.raises(ValueError, match="beta=0 must be positive"):
-        deferral.lossy(0)
-
-
-def test_a_rule_needs_exactly_one_of_deferral_and_law():
-    with pytest.raises(ValueError, match="either a deferral function or a law"):
-        rule.Rule(name="neither")
-    with pytest.raises(ValueError, match="either a deferral function or a law"):
-        rule.Rule(name="both", deferral=deferral.chow, law=RULES["lossy"].law)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: deferral.lossy(0), "beta=0 must be positive"),
+        (lambda: deferral.fuzzy("hellinger"), "unknown divergence 'hellinger': choose one of js"),
+        (lambda: deferral.fuzzy("js", -1), "top_k=-1 is negative"),
+        (lambda: Rule(name="neither"), "either a deferral function or a law"),
+        (
+            lambda: Rule(name="both", deferral=deferral.chow, law=RULES["lossy"].law),
+            "either a deferral function or a law",
+        ),
+        (lambda: Deferral(RULES["lossy"]), "'lossy' is no deferral rule"),
+        (lambda: SoftRatio(RULES["lossy"]), "'soft_ratio' belongs to rule 'sd_reference', got 'lossy'"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
 # --- at the edge of what float32 holds
@@ -265,5 +225,5 @@ def test_an_alpha_that_is_the_end_of_its_domain_is_inside(beta):
     """β >= 1 − α at equality, although α is a float32 and 1 − β a float64."""
     edge = round(1 - beta, 2)
     assert checked_alpha(deferral.lossy(beta).alpha, "it", edge, 1) == np.float32(edge)
-    with pytest.raises(ValueError, match="outside the domain"):
-        checked_alpha(deferral.lossy(beta).alpha, "it", edge - 1e-3, 1)
+    with pytest.raises(ValueError, match=r"alpha=.* is outside the domain \[.*, 1\) of it"):
+        checked_alpha(deferral.lossy(beta).alpha, "it", np.array([0.99, edge - 1e-3]), 2)

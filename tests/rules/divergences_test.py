@@ -1,15 +1,11 @@
 """Divergences against a naive computation, their ends, and what must hold between them."""
 
-import math
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy.spatial.distance import jensenshannon
 
 import speccascade_jax as sc
 from speccascade_jax.methods.settings import Level
@@ -40,32 +36,6 @@ def test_is_the_naive_sum(name, top_k):
     assert not top_k or top_k >= 10 or np.abs(found(name, p, q, top_k) - found(name, p, q))[10:].max() > 1e-3
 
 
-def test_js_is_scipys():
-    p, q = laws(4)
-    np.testing.assert_allclose(found("js", p, q), np.nan_to_num(jensenshannon(p, q, axis=1, base=2)) ** 2, atol=1e-5)
-
-
-@pytest.mark.parametrize(("name", "largest"), [("js", 1), ("tv", 1), ("kl", math.inf), ("kl_reversed", math.inf),
-                                               ("js_reference", math.inf)])  # fmt: skip
-def test_ends(name, largest):
-    one, other = np.float32([[0.5, 0.5, 0, 0]]), np.float32([[0, 0, 0.25, 0.75]])
-    assert found(name, one, one)[0] == 0.0
-    np.testing.assert_allclose(found(name, one, other)[0], largest, rtol=1e-6)
-
-
-@settings(max_examples=12, deadline=None)
-@given(seed=st.integers(0, 10_000), top_k=st.integers(1, 12))
-def test_relations(seed, top_k):
-    """Symmetry, Pinsker's inequality, JS below TV, and merging tokens into a bucket never adds divergence."""
-    p, q = laws(seed)
-    tv, js, kl = (found(name, p, q) for name in ("tv", "js", "kl"))
-    np.testing.assert_allclose(js, found("js", q, p), atol=1e-6)
-    np.testing.assert_allclose(kl, found("kl_reversed", q, p), rtol=1e-6)
-    assert (2 * tv**2 <= kl + 1e-5).all() and (js <= tv + 1e-5).all() and (js <= 1 + 1e-6).all()
-    for name in ("tv", "js", "kl", "kl_reversed"):
-        assert (found(name, p, q, top_k) <= found(name, p, q) + 1e-5).all(), name
-
-
 def test_a_position_is_kept_only_below_the_threshold():
     pair = conformance.law_pair(np.float32([[0, 0, 9]]), np.float32([[0, 1, 9]]), 1.0)
     exact = divergence("tv", pair.p, pair.q)
@@ -75,24 +45,9 @@ def test_a_position_is_kept_only_below_the_threshold():
     assert rule(same, jnp.zeros((1, 1))).all()  # τ = 0 leaves everything to the target
 
 
-def test_scaled_reads_what_is_sampled():
-    pair = conformance.law_pair(np.float32([[2, 1, 0]]), np.float32([[2, 1.5, 0]]), 0.0)
-    assert not deferral.fuzzy("tv", scaled=True).deferral(pair, jnp.full((1, 1), 1e-6)).any()  # one-hots of one token
-    assert deferral.fuzzy("tv").deferral(pair, jnp.full((1, 1), 1e-6)).all()
-
-
 def test_one_choice_is_one_function():
     assert deferral.fuzzy("js", 50) is deferral.fuzzy("js", top_k=50, scaled=False) is deferral.RULES["fuzzy_js_top50"]
     assert len([name for name in deferral.RULES if name.startswith("fuzzy_")]) == 4 * len(DIVERGENCES)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(("hellinger",), "unknown divergence 'hellinger': choose one of js"), (("js", -1), "top_k=-1 is negative")],
-)
-def test_what_has_no_meaning_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        deferral.fuzzy(*arguments)
 
 
 # --- where float32 holds the laws no more, but their logs
@@ -146,16 +101,8 @@ def test_an_engine_decides_by_them_too(name, alpha, drafters):
     assert 0.01 < exact < alpha / 2
     pair = sc.Pair(target=sc.TableLM(p), draft=sc.TableLM(q), others={"middle": sc.TableLM(q)})
     sizes = {} if len(drafters) == 1 and isinstance(drafters[0], Level) else {"block_size": 2}
-    out = sc.decode(
-        pair,
-        [[0]] * 8,
-        rule=f"fuzzy_{name}",
-        alpha=alpha,
-        temperature=1.0,
-        max_new_tokens=6,
-        drafters=drafters,
-        **sizes,
-    )
+    settings = {"rule": f"fuzzy_{name}", "alpha": alpha, "temperature": 1.0, "drafters": drafters}
+    out = sc.decode(pair, [[0]] * 8, max_new_tokens=6, **settings, **sizes)
     assert out.stats["deferral_rate"] == 0.0 and out.stats["rejected"] == 0
 
 

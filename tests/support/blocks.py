@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from speccascade_jax.core import rngs
 from speccascade_jax.core.types import Draft
 from speccascade_jax.rules import laws
 from speccascade_jax.rules.block_wise import BlockWise
@@ -67,19 +68,37 @@ def drafted(q_table, p_table, block, temperature, top_p, **more):
     tokens = np.array(list(itertools.product(range(vocab), repeat=block)), np.int32).reshape(-1, block)
     context = np.concatenate([np.zeros((len(tokens), 1), np.int32), tokens], axis=1)
     pair = conformance.law_pair(q_table[context], p_table[context], temperature, top_p, **more)
-    rows = len(tokens)
-    draft = Draft(
-        tokens=jnp.asarray(tokens),
-        length=jnp.full((rows,), block, jnp.int32),
+    drawn, rows = np.asarray(pair.q_tilde, np.float64), np.arange(len(tokens))
+    chance = np.prod([drawn[rows, i, tokens[:, i]] for i in range(block)], axis=0)
+    return pair, draft_of(pair, tokens, np.full(len(tokens), block)), chance
+
+
+def draft_of(pair, tokens, length, lawful=None):
+    """A `Draft` of the tokens `[B, G]`, of which each row has `length` `[B]`, drawn from the laws of `pair`."""
+    rows, block = tokens.shape
+    return Draft(
+        tokens=jnp.asarray(tokens, jnp.int32),
+        length=jnp.asarray(length, jnp.int32),
         q=pair.q,
         q_tilde=pair.q_tilde,
         greedy=jnp.zeros((rows,), bool),
         steps=jnp.zeros((rows,), jnp.int32),
         bad=jnp.zeros((rows, block + 1), bool),
+        lawful=lawful,
     )
-    drawn = np.asarray(pair.q_tilde, np.float64)
-    chance = np.prod([drawn[np.arange(rows), i, tokens[:, i]] for i in range(block)], axis=0)
-    return pair, draft, chance
+
+
+def positions(rows, block, vocab_size, seed=7):
+    """Laws `[B, G + 1, V]`, random and adversarial ones, which differ from place to place."""
+    logits = conformance.logit_pairs(seed, rows, vocab_size)
+    q, p = (np.stack([np.roll(x, i, axis=0) for i in range(block + 1)], axis=1) for x in logits)
+    return conformance.law_pair(q, p, 1.0)
+
+
+def round_keys(rows):
+    """The random bits of a first round."""
+    zero = jnp.zeros((rows,), jnp.int32)
+    return rngs.RoundKeys(rngs.row_keys(rngs.root(0), jnp.arange(rows), 0), zero, zero)
 
 
 @dataclass
@@ -163,8 +182,3 @@ BUGS = {
     "h without the normaliser": Unnormalised,
     "P not capped": Uncapped,
 }
-
-
-def with_verifier(engine, kind):
-    """The engine with a block verifier of another kind, of the same rule."""
-    return replace(engine, verifier=kind(engine.verifier.rule))

@@ -197,6 +197,14 @@ def sequence_p_value(tokens, law, start=0):
     return min(1.0, 2 * min(p_of(*whole), p_of(*pairs)))
 
 
+def stopped_p_value(tokens, lengths, stop, law):
+    """`sequence_p_value` of rows that end at a token: behind it stands more of it, the chain's absorbing state."""
+    beyond, absorbing = np.arange(tokens.shape[1])[None] >= np.asarray(lengths)[:, None], law.copy()
+    absorbing[stop] = np.eye(len(law))[stop]
+    assert beyond.any()
+    return sequence_p_value(np.where(beyond, stop, tokens), absorbing)
+
+
 def sequence_statistic(tokens, law, start=0):
     """Chi-square of whole sequences and its degrees of freedom."""
     count, length = tokens.shape
@@ -276,21 +284,21 @@ def holm(p_values):
     return float(np.minimum(np.maximum.accumulate(ordered * np.arange(len(ordered), 0, -1)), 1.0)[0])
 
 
-def check_sequence_law(rule, block, *, rows=10_000, length=7, seed=5, **engine):
+def check_sequence_law(rule, *, rows=10_000, length=7, seed=5, **engine):
     """Whole sequences of 7 tokens over V = 3, every sampling setting in one call; p > 1e-3 corrected."""
     q_table, p_table = tables(3, seed=seed)
     alpha = telling_alpha(rule, q_table, p_table)
-    built, params = assemble(tabular_pair(q_table, p_table), rule=rule, block_size=block, **engine)
+    built, params = assemble(tabular_pair(q_table, p_table), rule=rule, **engine)
     tokens = run_rows(built, params, rows, alpha, SAMPLINGS, length=length, seed=seed, conclusive=True)
     laws = [law_by_rule(rule, q_table, p_table, alpha, *s) for s in SAMPLINGS]
     check_laws(dict(zip(SAMPLINGS, zip(tokens, laws, strict=True), strict=True)))
 
 
-def check_transition_law(rule, *, block=5, rows=5_000, length=16, vocab_size=4, seed=16, **engine):
+def check_transition_law(rule, *, rows=5_000, length=16, vocab_size=4, seed=16, **engine):
     """Transition counts at every one of 16 positions and over all, every sampling setting in one call."""
     q_table, p_table = tables(vocab_size, seed=seed)
     alpha = telling_alpha(rule, q_table, p_table)
-    built, params = assemble(tabular_pair(q_table, p_table), rule=rule, block_size=block, **engine)
+    built, params = assemble(tabular_pair(q_table, p_table), rule=rule, **engine)
     tokens = run_rows(built, params, rows, alpha, SAMPLINGS, length=length, seed=seed, conclusive=True)
     found = []
     for t, s in zip(tokens, SAMPLINGS, strict=True):
@@ -299,7 +307,7 @@ def check_transition_law(rule, *, block=5, rows=5_000, length=16, vocab_size=4, 
     assert holm(found) > 1e-3, sorted(found)[:5]
 
 
-def check_greedy(rule, *, vocab_size=12, length=16, block=4):
+def check_greedy(rule, *, vocab_size=12, length=16, block=3):
     """At temperature 0 the output is the NumPy chain's, token by token."""
     q_table, p_table = tables(vocab_size, seed=6)
     engine, params = assemble(tabular_pair(q_table, p_table), rule=rule, block_size=block)
@@ -313,12 +321,22 @@ def check_greedy(rule, *, vocab_size=12, length=16, block=4):
         assert (tokens == expected).all(), alpha
 
 
-def check_one_compilation(rule):
+def check_cold_draft_law(rule, **engine):
+    """Fuzzy decoding's setting: what a greedy draft was drawn from is a one-hot, and the law is exact."""
+    q_table, p_table = tables(3, seed=7)
+    alpha = telling_alpha(rule, q_table, p_table)
+    built, params = assemble(tabular_pair(q_table, p_table), rule=rule, **engine)
+    tokens = run_rows(built, params, 10_000, alpha, [(1.0, 1.0)], length=6, draft_temperature=0.0)
+    law = reference.transitions(rule.name, q_table, p_table, alpha, 1.0, draft_temperature=0.0)
+    assert sequence_p_value(tokens[0], law) > 1e-3
+
+
+def check_one_compilation(rule, **engine):
     """A whole α × temperature × top-p × top-k × seed sweep, Python numbers and arrays mixed, compiles once.
 
     The shapes are `check_greedy`'s, so that the two share a program.
     """
-    engine, params = assemble(tabular_pair(*tables(12, seed=6)), rule=rule, block_size=4)
+    built, params = assemble(tabular_pair(*tables(12, seed=6)), rule=rule, **engine or {"block_size": 3})
     settings = [
         (0.25, 0, 1, 0, 0, None),
         (np.float64(0.5), 1.0, np.float32(0.9), 3, 1, 0.5),
@@ -331,7 +349,7 @@ def check_one_compilation(rule):
         controls = make_controls(4, alpha=alpha, top_p=top_p, top_k=top_k, **more)
         prompt = Prompt(jnp.full((4, 1), turn, jnp.int32), jnp.ones((4,), jnp.int32))
         ids = [turn, 5, 9, 11]
-        generate(engine, params, prompt, seed, controls=controls, max_new_tokens=16, example_ids=ids)
+        generate(built, params, prompt, seed, controls=controls, max_new_tokens=16, example_ids=ids)
         compiled = compilations() if compiled is None else compiled
     assert compilations() == compiled
 
@@ -345,7 +363,7 @@ def check_rule(rule):
             for accept in accept_fns(rule):
                 check_identity(accept, pair, alpha)
     check_greedy(rule)
-    check_sequence_law(rule, 1)
-    check_sequence_law(rule, 3)
-    check_transition_law(rule)
+    check_sequence_law(rule, block_size=1)
+    check_sequence_law(rule, block_size=3)
+    check_transition_law(rule, block_size=5)
     check_one_compilation(rule)

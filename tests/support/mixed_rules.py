@@ -27,12 +27,12 @@ def mixed(rules):
     return Rule(name="mixed", deferral=deferral)
 
 
-def check_sequence_laws(rules, block, *, rows=10_000, length=7, seed=5, **engine):
+def check_sequence_laws(rules, *, rows=10_000, length=7, seed=5, **engine):
     """`conformance.check_sequence_law` of several deferral rules in one program, `rows` each per sampling setting."""
     q_table, p_table = conformance.tables(3, seed=seed)
     shift = _APART * np.arange(len(rules), dtype=np.float32)
     coded = shift + np.float32([conformance.telling_alpha(rule, q_table, p_table) for rule in rules])
-    built, params = assemble(conformance.tabular_pair(q_table, p_table), rule=mixed(rules), block_size=block, **engine)
+    built, params = assemble(conformance.tabular_pair(q_table, p_table), rule=mixed(rules), **engine)
     alpha = np.tile(np.repeat(coded, rows), len(conformance.SAMPLINGS))
     tokens = conformance.run_rows(
         built, params, rows * len(rules), alpha, conformance.SAMPLINGS, length=length, seed=seed, conclusive=True

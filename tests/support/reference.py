@@ -72,22 +72,8 @@ def cross_entropy(q, p, greedy):
 
 def divergence(name, p, q, top_k=0):
     """`Div(p, q)` entry by entry; with `top_k` over the likeliest tokens of `p` and one bucket."""
-    if top_k:
-        order = sorted(range(len(p)), key=lambda v: (-p[v], v))
-        top, rest = order[:top_k], order[top_k:]
-        p, q = (np.array([*law[top], law[rest].sum()]) for law in (p, q))
-    m = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
-
-    def kl(x, y):
-        return sum(0.0 if a == 0 else math.inf if b == 0 else a * math.log(a / b) for a, b in zip(x, y, strict=True))
-
-    return {
-        "kl": lambda: kl(p, q),
-        "kl_reversed": lambda: kl(q, p),
-        "js": lambda: (kl(p, m) + kl(q, m)) / 2 / math.log(2),
-        "js_reference": lambda: (kl(m, p) + kl(m, q)) / 2,
-        "tv": lambda: sum(max(0.0, a - b) for a, b in zip(p, q, strict=True)),
-    }[name]()
+    with np.errstate(divide="ignore"):
+        return divergence_of_logs(name, np.log(p), np.log(q), top_k)
 
 
 def log_law(logits, temperature, top_p=1.0):
@@ -137,11 +123,10 @@ DECISIONS = {
     "token_v3": lambda q, p, qt, pt, a, g: p < (1 - a) * p.max(),
     "lossy_greedy": lambda q, p, qt, pt, a, g: p[int(np.argmax(q))] < (1 - a) * p.max(),
     "random_accept": lambda q, p, qt, pt, a, g: 1 - a,
-    "fuzzy_js": lambda q, p, qt, pt, a, g: divergence("js", p, q) >= a,
-    "fuzzy_js_reference": lambda q, p, qt, pt, a, g: divergence("js_reference", p, q) >= a,
-    "fuzzy_kl": lambda q, p, qt, pt, a, g: divergence("kl", p, q) >= a,
-    "fuzzy_kl_reversed": lambda q, p, qt, pt, a, g: divergence("kl_reversed", p, q) >= a,
-    "fuzzy_tv": lambda q, p, qt, pt, a, g: divergence("tv", p, q) >= a,
+    **{
+        f"fuzzy_{name}": lambda q, p, qt, pt, a, g, name=name: divergence(name, p, q) >= a
+        for name in ("js", "js_reference", "kl", "kl_reversed", "tv")
+    },
     "fuzzy_js_top2": lambda q, p, qt, pt, a, g: divergence("js", p, q, 2) >= a,
     "fuzzy_tv_scaled": lambda q, p, qt, pt, a, g: divergence("tv", pt, qt) >= a,
 }
