@@ -13,7 +13,7 @@ from speccascade_jax.core.types import Prompt
 from speccascade_jax.models import fingerprints, teacher_forcing
 from speccascade_jax.pairs import head_files
 from speccascade_jax.stopping import acceptance_head as heads
-from speccascade_jax.storage import checksums
+from speccascade_jax.storage import array_file, checksums
 from speccascade_jax.storage.errors import CheckpointError
 from tests.support import tiny_pair
 
@@ -127,7 +127,8 @@ def test_a_torn_file_a_strange_card_and_no_file_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="no acceptance head at"):
         head_files.load(tmp_path / "none")
     with pytest.raises(CheckpointError, match="its card lacks an entry"):
-        head_files._card(path, {"depth": 1})
+        array_file.save(path, {}, {"depth": 1})
+        head_files.load(path)
 
 
 def test_a_head_belongs_to_one_draft(pair):
