@@ -15,14 +15,10 @@ from flax.traverse_util import flatten_dict
 
 from speccascade_jax.checkpoints import CheckpointError, describe, load
 from speccascade_jax.models.t5 import teacher_forced_logits
+from tests.support.checkpoint_arrays import same
 
 KEY = "decoder/layers_1/mlp/wo/kernel"
 FOLDER = "target.decoder.layers_1.mlp.wo.kernel"
-
-
-def same(params, arrays) -> bool:
-    flat = flatten_dict(params, sep="/")
-    return flat.keys() == arrays.keys() and all(np.array_equal(flat[n], arrays[n]) for n in arrays)
 
 
 def writable_copy(source, target):
