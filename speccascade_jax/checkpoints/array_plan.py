@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax.checkpoints.arrays import Tensors, describe_not_finite, empty
-from speccascade_jax.models.decoder_config import DecoderConfig
+from speccascade_jax.models.families import Config
 from speccascade_jax.models.layers import FUSED
-from speccascade_jax.models.t5 import T5Config
 from speccascade_jax.storage.errors import (
     COPY_AGAIN,
     CheckpointError,
@@ -28,7 +27,6 @@ from speccascade_jax.storage.errors import (
     unreadable,
 )
 
-Config = T5Config | DecoderConfig
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 # Rows copied together: a transposition by blocks takes a third of the time.
 _BLOCK = 256

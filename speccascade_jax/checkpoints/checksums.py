@@ -5,12 +5,9 @@ directory: `{"format": 1, "algorithm": "blake2b-128", "bytes": {file: digest}, "
 "dtype", "blake2b"}}}}`; "bytes" are those of whole small files (`storage.checksums`).
 """
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from speccascade_jax.checkpoints.arrays import Tensor, Tensors
 from speccascade_jax.storage import checksums
@@ -22,13 +19,13 @@ _WRITE_AGAIN = f"copy the file again, or write {CHECKSUMS} again if the file was
 
 
 def companions(directory: Path) -> list[str]:
-    """Names of the configurations and vocabularies in a directory."""
-    found = directory.iterdir() if directory.is_dir() else ()
-    return sorted(file.name for file in found if file.suffix in _COMPANIONS and file.name != CHECKSUMS)
+    """Returns the names of the configurations and vocabularies in a directory."""
+    files = directory.iterdir() if directory.is_dir() else ()
+    return sorted(file.name for file in files if file.suffix in _COMPANIONS and file.name != CHECKSUMS)
 
 
 def write(directory: Path, tensors: Tensors, advance: Callable[[int, int], None] | None = None) -> Path:
-    """Write `checksums.json` for the tensors of a directory and its `companions`; returns the file.
+    """Writes `checksums.json` for the tensors of a directory and its `companions`; returns the file.
 
     Args:
         advance: called with the bytes of each tensor once it is read, and those of all.
@@ -38,23 +35,23 @@ def write(directory: Path, tensors: Tensors, advance: Callable[[int, int], None]
     """
     files: dict[str, dict[str, Any]] = {}
     failures = {}
+    total = sum(tensor.nbytes for tensor in tensors.values())
     for name, tensor in tensors.items():
+        row = {"shape": list(tensor.shape), "dtype": tensor.dtype}
         try:
-            array = tensor.read()
+            row["blake2b"] = array_digest(tensor.read())
         except UnreadableError as error:
             failures[name] = error
-            continue
-        row = {"shape": list(tensor.shape), "dtype": tensor.dtype, "blake2b": array_digest(array)}
         files.setdefault(tensor.file.name, {})[name] = row
         if advance:
-            advance(array.nbytes, sum(other.nbytes for other in tensors.values()))
+            advance(tensor.nbytes, total)
     if failures:
         raise unreadable(directory, failures, len(tensors))
     return checksums.write(directory, companions(directory), files=files)
 
 
 def verified(directory: Path, tensors: Tensors) -> Tensors:
-    """The tensors, each compared with `checksums.json` as it is read; as they are where there is no such file.
+    """Returns the tensors, each compared with `checksums.json`, where there is one, as it is read.
 
     Raises:
         CheckpointError: `checksums.json` is damaged or of another format, or disagrees with a tensor's shape or dtype.
@@ -77,16 +74,4 @@ def _verified(file: Path, name: str, tensor: Tensor, files: dict[str, Any]) -> T
             f"{tensor.file}: tensor {name} is {tensor.dtype} {list(tensor.shape)}, but {file.name} says "
             f"{row.get('dtype')} {row.get('shape')}: {_WRITE_AGAIN}"
         )
-    return checked(tensor, row.get("blake2b"), f"{tensor.file.name}: its bytes are not those of {CHECKSUMS}")
-
-
-def checked(tensor: Tensor, expected: object, reason: str) -> Tensor:
-    """A tensor that is refused, with `reason`, where its bytes have another digest."""
-
-    def read() -> np.ndarray:
-        array = tensor.read()
-        if array_digest(array) != expected:
-            raise UnreadableError(reason)
-        return array
-
-    return dataclasses.replace(tensor, read=read)
+    return tensor.checked(row.get("blake2b"), f"{tensor.file.name}: its bytes are not those of {CHECKSUMS}")

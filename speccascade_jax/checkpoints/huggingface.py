@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from speccascade_jax.checkpoints import checksums, safetensors
-from speccascade_jax.checkpoints.array_plan import Config, Plan, Stored, as_it_is, check_tensors, transposed
+from speccascade_jax.checkpoints.array_plan import Plan, Stored, as_it_is, check_tensors, transposed
 from speccascade_jax.checkpoints.arrays import Tensors
 from speccascade_jax.checkpoints.huggingface_config import read_config
 from speccascade_jax.checkpoints.infer import check_layers, expected_shapes
-from speccascade_jax.models.t5 import T5Config
+from speccascade_jax.checkpoints.names import translate
+from speccascade_jax.models.families import Config
 from speccascade_jax.storage.checksums import read
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, listing
 from speccascade_jax.storage.readers import json_object, parsed
@@ -98,25 +99,26 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def plan(config: Config, entries: dict[str, Any], tensors: Tensors) -> Plan:
-    """Every parameter of the configuration, and the tensor it comes from.
+    """Returns every parameter of the configuration, and the tensor it comes from.
 
     Args:
         entries: of `config.json`; tensors: those that are there, for names that releases write differently. With none
             the names are those that a release writes today: what an exporter needs.
     """
-    gemma = entries["model_type"] == "gemma2"
-    prefix = "" if "embed_tokens.weight" in tensors else "model."  # a stack saved without its output layer has none
-    made: Plan = {}
+    names = _NAMES[entries["model_type"]]
+    bare = "embed_tokens.weight" in tensors  # a stack saved without its output layer has no prefix
+    pieces: Plan = {}
     for name, shape in expected_shapes(config).items():
-        source = _t5_name(name) if isinstance(config, T5Config) else _decoder_name(name, prefix, gemma)
-        turned = name.endswith(("kernel", "rel_embedding"))
-        source = _copy_of(source, config, entries, tensors)
-        made[name] = transposed(source, shape) if turned else as_it_is(source, shape)
-    return made
+        module, leaf = name.rsplit("/", 1)
+        source = f"{translate(module, names)}.{'bias' if leaf == 'bias' else 'weight'}"
+        source = _copy_of(source.removeprefix("model.") if bare else source, config, entries, tensors)
+        is_transposed = leaf in ("kernel", "rel_embedding")
+        pieces[name] = transposed(source, shape) if is_transposed else as_it_is(source, shape)
+    return pieces
 
 
 def _copy_of(source: str, config: Config, entries: dict[str, Any], tensors: Tensors) -> str:
-    """Tensors that are one in transformers are stored once, under any of their names: the one that is there."""
+    """Returns the name that is there of a tensor that transformers has several names for, and stores once."""
     names: tuple[str, ...] = ()
     if source == "shared.weight":
         names = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", *(("lm_head.weight",) * config.tied))
@@ -127,67 +129,51 @@ def _copy_of(source: str, config: Config, entries: dict[str, Any], tensors: Tens
     return next((name for name in (source, *names) if name in tensors), source)
 
 
-def _decoder_name(name: str, prefix: str, gemma: bool) -> str:
-    if name in _OUTSIDE_DECODER:
-        return _OUTSIDE_DECODER[name].format(prefix)
-    _, layer, module = name.split("/", 2)
-    module, leaf = module.rsplit("/", 1)
-    theirs = (_GEMMA_NORMS if gemma else {}).get(module) or _DECODER_MODULES[module]
-    return f"{prefix}layers.{layer.removeprefix('layers_')}.{theirs}.{'bias' if leaf == 'bias' else 'weight'}"
+_KERNELS = {"query": "q", "key": "k", "value": "v", "out": "o", "wi": "wi", "wi_0": "wi_0", "wi_1": "wi_1", "wo": "wo"}
 
 
-def _t5_name(name: str) -> str:
-    if name in _OUTSIDE_T5:
-        return _OUTSIDE_T5[name]
-    stack, layer, module = name.split("/", 2)
-    if layer == "relpos_bias":
-        return f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    part, inner, *_ = module.split("/")
-    theirs = _T5_SUBLAYERS[stack][part] + (f".{_T5_KERNELS.get(inner, inner)}" if inner != "scale" else "")
-    return f"{stack}.block.{layer.removeprefix('layers_')}.layer.{theirs}.weight"
+def _t5_stack(stack: str, *sublayers: tuple[str, str, str]) -> dict[str, str]:
+    """Returns the names of one stack's modules; `sublayers`: our name of each, that of its norm, and theirs."""
+    names = {
+        f"{stack}/{stack}_norm": f"{stack}.final_layer_norm",
+        f"{stack}/relpos_bias": f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias",
+    }
+    for number, (part, norm, theirs) in enumerate(sublayers):
+        layer = f"{stack}.block.{{i}}.layer.{number}"
+        names[f"{stack}/layers_{{i}}/pre_{norm}_layer_norm"] = f"{layer}.layer_norm"
+        names |= {f"{stack}/layers_{{i}}/{part}/{name}": f"{layer}.{theirs}.{k}" for name, k in _KERNELS.items()}
+    return names
 
 
-_OUTSIDE_T5 = {
-    "token_embedder/embedding": "shared.weight",
-    "encoder/encoder_norm/scale": "encoder.final_layer_norm.weight",
-    "decoder/decoder_norm/scale": "decoder.final_layer_norm.weight",
-    "decoder/logits_dense/kernel": "lm_head.weight",
+_T5 = {
+    "token_embedder": "shared",
+    "decoder/logits_dense": "lm_head",
+    **_t5_stack("encoder", ("attention", "attention", "SelfAttention"), ("mlp", "mlp", "DenseReluDense")),
+    **_t5_stack(
+        "decoder",
+        ("self_attention", "self_attention", "SelfAttention"),
+        ("encoder_decoder_attention", "cross_attention", "EncDecAttention"),
+        ("mlp", "mlp", "DenseReluDense"),
+    ),
 }
-_T5_SUBLAYERS = {
-    "encoder": {
-        "pre_attention_layer_norm": "0.layer_norm",
-        "attention": "0.SelfAttention",
-        "pre_mlp_layer_norm": "1.layer_norm",
-        "mlp": "1.DenseReluDense",
-    },
-    "decoder": {
-        "pre_self_attention_layer_norm": "0.layer_norm",
-        "self_attention": "0.SelfAttention",
-        "pre_cross_attention_layer_norm": "1.layer_norm",
-        "encoder_decoder_attention": "1.EncDecAttention",
-        "pre_mlp_layer_norm": "2.layer_norm",
-        "mlp": "2.DenseReluDense",
-    },
+_LLAMA = {
+    "token_embedder": "model.embed_tokens",
+    "decoder/decoder_norm": "model.norm",
+    "decoder/logits_dense": "lm_head",
+    "decoder/layers_{i}/self_attention/query": "model.layers.{i}.self_attn.q_proj",
+    "decoder/layers_{i}/self_attention/key": "model.layers.{i}.self_attn.k_proj",
+    "decoder/layers_{i}/self_attention/value": "model.layers.{i}.self_attn.v_proj",
+    "decoder/layers_{i}/self_attention/out": "model.layers.{i}.self_attn.o_proj",
+    "decoder/layers_{i}/mlp/wi_0": "model.layers.{i}.mlp.gate_proj",
+    "decoder/layers_{i}/mlp/wi_1": "model.layers.{i}.mlp.up_proj",
+    "decoder/layers_{i}/mlp/wo": "model.layers.{i}.mlp.down_proj",
+    "decoder/layers_{i}/pre_self_attention_layer_norm": "model.layers.{i}.input_layernorm",
+    "decoder/layers_{i}/pre_mlp_layer_norm": "model.layers.{i}.post_attention_layernorm",
 }
-_T5_KERNELS = {"query": "q", "key": "k", "value": "v", "out": "o"}
-_OUTSIDE_DECODER = {
-    "token_embedder/embedding": "{}embed_tokens.weight",
-    "decoder/decoder_norm/scale": "{}norm.weight",
-    "decoder/logits_dense/kernel": "lm_head.weight",
+_GEMMA2 = _LLAMA | {
+    "decoder/layers_{i}/post_self_attention_layer_norm": "model.layers.{i}.post_attention_layernorm",
+    "decoder/layers_{i}/pre_mlp_layer_norm": "model.layers.{i}.pre_feedforward_layernorm",
+    "decoder/layers_{i}/post_mlp_layer_norm": "model.layers.{i}.post_feedforward_layernorm",
 }
-_DECODER_MODULES = {
-    "self_attention/query": "self_attn.q_proj",
-    "self_attention/key": "self_attn.k_proj",
-    "self_attention/value": "self_attn.v_proj",
-    "self_attention/out": "self_attn.o_proj",
-    "mlp/wi_0": "mlp.gate_proj",
-    "mlp/wi_1": "mlp.up_proj",
-    "mlp/wo": "mlp.down_proj",
-    "pre_self_attention_layer_norm": "input_layernorm",
-    "pre_mlp_layer_norm": "post_attention_layernorm",
-}
-_GEMMA_NORMS = {
-    "post_self_attention_layer_norm": "post_attention_layernorm",
-    "pre_mlp_layer_norm": "pre_feedforward_layernorm",
-    "post_mlp_layer_norm": "post_feedforward_layernorm",
-}
+_NAMES = {"t5": _T5, "llama": _LLAMA, "qwen2": _LLAMA, "gemma2": _GEMMA2}
+"""`model_type` -> our modules' names -> theirs."""

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from speccascade_jax.checkpoints.array_plan import Config
-from speccascade_jax.checkpoints.infer import MOST_LAYERS, PADDED_VOCABULARIES
+from speccascade_jax.checkpoints.infer import MOST_LAYERS
 from speccascade_jax.models.decoder_config import DecoderConfig, RopeScaling
+from speccascade_jax.models.families import Config
 from speccascade_jax.models.t5 import T5Config
+from speccascade_jax.models.t5_parameters import PADDED_VOCABULARIES
 from speccascade_jax.storage.errors import CheckpointError
 
 _KINDS = {"sliding_attention": "local", "full_attention": "global"}
@@ -25,43 +26,40 @@ class Record:
         self.file, self.entries, self._inside = file, entries, f"{inside}." if inside else ""
 
     def get(self, key: str, default: Any = None) -> Any:
-        """An entry; the default where it is absent or null."""
+        """Returns an entry; the default where it is absent or null."""
         value = self.entries.get(key)
         return default if value is None else value
 
-    def size(self, key: str, default: int | None = None) -> int:
-        """A whole number from 1 on."""
+    def _typed(self, key: str, default: Any, kinds: tuple[type, ...], least: float, remedy: str) -> Any:
         value = self.get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise CheckpointError(f"{self.file}: {self._inside}{key} is {value!r}: give a whole number from 1 on")
+        if type(value) not in kinds or not value >= least:
+            raise CheckpointError(f"{self.file}: {self._inside}{key} is {value!r}: give {remedy}")
         return value
 
+    def size(self, key: str, default: int | None = None) -> int:
+        """Returns a whole number from 1 on."""
+        return int(self._typed(key, default, (int,), 1, "a whole number from 1 on"))
+
     def layers(self, key: str, default: int | None = None) -> int:
-        """How many layers there are; a number that no model has is no size to count to."""
+        """Returns how many layers there are; a number that no model has is no size to count to."""
         if (layers := self.size(key, default)) > MOST_LAYERS:
             raise CheckpointError(f"{self.file}: {self._inside}{key} is {layers:,}: at most {MOST_LAYERS:,} are read")
         return layers
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false."""
-        value = self.get(key, default)
-        if not isinstance(value, bool):
-            raise CheckpointError(f"{self.file}: {self._inside}{key} is {value!r}: give true or false")
-        return value
+        """Returns true or false."""
+        return bool(self._typed(key, default, (bool,), False, "true or false"))
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number above 0."""
-        value = self.get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-            raise CheckpointError(f"{self.file}: {self._inside}{key} is {value!r}: give a number above 0")
-        return float(value)
+        """Returns a number above 0."""
+        return float(self._typed(key, default, (int, float), math.ulp(0.0), "a number above 0"))
 
     def cap(self, key: str, default: float) -> float | None:
-        """A number above 0; null is no cap."""
+        """Returns a number above 0; null is no cap."""
         return None if key in self.entries and self.entries[key] is None else self.number(key, default)
 
     def only(self, key: str, supported: Sequence[Any], default: Any = None) -> Any:
-        """An entry that must be one of those supported."""
+        """Returns an entry that must be one of those supported."""
         value = self.get(key, default)
         if value not in supported:
             known = " or ".join(repr(option) for option in supported)
@@ -73,7 +71,7 @@ class Record:
 
 
 def read_config(file: Path, entries: dict[str, Any]) -> Config:
-    """The configuration that `entries` of `file` describe.
+    """Returns the configuration that `entries` of `file` describe.
 
     Raises:
         CheckpointError: an unknown `model_type`, an entry that is missing or no size, or an option without support;
@@ -87,6 +85,8 @@ def read_config(file: Path, entries: dict[str, Any]) -> Config:
             "of one of these"
         )
     record.only("quantization_config", (None,))
+    for key, supported in _SUPPORTED[kind].items():
+        record.only(key, supported, supported[0])
     try:
         return MODELS[kind](record)
     except CheckpointError:
@@ -97,7 +97,7 @@ def read_config(file: Path, entries: dict[str, Any]) -> Config:
 
 def _t5(record: Record) -> T5Config:
     rows, layers = record.size("vocab_size"), record.layers("num_layers")
-    gated = record.only("feed_forward_proj", ("relu", "gated-gelu"), "relu") == "gated-gelu"
+    gated = record.get("feed_forward_proj") == "gated-gelu"
     record.only("dense_act_fn", ("gelu_new",) if gated else ("relu",), "gelu_new" if gated else "relu")
     return T5Config(
         vocab_size=PADDED_VOCABULARIES.get(rows, rows),
@@ -117,11 +117,11 @@ def _t5(record: Record) -> T5Config:
     )
 
 
-def _decoder(record: Record, **options: Any) -> DecoderConfig:
-    """What Llama, Qwen and Gemma have in common; `options` are a family's own, and its defaults."""
+def _decoder(record: Record, max_length: int, layer_types: Sequence[str] = (), **options: Any) -> DecoderConfig:
+    """Returns what Llama, Qwen and Gemma have in common; `options` are a family's own, and its defaults."""
     rows, heads, width = record.size("vocab_size"), record.size("num_attention_heads"), record.size("hidden_size")
     base, scaling = _rope(record)
-    pattern = options.pop("pattern", ("global",))
+    pattern = _pattern(record, layer_types) if layer_types else ("global",)
     return DecoderConfig(
         vocab_size=rows,
         num_embeddings=rows,
@@ -137,50 +137,35 @@ def _decoder(record: Record, **options: Any) -> DecoderConfig:
         rope_scaling=scaling,
         pattern=pattern,
         window=record.size("sliding_window", 4096) if "local" in pattern else None,
-        max_length=record.size("max_position_embeddings", options.pop("max_length")),
+        max_length=record.size("max_position_embeddings", max_length),
         **options,
     )
 
 
 def _llama(record: Record) -> DecoderConfig:
-    record.only("hidden_act", ("silu", "swish"), "silu")
-    record.only("attention_bias", (False,), False)
-    record.only("mlp_bias", (False,), False)
     return _decoder(record, max_length=2048)
 
 
 def _qwen2(record: Record) -> DecoderConfig:
-    record.only("hidden_act", ("silu", "swish"), "silu")
     layers = record.layers("num_hidden_layers")
     first = record.get("max_window_layers", 28) if record.get("use_sliding_window", False) else layers
     kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
-    return _decoder(record, max_length=32_768, qkv_bias=True, pattern=_pattern(record, kinds))
+    return _decoder(record, max_length=32_768, qkv_bias=True, layer_types=kinds)
 
 
 def _gemma2(record: Record) -> DecoderConfig:
-    record.only("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
-    record.only("attention_bias", (False,), False)
-    record.only("use_bidirectional_attention", (False,), False)
     kinds = ["full_attention" if i % 2 else "sliding_attention" for i in range(record.layers("num_hidden_layers"))]
     return _decoder(
-        record,
-        max_length=8192,
-        kv_heads=4,
-        head_dim=256,
-        activation="gelu",
-        tied=True,
-        post_norms=True,
-        norm_offset=1.0,
-        embedding_scale=math.sqrt(record.size("hidden_size")),
+        record, max_length=8192, kv_heads=4, head_dim=256, activation="gelu", tied=True, post_norms=True,
+        norm_offset=1.0, embedding_scale=math.sqrt(record.size("hidden_size")), layer_types=kinds,
         query_scale=record.number("query_pre_attn_scalar", 256) ** -0.5,
         attention_cap=record.cap("attn_logit_softcapping", 50.0),
         output_cap=record.cap("final_logit_softcapping", 30.0),
-        pattern=_pattern(record, kinds),
-    )
+    )  # fmt: skip
 
 
-def _pattern(record: Record, default: list[str]) -> tuple[str, ...]:
-    """The shortest pattern of layers that repeats to `layer_types`."""
+def _pattern(record: Record, default: Sequence[str]) -> tuple[str, ...]:
+    """Returns the shortest pattern of layers that repeats to `layer_types`."""
     types = record.get("layer_types", default)
     if not isinstance(types, list) or len(types) != len(default) or not set(types) <= _KINDS.keys():
         raise CheckpointError(
@@ -193,7 +178,7 @@ def _pattern(record: Record, default: list[str]) -> tuple[str, ...]:
 
 
 def _rope(record: Record) -> tuple[float, RopeScaling | None]:
-    """Base and scaling, from release 5's `rope_parameters` or release 4's `rope_theta` and `rope_scaling`."""
+    """Returns base and scaling, from release 5's `rope_parameters` or release 4's `rope_theta` and `rope_scaling`."""
     key = "rope_parameters" if record.get("rope_parameters") else "rope_scaling"
     entries = record.get(key, {})
     if not isinstance(entries, dict) or any(isinstance(value, dict) for value in entries.values()):
@@ -213,3 +198,14 @@ def _rope(record: Record) -> tuple[float, RopeScaling | None]:
 
 MODELS: dict[str, Callable[[Record], Config]] = {"t5": _t5, "llama": _llama, "qwen2": _qwen2, "gemma2": _gemma2}
 """`model_type` -> how its configuration is read."""
+
+_SUPPORTED: dict[str, dict[str, tuple[Any, ...]]] = {
+    "t5": {"feed_forward_proj": ("relu", "gated-gelu")},
+    "llama": {"hidden_act": ("silu", "swish"), "attention_bias": (False,), "mlp_bias": (False,)},
+    "qwen2": {"hidden_act": ("silu", "swish")},
+    "gemma2": {
+        "hidden_activation": ("gelu_pytorch_tanh",), "attention_bias": (False,),
+        "use_bidirectional_attention": (False,),
+    },
+}  # fmt: skip
+"""`model_type` -> entry -> its supported values, first the default where it is absent."""

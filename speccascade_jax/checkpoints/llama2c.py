@@ -13,6 +13,7 @@ import numpy as np
 
 from speccascade_jax.checkpoints.array_plan import Plan, Stored, as_it_is, transposed
 from speccascade_jax.checkpoints.arrays import Tensor, Tensors, read_bytes
+from speccascade_jax.checkpoints.names import translate
 from speccascade_jax.models.decoder_config import DecoderConfig, parameter_shapes
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError
 
@@ -20,9 +21,26 @@ _HEADER = struct.Struct("<7i")
 _FIELDS = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
 _LATER_VERSIONS = 0x616B3432  # "ak42", what versions 1 and 2 begin with
 
+_NAMES = {  # in the file's order, all layers of a kind together; `wq.3` is layer 3's
+    "token_embedder/embedding": "token_embedding",
+    "decoder/layers_{i}/pre_self_attention_layer_norm/scale": "rms_att.{i}",
+    "decoder/layers_{i}/self_attention/query/kernel": "wq.{i}",
+    "decoder/layers_{i}/self_attention/key/kernel": "wk.{i}",
+    "decoder/layers_{i}/self_attention/value/kernel": "wv.{i}",
+    "decoder/layers_{i}/self_attention/out/kernel": "wo.{i}",
+    "decoder/layers_{i}/pre_mlp_layer_norm/scale": "rms_ffn.{i}",
+    "decoder/layers_{i}/mlp/wi_0/kernel": "w1.{i}",
+    "decoder/layers_{i}/mlp/wo/kernel": "w2.{i}",
+    "decoder/layers_{i}/mlp/wi_1/kernel": "w3.{i}",
+    "decoder/decoder_norm/scale": "rms_final",
+    "rope cosines, unused": "rope_cosines",
+    "rope sines, unused": "rope_sines",
+    "decoder/logits_dense/kernel": "wcls",
+}
+
 
 def is_model(file: Path) -> bool:
-    """Whether a file's size is the one that its header announces."""
+    """Returns whether a file's size is the one that its header announces."""
     try:
         return bool(open_file(file))
     except (CheckpointError, OSError):
@@ -30,7 +48,7 @@ def is_model(file: Path) -> bool:
 
 
 def open_file(file: Path) -> Stored:
-    """Open a model file.
+    """Opens a model file.
 
     Raises:
         CheckpointError: sizes of the header that don't fit together, or another file size than they need.
@@ -43,23 +61,24 @@ def open_file(file: Path) -> Stored:
             f"vocabulary {config.vocab_size}) needs {needed:,}: it is truncated or no version-0 file of llama2.c; "
             f"{COPY_AGAIN}"
         )
-    plan = _plan(config)
-    tensors: Tensors = {}
-    offset = _HEADER.size
-    for name, shape in _layout(config, plan):
-        read = functools.partial(read_bytes, file, offset, shape, np.dtype("<f4"))
-        tensors[name] = Tensor(shape, "float32", file, read)
-        offset += 4 * math.prod(shape)
-    return Stored(file, "llama2.c, version 0", tensors, config, plan)
+    plan: Plan = {}
+    for name, shape in parameter_shapes(config).items():
+        placed = transposed if name.endswith("kernel") else as_it_is
+        plan[name] = placed(translate(name, _NAMES), shape)
+    return Stored(file, "llama2.c, version 0", _tensors(file, config, plan), config, plan)
 
 
 def _bytes(c: DecoderConfig) -> int:
-    """How long a configuration's file is."""
+    """Returns how long a configuration's file is."""
     shapes = parameter_shapes(dataclasses.replace(c, num_layers=1))
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     layer = sum(size for name, size in sizes.items() if name.startswith("decoder/layers_"))
-    rope = 2 * c.max_length * (c.head_dim // 2)
+    rope = 2 * math.prod(_rope_shape(c))
     return _HEADER.size + 4 * (sum(sizes.values()) + (c.num_layers - 1) * layer + rope)
+
+
+def _rope_shape(c: DecoderConfig) -> tuple[int, int]:
+    return (c.max_length, c.head_dim // 2)
 
 
 def _config(file: Path) -> DecoderConfig:
@@ -86,39 +105,17 @@ def _config(file: Path) -> DecoderConfig:
         raise CheckpointError(f"{file} is no version-0 file of llama2.c: {error}; {COPY_AGAIN}") from error
 
 
-def _layout(c: DecoderConfig, plan: Plan) -> list[tuple[str, tuple[int, ...]]]:
-    """Arrays in the file's order with their stored shapes, one layer each: `wq.3` is layer 3's."""
-    layers = [f"{kind}.{i}" for kind in _LAYER.values() for i in range(c.num_layers)]
-    names = ["token_embedding", *layers, "rms_final", "rope_cosines", "rope_sines", *([] if c.tied else ["wcls"])]
+def _tensors(file: Path, c: DecoderConfig, plan: Plan) -> Tensors:
+    """Returns the file's arrays in its order, one layer each."""
     shapes = {piece.source: piece.stored for (piece,) in plan.values()}
-    shapes |= dict.fromkeys(("rope_cosines", "rope_sines"), (c.max_length, c.head_dim // 2))  # unused
-    return [(name, shapes[name]) for name in names]
-
-
-def _plan(config: DecoderConfig) -> Plan:
-    plan: Plan = {}
-    for name, shape in parameter_shapes(config).items():
-        source = _NAMES.get(name)
-        if source is None:
-            _, layer, part = name.split("/", 2)
-            source = f"{_LAYER[part]}.{layer.removeprefix('layers_')}"
-        plan[name] = transposed(source, shape) if name.endswith("kernel") else as_it_is(source, shape)
-    return plan
-
-
-_NAMES = {
-    "token_embedder/embedding": "token_embedding",
-    "decoder/decoder_norm/scale": "rms_final",
-    "decoder/logits_dense/kernel": "wcls",
-}
-_LAYER = {  # in the file's order
-    "pre_self_attention_layer_norm/scale": "rms_att",
-    "self_attention/query/kernel": "wq",
-    "self_attention/key/kernel": "wk",
-    "self_attention/value/kernel": "wv",
-    "self_attention/out/kernel": "wo",
-    "pre_mlp_layer_norm/scale": "rms_ffn",
-    "mlp/wi_0/kernel": "w1",
-    "mlp/wo/kernel": "w2",
-    "mlp/wi_1/kernel": "w3",
-}
+    shapes |= dict.fromkeys(("rope_cosines", "rope_sines"), _rope_shape(c))
+    tensors: Tensors = {}
+    offset = _HEADER.size
+    for kind in _NAMES.values():
+        layers = range(c.num_layers if "{i}" in kind else 1)
+        for name in (kind.replace("{i}", str(i)) for i in layers):
+            if name in shapes:  # a tied output layer is not stored
+                read = functools.partial(read_bytes, file, offset, shapes[name], np.dtype("<f4"))
+                tensors[name] = Tensor(shapes[name], "float32", file, read)
+                offset += 4 * math.prod(shapes[name])
+    return tensors

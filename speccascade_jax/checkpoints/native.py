@@ -21,12 +21,12 @@ from flax.core import unfreeze
 from flax.traverse_util import flatten_dict
 
 from speccascade_jax.checkpoints import eight_bits
-from speccascade_jax.checkpoints.array_plan import Config, Stored, as_it_is
-from speccascade_jax.checkpoints.arrays import Arrays, describe_not_finite, open_arrays
-from speccascade_jax.checkpoints.checksums import checked
-from speccascade_jax.checkpoints.infer import FAMILIES, Model, check_shapes, family
-from speccascade_jax.checkpoints.orbax_tree import tree_specs, write_tree
+from speccascade_jax.checkpoints.array_plan import Stored, as_it_is
+from speccascade_jax.checkpoints.arrays import Arrays, describe_not_finite
+from speccascade_jax.checkpoints.infer import check_shapes
+from speccascade_jax.checkpoints.zarr import open_arrays, tree_specs, write_tree
 from speccascade_jax.core.types import Params
+from speccascade_jax.models.families import FAMILIES, Config, Model, family_name
 from speccascade_jax.storage import checksums, locks
 from speccascade_jax.storage.checksums import array_digest
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, incomplete, listing, not_finite
@@ -221,7 +221,7 @@ def _config_text(config: Config, arrays: Arrays, dtype: str) -> str:
     }
     head = {
         "format": EIGHT_BITS if dtype == "int8" else FORMAT,
-        "family": family(config),
+        "family": family_name(config),
         "config": dataclasses.asdict(config),
         "dtype": dtype,
         "fingerprint": _fingerprint(table),
@@ -259,7 +259,7 @@ def open_ours(path: Path) -> Stored:
         raise incomplete(path, missing, len(table))
     reason = f"its bytes are not those that were saved (checksum in {CONFIG})"
     tensors = {
-        name: checked(tensor, table[name].get("blake2b"), reason)
+        name: tensor.checked(table[name].get("blake2b"), reason)
         for name, tensor in open_arrays(path, {name: specs[name] for name in table}).items()
     }
     tensors = eight_bits.widened(path, tensors)

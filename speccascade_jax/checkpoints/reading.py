@@ -14,11 +14,12 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh
 
-from speccascade_jax.checkpoints import gemma_jax, huggingface, llama2c, native, orbax_tree, t5x
-from speccascade_jax.checkpoints.array_plan import Config, Stored, fused, shape_of, stream
-from speccascade_jax.checkpoints.infer import FAMILIES, Model, check_shapes, family
+from speccascade_jax.checkpoints import gemma_jax, huggingface, llama2c, native, t5x, zarr
+from speccascade_jax.checkpoints.array_plan import Stored, fused, shape_of, stream
+from speccascade_jax.checkpoints.infer import check_shapes
 from speccascade_jax.core.types import DTYPES
 from speccascade_jax.models import sharding
+from speccascade_jax.models.families import Config, Model, model_from
 from speccascade_jax.models.products import held
 from speccascade_jax.runtime.mesh import MODEL
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, listing
@@ -84,37 +85,42 @@ def load(
     stored = find(path)
     config = _config(stored, vocab_size)
     config = dataclasses.replace(config, dtype=computed_in(config, dtype, prepared))
-    model: Any = FAMILIES[family(config)].model(config)
+    # matrices that are to be 8 bits are read in what the rest stays in
+    read_as = config.dtype if dtype == "int8" else dtype
+    model: Any = model_from(config)
     if mesh is not None:
-        return model if whole else dataclasses.replace(model, mesh=mesh), _spread(stored, config, dtype, mesh, whole)
-    flat = {}
-    for name, array in stream(stored, fused(stored.plan) if prepared else stored.plan, _read_as(config, dtype)):
+        _check_mesh(stored, config, read_as or config.dtype, mesh, whole)
+        model = model if whole else dataclasses.replace(model, mesh=mesh)
+
+    def put(name: str, array: np.ndarray) -> Any:
+        if mesh is not None:
+            return _on_mesh(name, array, config, mesh, whole)
         # cast by NumPy: on the device each shape would be a program of its own to compile
-        leaf = held(name, array, config, "int8" if dtype == "int8" else None) if prepared else array
-        flat[name] = jax.block_until_ready(jax.device_put(leaf))
-        del array, leaf  # the host's copy goes before the next is read
+        return jax.device_put(held(name, array, config, "int8" if dtype == "int8" else None) if prepared else array)
+
+    flat = {}
+    for name, array in stream(stored, fused(stored.plan) if prepared else stored.plan, read_as):
+        flat[name] = jax.block_until_ready(put(name, array))
+        del array  # the host's copy goes before the next is read
     return model, unflatten_dict(flat, sep="/")
 
 
-def _spread(stored: Stored, config: Config, dtype: str | None, mesh: Mesh, whole: bool) -> dict[str, Any]:
-    """The parameters on a mesh, one after the other."""
+def _on_mesh(name: str, array: np.ndarray, config: Config, mesh: Mesh, whole: bool) -> Any:
+    """Puts one parameter on the devices of a mesh, in its parts or whole on each."""
+    if whole:
+        return sharding.whole(array, mesh)
+    if widths := sharding.fused_widths(name, array.shape[-1], config):
+        parts = np.split(array, np.cumsum(widths)[:-1], axis=-1)
+        array = sharding.interleave_fused(parts, mesh.shape[MODEL])
+    return sharding.put(name, array, mesh)
+
+
+def _check_mesh(stored: Stored, config: Config, dtype: str, mesh: Mesh, whole: bool) -> None:
+    """Refuses a model that does not divide by a mesh, or that its devices have no room for (`ValueError`)."""
     shape = tuple(mesh.shape.values())
     if not whole:
         sharding.check(config, shape, str(stored.path))
-    _check_room(stored, _read_as(config, dtype) or config.dtype, (1, 1) if whole else shape, _room(mesh))
-    flat = {}
-    for name, array in stream(stored, fused(stored.plan), _read_as(config, dtype)):
-        widths = sharding.fused_widths(name, array.shape[-1], config)
-        if whole:
-            flat[name] = sharding.whole(array, mesh)
-        elif widths is None:
-            flat[name] = sharding.put(name, array, mesh)
-        else:
-            parts = np.split(array, np.cumsum(widths)[:-1], axis=-1)
-            flat[name] = sharding.put(name, sharding.interleave_fused(parts, mesh.shape[MODEL]), mesh)
-        jax.block_until_ready(flat[name])
-        del array
-    return unflatten_dict(flat, sep="/")
+    _check_room(stored, dtype, (1, 1) if whole else shape, _room(mesh))
 
 
 def _room(mesh: Mesh) -> int | None:
@@ -143,15 +149,9 @@ def computed_in(config: Config, dtype: str | None, prepared: bool) -> str:
     return config.dtype if dtype is None else "bfloat16" if dtype == "bfloat16" else "float32"
 
 
-def _read_as(config: Config, dtype: str | None) -> str | None:
-    """What arrays are cast to while they are read: what is to be 8 bits comes in what the rest stays in."""
-    return config.dtype if dtype == "int8" else dtype
-
-
 def model_of(path: str | os.PathLike[str]) -> Model:
     """The model of a checkpoint, checked against names and shapes; no array is read (errors as `load`)."""
-    config = _config(find(path), None)
-    return FAMILIES[family(config)].model(config)
+    return model_from(_config(find(path), None))
 
 
 def describe(path: str | os.PathLike[str]) -> str:
@@ -219,7 +219,7 @@ def _find_in_directory(path: Path) -> Stored:
         return native.open_ours(path)
     if huggingface.model_type(path) is not None:
         return huggingface.open_directory(path)
-    if (path / t5x.STATE).is_dir() or (path / orbax_tree.METADATA).is_file():
+    if (path / t5x.STATE).is_dir() or (path / zarr.METADATA).is_file():
         return gemma_jax.open_tree(path) if gemma_jax.is_gemma(path) else t5x.open_orbax(path)
     models = [file for file in path.glob("*.bin") if llama2c.is_model(file)]
     return llama2c.open_file(models[0]) if len(models) == 1 else _newest(path)

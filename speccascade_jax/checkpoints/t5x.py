@@ -1,23 +1,29 @@
 """T5X checkpoints: native (msgpack and zarr arrays, or one msgpack file) and through Orbax."""
 
+import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import flax.serialization
+import numpy as np
 
-from speccascade_jax.checkpoints.array_plan import Stored
-from speccascade_jax.checkpoints.arrays import Spec, Tensors, inline, open_arrays
-from speccascade_jax.checkpoints.infer import stored_t5
-from speccascade_jax.checkpoints.orbax_tree import tree_specs
+from speccascade_jax.checkpoints.array_plan import Piece, Plan, Stored, as_it_is, shape_of
+from speccascade_jax.checkpoints.arrays import Tensor, Tensors, inline
+from speccascade_jax.checkpoints.infer import MOST_LAYERS, check_count, infer_config
+from speccascade_jax.checkpoints.zarr import Spec, open_arrays, tree_specs
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError
 
 MSGPACK = "checkpoint"
 STATE = "state"
+_STACKS = ("encoder", "decoder")
+_SCANNED = ("encoder", "decoder", "layers")
+_BIASES = ("relpos_bias", "relative_posemb")
 
 
 def open_native(path: Path) -> Stored:
-    """Open a native checkpoint; the optimiser's state stays unread.
+    """Opens a native checkpoint; the optimiser's state stays unread.
 
     Args:
         path: a `checkpoint_<step>` directory, or a msgpack file (its arrays inline or in folders beside it).
@@ -33,11 +39,11 @@ def open_native(path: Path) -> Stored:
     _check_pointers(path, pointers, outside)
     inside = {name: inline(file, leaf) for name, leaf in leaves.items() if name not in pointers}
     where = "msgpack and zarr" if pointers else "one msgpack file"
-    return stored_t5(path, f"T5X native, version {contents.get('version', 0)} ({where})", inside | outside)
+    return _stored(path, f"T5X native, version {contents.get('version', 0)} ({where})", inside | outside)
 
 
 def open_orbax(path: Path) -> Stored:
-    """Open what T5X writes through Orbax; only `target` is read.
+    """Opens what T5X writes through Orbax; only `target` is read.
 
     Args:
         path: a `checkpoint_<step>` directory with `state/`, or that `state` directory.
@@ -49,7 +55,45 @@ def open_orbax(path: Path) -> Stored:
     specs = tree_specs(state, ("target",))
     if not specs:
         raise CheckpointError(f"{state} holds no arrays under target: it is not a T5X training state")
-    return stored_t5(path, "T5X through Orbax", open_arrays(path, specs))
+    return _stored(path, "T5X through Orbax", open_arrays(path, specs))
+
+
+def _stored(path: Path, kind: str, tensors: Tensors) -> Stored:
+    """Returns the checkpoint of these arrays, its configuration and plan inferred from names and shapes.
+
+    scalable_t5 scans over its layers: one stored array holds all of them, stacked at axis 1, under
+    `encoder/encoder/…` (or `encoder/layers/…`); each layer also carries the relative biases. Errors as `infer_config`.
+    """
+    plan: Plan = {}
+    readers = dict(tensors)
+    for source, tensor in tensors.items():
+        parts = source.split("/")
+        stack, inner = parts[0], parts[2:]
+        if not (inner and stack in _STACKS and parts[1] in _SCANNED and len(tensor.shape) > 1):
+            plan[source] = as_it_is(source, tensor.shape)
+        elif inner[0] in _BIASES:
+            plan[f"{stack}/relpos_bias/rel_embedding"] = _layer(source, tensor, 0)
+            readers[source] = dataclasses.replace(tensor, read=functools.partial(_shared_bias, path, source, tensor))
+        else:
+            check_count(path, tensor.shape[1], MOST_LAYERS)
+            name = "/".join(inner)
+            plan |= {f"{stack}/layers_{i}/{name}": _layer(source, tensor, i) for i in range(tensor.shape[1])}
+    config = infer_config(path, {name: shape_of(pieces) for name, pieces in plan.items()})
+    return Stored(path, kind, readers, config, plan)
+
+
+def _layer(source: str, tensor: Tensor, number: int) -> tuple[Piece]:
+    return (Piece(source, tensor.shape, tensor.shape[:1] + tensor.shape[2:], take=(1, number)),)
+
+
+def _shared_bias(path: Path, source: str, tensor: Tensor) -> np.ndarray:
+    array = tensor.read()
+    if (array != array[:, :1]).any():
+        raise CheckpointError(
+            f"{path}: unknown architecture: {source} holds different relative biases for each layer "
+            "(as UMT5 has), and T5 shares one among its layers"
+        )
+    return array
 
 
 def _contents(file: Path) -> dict[str, Any]:
@@ -66,7 +110,7 @@ def _contents(file: Path) -> dict[str, Any]:
 
 
 def _target(file: Path, contents: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The parameters: below `optimizer` since version 1, at the top before."""
+    """Returns the parameters: below `optimizer` since version 1, at the top before."""
     holder = contents.get("optimizer", contents)
     target = holder.get("target") if isinstance(holder, Mapping) else None
     if not isinstance(target, Mapping) or not target:
@@ -89,7 +133,7 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _zarr(directory: Path, name: str, pointer: Mapping[str, Any]) -> Spec:
-    """Only the place is taken from the pointer: the folder's own metadata says the rest."""
+    """Returns where an array lies; of the pointer only the place is taken, its folder's metadata says the rest."""
     pointer = pointer.get("base", pointer)
     store = pointer.get("kvstore", {})
     path = store if isinstance(store, str) else store.get("path") or pointer.get("path")
@@ -101,7 +145,7 @@ def _zarr(directory: Path, name: str, pointer: Mapping[str, Any]) -> Spec:
 
 
 def _check_pointers(path: Path, pointers: Mapping[str, Any], outside: Tensors) -> None:
-    """An array's folder must hold what the msgpack file announces."""
+    """Refuses an array whose folder holds another shape than the msgpack file announces."""
     for name, pointer in pointers.items():
         shape = pointer.get("base", pointer).get("metadata", {}).get("shape")
         announced = tuple(shape.values() if isinstance(shape, Mapping) else shape or ())

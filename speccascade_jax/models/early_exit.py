@@ -16,7 +16,8 @@ import jax
 import numpy as np
 
 from speccascade_jax.core.types import Array, BoundModel, Cache, LMOutput, Params, Prompt
-from speccascade_jax.models.decoder import DecoderCache, DecoderLM
+from speccascade_jax.models.decoder import DecoderCache
+from speccascade_jax.models.families import FAMILIES
 from speccascade_jax.models.t5 import T5
 
 HEAD = "head"
@@ -110,10 +111,9 @@ def depth_of(model: Any) -> int:
 
 
 def _layers(model: Any) -> str:
-    if isinstance(model, T5):
-        return "num_decoder_layers"
-    if isinstance(model, DecoderLM):
-        return "num_layers"
+    for family in FAMILIES.values():
+        if isinstance(model, family.model):
+            return family.depths[-1]
     raise ValueError(f"{type(model).__name__} has no early exits: only T5 and decoder-only models of ours do")
 
 

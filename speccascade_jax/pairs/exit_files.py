@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from speccascade_jax.core.types import Array, BoundModel
 from speccascade_jax.models import fingerprints
-from speccascade_jax.storage import array_file
-from speccascade_jax.storage.errors import CheckpointError
-from speccascade_jax.storage.files import expanded
+from speccascade_jax.storage.array_file import Carded, load_carded
 
 _TRAIN = "train some (experiments/train_exit_heads.py)"
 
@@ -32,59 +31,54 @@ class Card:
     positions: int = 0
     steps: int = 0
 
+    def __post_init__(self) -> None:
+        """Makes layers numbers again, which JSON's keys are not."""
+        object.__setattr__(self, "towards", {int(layer): teacher for layer, teacher in self.towards.items()})
 
-@dataclass(frozen=True)
-class ExitHeads:
+
+class ExitHeads(Carded[Card]):
     """Kernels `[E, num_embeddings]` by layer, and their card."""
 
-    kernels: dict[int, Array]
-    card: Card
+    def __init__(self, kernels: Mapping[int, Array] | Mapping[str, Array], card: Card):
+        super().__init__({str(layer): kernel for layer, kernel in kernels.items()}, card)
 
     @property
-    def fingerprint(self) -> str:
-        """Hash of heads and card."""
-        return array_file.fingerprint(_named(self.kernels), asdict(self.card))
+    def kernels(self) -> dict[int, Array]:
+        """The heads by the layer of their exit."""
+        return {int(layer): kernel for layer, kernel in self.params.items()}
 
     def kernel(self, layer: int, path: str | Path = "the file") -> Array:
-        """The head of one exit.
+        """Returns the head of one exit.
 
         Raises:
             ValueError: there is none for this layer.
         """
-        if layer not in self.kernels:
-            held = ", ".join(map(str, sorted(self.kernels)))
-            raise ValueError(f"{path} holds no head of the exit at layer {layer}: it holds those of {held}")
-        return self.kernels[layer]
+        kernels = self.kernels
+        if layer not in kernels:
+            layers = ", ".join(map(str, sorted(kernels)))
+            raise ValueError(f"{path} holds no head of the exit at layer {layer}: it holds those of {layers}")
+        return kernels[layer]
 
     def check(self, target: BoundModel, path: str | Path = "the heads") -> None:
-        """Refuse heads of another model (`ValueError`: names both fingerprints)."""
-        found = fingerprints.of_model(target)
-        if found != self.card.target_fingerprint:
+        """Refuses heads of another model (`ValueError`: names both fingerprints)."""
+        fingerprint = fingerprints.of_model(target)
+        if fingerprint != self.card.target_fingerprint:
             raise ValueError(
                 f"{path} holds exits of the model {self.card.target_fingerprint} (pair {self.card.pair!r}), but the "
-                f"target is {found} (the same weights in another dtype are another model): {_TRAIN} for this one"
+                f"target is {fingerprint} (the same weights in another dtype are another model): {_TRAIN} for this one"
             )
 
 
 def save(path: str | Path, heads: ExitHeads) -> None:
-    """Write heads as one file, whole or not at all."""
-    array_file.save(path, _named(heads.kernels), asdict(heads.card))
+    """Writes heads as one file, whole or not at all."""
+    heads.save(path)
 
 
 def load(path: str | Path) -> ExitHeads:
-    """Read heads.
+    """Reads heads.
 
     Raises:
         FileNotFoundError: no such file.
         CheckpointError: it is damaged (names what in it), or another kind of file.
     """
-    params, card = array_file.load(path, "file of exit heads", _TRAIN)
-    try:
-        towards = {int(layer): teacher for layer, teacher in card.pop("towards").items()}
-        return ExitHeads({int(layer): kernel for layer, kernel in params.items()}, Card(towards=towards, **card))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{expanded(path)} holds no heads of exits ({error!r}): {_TRAIN}") from error
-
-
-def _named(kernels: dict[int, Array]) -> dict[str, Array]:
-    return {str(layer): kernel for layer, kernel in kernels.items()}
+    return ExitHeads(*load_carded(path, "file of exit heads", _TRAIN, Card))

@@ -1,15 +1,12 @@
 """The file that an acceptance head is kept in, and what it was trained on."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from speccascade_jax.core.types import BoundModel, Params, count
+from speccascade_jax.core.types import BoundModel
 from speccascade_jax.models import fingerprints
 from speccascade_jax.models.teacher_forcing import features
-from speccascade_jax.storage import array_file
-from speccascade_jax.storage.errors import CheckpointError
-from speccascade_jax.storage.files import expanded
+from speccascade_jax.storage.array_file import Carded, load_carded
 
 FILE = "acceptance_head.msgpack"
 """How a pair's own head is called in its folder."""
@@ -49,24 +46,11 @@ class Card:
     steps: int = 0
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(Carded[Card]):
     """A head's parameters and its card."""
 
-    params: Params
-    card: Card
-
-    def __repr__(self) -> str:
-        """Without the numbers."""
-        return f"Head({count(self.params):,} parameters, {self.card})"
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of parameters and card: what a record that used the head belongs to."""
-        return array_file.fingerprint(self.params, asdict(self.card))
-
     def check(self, draft: BoundModel, pair: str) -> None:
-        """Refuse a head of another draft; compiles nothing.
+        """Refuses a head of another draft; compiles nothing.
 
         Args:
             draft: the model whose states it is to read; pair: what its pair is called, for the error.
@@ -74,40 +58,31 @@ class Head:
         Raises:
             ValueError: names both fingerprints or sizes, and the remedy.
         """
-        found = features(draft)
-        if found != self.card.features:
-            size = "no hidden states" if found is None else f"{found} features"
+        width = features(draft)
+        if width != self.card.features:
+            size = "no hidden states" if width is None else f"{width} features"
             raise ValueError(
                 f"the acceptance head reads {self.card.features} features, the draft gives {size}: {_TRAIN}"
             )
-        found_print = fingerprints.of_model(draft)
-        if found_print != self.card.draft_fingerprint:
+        fingerprint = fingerprints.of_model(draft)
+        if fingerprint != self.card.draft_fingerprint:
             raise ValueError(
                 f"the acceptance head belongs to the draft {self.card.draft_fingerprint} of pair {self.card.pair!r}, "
-                f"but the draft of {pair!r} is {found_print} (the same weights in another dtype are another draft): "
+                f"but the draft of {pair!r} is {fingerprint} (the same weights in another dtype are another draft): "
                 f"{_TRAIN}"
             )
 
 
 def save(path: str | Path, head: Head) -> None:
-    """Write a head as one file, whole or not at all."""
-    array_file.save(path, head.params, asdict(head.card))
+    """Writes a head as one file, whole or not at all."""
+    head.save(path)
 
 
 def load(path: str | Path) -> Head:
-    """Read a head.
+    """Reads a head.
 
     Raises:
         FileNotFoundError: no such file.
         CheckpointError: it is damaged (names what in it), or of another format.
     """
-    params, card = array_file.load(path, "acceptance head", _TRAIN)
-    return Head(params, _card(expanded(path), card))
-
-
-def _card(path: Path, given: dict[str, Any]) -> Card:
-    known = {field.name for field in fields(Card)}
-    try:
-        return Card(**{name: value for name, value in given.items() if name in known})
-    except TypeError as error:
-        raise CheckpointError(f"{path}: its card lacks an entry ({error}); train the head again") from error
+    return Head(*load_carded(path, "acceptance head", _TRAIN, Card))

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
-from speccascade_jax.core.types import Params, count
-from speccascade_jax.storage import array_file
-from speccascade_jax.storage.errors import CheckpointError
-from speccascade_jax.storage.files import expanded
+from speccascade_jax.core.types import Params
+from speccascade_jax.storage.array_file import Carded, load_carded
 
 FILE = "selection_policy.msgpack"
 """How a pair's own policy is called in its folder."""
@@ -44,25 +41,17 @@ class Card:
     queries: int = 0
     steps: int = 0
 
+    def __post_init__(self) -> None:
+        """Makes tuples again of what JSON gives as lists."""
+        for name in ("arms", "prints"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
 
-@dataclass(frozen=True)
-class Policy:
+
+class Policy(Carded[Card]):
     """A policy's parameters and its card."""
 
-    params: Params
-    card: Card
-
-    def __repr__(self) -> str:
-        """Without the numbers."""
-        return f"Policy({count(self.params):,} parameters, {self.card})"
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of parameters and card: what a record that used the policy belongs to."""
-        return array_file.fingerprint(self.params, asdict(self.card))
-
     def among(self, prints: Mapping[str, str], target: str, features: int, whose: str) -> Params:
-        """The parameters with scores in the order of `prints`; compiles nothing.
+        """Returns the parameters with scores in the order of `prints`; compiles nothing.
 
         Args:
             prints: the name of each arm -> its fingerprint, in the order wanted; target: the target's; features: how
@@ -91,31 +80,24 @@ class Policy:
 
 
 def reordered(params: Params, places: Sequence[int]) -> Params:
-    """A policy's parameters with its arms at these places, one for each, in this order."""
-    at = np.asarray(places)
+    """Returns a policy's parameters with its arms at these places, one for each, in this order."""
+    order = np.asarray(places)
     if "mean" in params:  # a ridge regression: an entry per arm
-        return {**params, "mean": params["mean"][at], "covariance": params["covariance"][at]}
+        return {**params, "mean": params["mean"][order], "covariance": params["covariance"][order]}
     last = f"layers_{len(params) - 1}"
-    return {**params, last: jax.tree.map(lambda x: x[..., at], params[last])}
+    return {**params, last: jax.tree.map(lambda x: x[..., order], params[last])}
 
 
 def save(path: str | Path, policy: Policy) -> None:
-    """Write a policy as one file, whole or not at all."""
-    array_file.save(path, policy.params, asdict(policy.card))
+    """Writes a policy as one file, whole or not at all."""
+    policy.save(path)
 
 
 def load(path: str | Path) -> Policy:
-    """Read a policy.
+    """Reads a policy.
 
     Raises:
         FileNotFoundError: no such file.
         CheckpointError: it is damaged (names what in it), or of another format.
     """
-    params, card = array_file.load(path, "selection policy", TRAIN)
-    known = {field.name for field in fields(Card)}
-    try:
-        found: Any = {name: value for name, value in card.items() if name in known}
-        found |= {name: tuple(found[name]) for name in ("arms", "prints")}
-        return Policy(params, Card(**found))
-    except (TypeError, KeyError) as error:
-        raise CheckpointError(f"{expanded(path)}: its card lacks an entry ({error}); train the policy again") from error
+    return Policy(*load_carded(path, "selection policy", TRAIN, Card))

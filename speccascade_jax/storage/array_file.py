@@ -1,11 +1,12 @@
-"""Files of a few arrays with a card that says what they are: of acceptance heads and of the heads of early exits."""
+"""Files of a few arrays with a card that says what they are: acceptance heads, heads of early exits, policies."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import flax.serialization
 import jax
@@ -13,13 +14,54 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from speccascade_jax.core.types import Params
+from speccascade_jax.core.types import Params, count
 from speccascade_jax.storage import checksums
 from speccascade_jax.storage.checksums import array_digest
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, damaged
 from speccascade_jax.storage.files import expanded, write_atomically
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 FORMAT = 1
+CardT = TypeVar("CardT", bound="DataclassInstance")
+
+
+@dataclass(frozen=True, repr=False)
+class Carded(Generic[CardT]):
+    """Parameters, and a card, a dataclass of plain values, that says what they are."""
+
+    params: Params
+    card: CardT
+
+    def __repr__(self) -> str:
+        """Returns a line without the numbers."""
+        return f"{type(self).__name__}({count(self.params):,} parameters, {self.card})"
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of parameters and card: what a record that used them belongs to."""
+        return fingerprint(self.params, asdict(self.card))
+
+    def save(self, path: str | Path) -> None:
+        """Writes parameters and card as one file, whole or not at all."""
+        save(path, self.params, asdict(self.card))
+
+
+def load_carded(path: str | Path, what: str, again: str, card: type[CardT]) -> tuple[Params, CardT]:
+    """Reads the parameters and the card of a `Carded`; entries that the card's class does not know are left out.
+
+    Raises:
+        FileNotFoundError, CheckpointError: as `load`; the card lacks an entry, or has an odd one.
+    """
+    params, entries = load(path, what, again)
+    known = {field.name for field in fields(card)}
+    try:
+        return params, card(**{name: value for name, value in entries.items() if name in known})
+    except (TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"{expanded(path)}: its card lacks an entry, or has an odd one ({error}): {again}"
+        ) from error
 
 
 def fingerprint(params: Params, card: Mapping[str, Any]) -> str:

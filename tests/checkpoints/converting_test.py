@@ -6,14 +6,14 @@ import os
 import subprocess
 import sys
 
-import numpy as np
+import jax
 import pytest
-from flax.traverse_util import flatten_dict
 
-from speccascade_jax.checkpoints import CheckpointError, converting, load, save, write_checksums
+from speccascade_jax.checkpoints import converting, load, save
 from speccascade_jax.checkpoints.array_plan import Piece
 from speccascade_jax.checkpoints.reading import find
 from speccascade_jax.runtime.paths import repository_root
+from tests.support import checkpoint_arrays, damage
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +33,10 @@ def theirs(hf, tmp_path):
     return hf.write(tmp_path / "theirs", hf.entries("gemma2"), arrays, shards=2)
 
 
-def flat(params):
-    return {name: np.asarray(value) for name, value in flatten_dict(params, sep="/").items()}
-
-
 def same(path, other) -> bool:
     (model, params), (again, restored) = load(path, dtype=None), load(other, dtype=None)
-    params, restored = flat(params), flat(restored)
-    equal = params.keys() == restored.keys() and all(np.array_equal(params[n], restored[n]) for n in params)
-    return model == again and equal and all(params[n].dtype == restored[n].dtype for n in params)
+    one, two = ([leaf.dtype for leaf in jax.tree.leaves(tree)] for tree in (params, restored))
+    return model == again and checkpoint_arrays.same(params, checkpoint_arrays.flat(restored)) and one == two
 
 
 def test_converted_is_bit_equal(main, theirs, tmp_path, capsys):
@@ -95,21 +90,12 @@ def test_checksums_are_written_beside_the_source_and_nothing_else(main, theirs, 
         assert main([str(theirs), "--checksums"]) == 0
     assert {entry.name for entry in theirs.iterdir()} == before | {"checksums.json"}
     assert f"written: {theirs / 'checksums.json'}" in capsys.readouterr().out
-    shard = theirs / "model-00002-of-00002.safetensors"
-    whole = bytearray(shard.read_bytes())
-    whole[-1] ^= 64
-    shard.write_bytes(whole)
+    damage.flip(theirs / "model-00002-of-00002.safetensors", -1)
     assert main([str(theirs), str(tmp_path / "ours")]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith(f"error: {theirs} is damaged: 1 array can't be read (model.")
     assert "model-00002-of-00002.safetensors: its bytes are not those of checksums.json" in said
     assert not (tmp_path / "ours").exists()
-
-
-def test_checksums_are_for_formats_without_digests(tmp_path, model, params):
-    save(tmp_path / "ours", model, params)
-    with pytest.raises(CheckpointError, match=r"ours is no Hugging Face directory: checksums.json is for those alone"):
-        write_checksums(tmp_path / "ours")
 
 
 def test_a_converted_configuration_keeps_its_dtype_and_loads_in_the_one_asked_for(main, tmp_path, model, params):
@@ -142,7 +128,8 @@ def test_a_source_that_needs_no_checksums_is_refused_without_a_bar(main, tmp_pat
     save(tmp_path / "ours", model, params)
     assert main([str(tmp_path / "ours"), "--checksums"]) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and lines[0].startswith("error: ") and "is no Hugging Face directory" in lines[0]
+    assert len(lines) == 1 and lines[0].startswith("error: ")
+    assert "ours is no Hugging Face directory: checksums.json is for those alone" in lines[0]
 
 
 def test_existing_destinations(main, theirs, tmp_path, capsys):

@@ -26,14 +26,6 @@ def test_existing_directory_is_kept_unless_overwritten(saved, model, params):
     assert [entry.name for entry in saved.parent.iterdir()] == ["mine"]
 
 
-def test_other_directories_are_never_replaced(tmp_path, model, params):
-    (tmp_path / "letters").mkdir()
-    (tmp_path / "letters" / "a.txt").write_text("dear")
-    with pytest.raises(FileExistsError, match=r"no checkpoint written by save"):
-        save(tmp_path / "letters", model, params, overwrite=True)
-    assert (tmp_path / "letters" / "a.txt").read_text() == "dear"
-
-
 def test_folders_that_hold_more_than_a_checkpoint_are_never_replaced(saved, model, params):
     (saved / "thesis.txt").write_text("years")
     with pytest.raises(FileExistsError, match=r"mine holds more than a checkpoint .*\(thesis.txt\): .* move it out"):
@@ -41,20 +33,23 @@ def test_folders_that_hold_more_than_a_checkpoint_are_never_replaced(saved, mode
     assert (saved / "thesis.txt").read_text() == "years" and load(saved)[0] == model
 
 
-@pytest.mark.parametrize(
-    "text",
-    [None, "{", "7", '{"format": 1, "family": "t5"}', '{"format": "1", "family": "t5", "config": {}, "arrays": {}}']
-    + ['{"format": 1, "family": "bert", "config": {}, "arrays": {}}'],
-)
-def test_a_params_folder_alone_makes_no_checkpoint_that_may_be_replaced(tmp_path, model, params, text):
-    (tmp_path / "project" / "params").mkdir(parents=True)
-    (tmp_path / "project" / "params" / "a.txt").write_text("1")
-    if text is not None:
-        (tmp_path / "project" / "config.json").write_text(text)
+CONFIGS = ("{", "7", '{"format": 1, "family": "t5"}', '{"format": "1", "family": "t5", "config": {}, "arrays": {}}')
+CONFIGS += ('{"format": 1, "family": "bert", "config": {}, "arrays": {}}',)
+OTHERS = [{"letters/a.txt": "dear"}, {"config.json": '{"model_type": "llama"}'}, {"params/a.txt": "1"}]
+OTHERS += [{"params/a.txt": "1", "config.json": text} for text in CONFIGS]
+
+
+@pytest.mark.parametrize("files", OTHERS)
+def test_what_is_no_checkpoint_is_never_replaced(tmp_path, model, params, files):
+    for name, text in files.items():
+        (tmp_path / "project" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "project" / name).write_text(text)
     with pytest.raises(FileExistsError, match=r"project exists and is no checkpoint written by save"):
         save(tmp_path / "project", model, params, overwrite=True)
-    assert (tmp_path / "project" / "params" / "a.txt").read_text() == "1"
-    with pytest.raises(CheckpointError, match=r"is incomplete|is damaged|lacks|has format '1'|architecture 'bert'"):
+    assert files == {name: (tmp_path / "project" / name).read_text() for name in files}
+    with pytest.raises(
+        CheckpointError, match=r"project.*(incomplete|damaged|lacks|format '1'|architecture|no checkpoint|give)"
+    ):
         load(tmp_path / "project")
 
 
@@ -82,14 +77,6 @@ def test_failed_write_leaves_the_old_one(saved, model, params, monkeypatch):
         save(saved, model, params, overwrite=True)
     assert describe(saved) == before
     assert [entry.name for entry in saved.parent.iterdir()] == ["mine"]
-
-
-def test_other_tools_directories_are_never_replaced(tmp_path, model, params):
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(FileExistsError, match=r"no checkpoint written by save"):
-        save(tmp_path / "theirs", model, params, overwrite=True)
-    assert [entry.name for entry in (tmp_path / "theirs").iterdir()] == ["config.json"]
 
 
 @pytest.mark.filterwarnings("ignore:os.fork")  # the child copies files and dies

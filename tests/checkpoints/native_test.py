@@ -18,6 +18,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from speccascade_jax.checkpoints import CheckpointError, load, model_of, save
 from speccascade_jax.models.decoder import DecoderLM
 from speccascade_jax.models.decoder_config import parameter_shapes, tiny
+from tests.support import checkpoint_arrays, damage
+from tests.support.checkpoint_arrays import same
 
 KEY = "decoder/layers_1/mlp/wo/kernel"
 
@@ -31,21 +33,13 @@ def saved_wide(tmp_path, wide):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_round_trip(tmp_path, model, params, arrays, dtype):
-    save(tmp_path / "deep" / "mine", model, params, dtype)
+    save(tmp_path / "deep" / "mine", model, flax.core.freeze(params), dtype)
     loaded, restored = load(tmp_path / "deep" / "mine")
-    flat = flatten_dict(restored, sep="/")
     assert loaded == model
-    assert flat.keys() == arrays.keys()
-    for name, array in arrays.items():
-        assert flat[name].dtype == jnp.float32
-        np.testing.assert_array_equal(flat[name], array.astype(jnp.dtype(dtype)).astype(np.float32))
-    kept = flatten_dict(load(tmp_path / "deep" / "mine", dtype=None)[1], sep="/")
-    assert kept[KEY].dtype == jnp.dtype(dtype)
-
-
-def test_frozen_and_numpy_parameters(tmp_path, model, params):
-    save(tmp_path / "mine", model, flax.core.freeze(params))
-    assert load(tmp_path / "mine")[0] == model
+    assert same(restored, {name: a.astype(jnp.dtype(dtype)).astype(np.float32) for name, a in arrays.items()})
+    for asked, kind in ((dtype, None), ("float32", "float32")):
+        restored = load(tmp_path / "deep" / "mine", dtype=kind)[1]
+        assert {leaf.dtype.name for leaf in jax.tree.leaves(restored)} == {asked}
 
 
 def test_zeros_come_back_as_zeros(tmp_path, model, params):
@@ -55,8 +49,7 @@ def test_zeros_come_back_as_zeros(tmp_path, model, params):
 
 
 def test_orbax_reads_the_parameters(saved, arrays):
-    restored = flatten_dict(ocp.PyTreeCheckpointer().restore(saved / "params"), sep="/")
-    assert all(np.array_equal(restored[name], arrays[name]) for name in arrays)
+    assert same(ocp.PyTreeCheckpointer().restore(saved / "params"), arrays)
 
 
 def test_files_are_few_and_tell_nothing_of_the_writer(saved, arrays, tmp_path):
@@ -114,19 +107,15 @@ def data_files(path):
     return [file for file in (path / "params").rglob("*") if file.parent.name == "d"]
 
 
-def test_garbled_data_file(saved_wide):
-    file = max(data_files(saved_wide), key=lambda f: f.stat().st_size)
-    content = bytearray(file.read_bytes())
+def garble(content):
     middle = slice(len(content) // 4, len(content) // 2)
-    content[middle] = bytes(byte ^ 0x5A for byte in content[middle])
-    file.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"mine is damaged: \d+ arrays? can't be read \(\w+/"):
-        load(saved_wide)
+    return content[: middle.start] + bytes(byte ^ 0x5A for byte in content[middle]) + content[middle.stop :]
 
 
-def test_truncated_data_file(saved_wide):
+@pytest.mark.parametrize("change", [garble, lambda content: content[:100]])
+def test_damaged_data_file(saved_wide, change):
     file = max(data_files(saved_wide), key=lambda f: f.stat().st_size)
-    file.write_bytes(file.read_bytes()[:100])
+    file.write_bytes(change(file.read_bytes()))
     with pytest.raises(CheckpointError, match=r"mine is damaged: \d+ arrays? can't be read \(\w+/"):
         load(saved_wide)
 
@@ -162,6 +151,7 @@ def test_damaged_configuration(saved, edited):
         r"lacks arrays": lambda r: r.pop("arrays"),
         r"has format 9, and this version reads 1 and 2: update": lambda r: r.update(format=9),
         r"unknown architecture 'gpt'; known: t5": lambda r: r.update(family="gpt"),
+        r"config is not a DecoderConfig \(.*num_encoder_layers": lambda r: r.update(family="decoder"),
         r"config is not a T5Config \(.*depth": lambda r: r["config"].update(depth=3),
         r"config is not a T5Config \(.*d_ff": lambda r: r["config"].pop("d_ff"),
         r"wrong shape .*needs \[8, 11\]": undigested(lambda r: r["config"].update(d_ff=11)),
@@ -190,13 +180,9 @@ def test_decoders_with_all_that_their_configurations_hold(tmp_path, name):
     model, params = load(tmp_path / "mine")
     assert model == DecoderLM(config)
     assert hash(model) == hash(DecoderLM(config))  # a static argument of jit
-    restored = flatten_dict(params, sep="/")
-    assert restored.keys() == flat.keys()
-    assert all(np.array_equal(restored[n], array) for n, array in flat.items())
-    fused = flatten_dict(model.prepare(params), sep="/")
-    prepared = flatten_dict(load(tmp_path / "mine", prepared=True)[1], sep="/")
-    assert prepared.keys() == fused.keys() != flat.keys()
-    assert all(np.array_equal(prepared[n], array) for n, array in fused.items())
+    assert same(params, flat)
+    fused = checkpoint_arrays.flat(model.prepare(params))
+    assert fused.keys() != flat.keys() and same(load(tmp_path / "mine", prepared=True)[1], fused)
 
 
 def test_bfloat16_is_held_and_on_a_cpu_not_computed_in(saved):
@@ -225,26 +211,17 @@ def test_an_explicit_dtype_is_that_of_computation_too(tmp_path, model, params, a
     assert load(tmp_path / "mine")[0] == model
 
 
-def test_a_family_that_does_not_fit_its_configuration(saved, edited):
-    edited(saved / "config.json", lambda r: r.update(family="decoder"))
-    with pytest.raises(CheckpointError, match=r"config is not a DecoderConfig \(.*num_encoder_layers"):
-        load(saved)
-
-
 def test_every_flipped_bit_of_the_configuration_is_seen(saved, model):
     file = saved / "config.json"
     whole = file.read_bytes()
-    rest = json.loads(whole)
-    for bit in np.random.default_rng(0).choice(8 * whole.index(b'"arrays"'), 150, replace=False).tolist():
-        changed = bytearray(whole)
-        changed[bit // 8] ^= 1 << bit % 8
-        file.write_bytes(changed)
+    arrays = json.loads(whole)["arrays"]
+    for _ in damage.flips(file, 150, whole.index(b'"arrays"')):
         try:
-            found = model_of(saved)
+            loaded = model_of(saved)
         except CheckpointError as error:
             assert str(saved) in str(error)
         else:  # a space that became another, or a name that nobody reads
-            assert found == model and json.loads(changed)["arrays"] == rest["arrays"]
+            assert loaded == model and json.loads(file.read_bytes())["arrays"] == arrays
 
 
 def test_a_configuration_without_a_digest_loads(saved, edited, model):

@@ -77,7 +77,15 @@ def test_bytes_after_the_last_tensor(file):
         ({"shape": [3, 5]}, r"tensor tensor.F32 of shape \[3, 5\] and dtype F32 can't lie in bytes"),
         ({"shape": [-3, -4]}, r"tensor tensor.F32 of shape \[-3, -4\]"),
         ({"shape": None}, r"the header's entry of tensor tensor.F32 is \{'dtype': 'F32', 'shape': None"),
-        ({"data_offsets": [0]}, r"the header's entry of tensor tensor.F32"),
+        *(
+            ({name: value}, r"a\.safetensors.* tensor tensor.F32")
+            for name, values in {
+                "shape": ([1.0], ["1"], [1e999], 1, [True]),
+                "data_offsets": ([0], "04", [0, 4.0]),
+                "dtype": (["F32"],),
+            }.items()
+            for value in values
+        ),
     ],
 )
 def test_damaged_entries_name_the_tensor(file, entry, said):
@@ -119,18 +127,4 @@ def test_no_flipped_bit_of_the_header_reads_outside_the_file(tmp_path_factory, b
 def test_headers_that_are_no_object_name_the_file(tmp_path, header):
     (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(CheckpointError, match=r"header of .*a\.safetensors is damaged"):
-        open_file(tmp_path / "a.safetensors")
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        {"shape": [1.0]}, {"shape": ["1"]}, {"shape": [1e999]}, {"shape": 1}, {"data_offsets": [0]},
-        {"data_offsets": "04"}, {"data_offsets": [0, 4.0]}, {"dtype": ["F32"]}, {"shape": [True]},
-    ],
-)  # fmt: skip
-def test_sizes_of_a_wrong_type_are_named(tmp_path, entry):
-    header = json.dumps({"one": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} | entry}).encode()
-    (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    with pytest.raises(CheckpointError, match=r"a\.safetensors.* tensor one"):
         open_file(tmp_path / "a.safetensors")

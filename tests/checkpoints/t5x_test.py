@@ -1,6 +1,7 @@
 """T5X's formats: goldens written by T5X, variants written here, damage."""
 
 import dataclasses
+import json
 import os
 import shutil
 
@@ -14,14 +15,10 @@ from flax.traverse_util import flatten_dict
 
 from speccascade_jax.checkpoints import CheckpointError, describe, load
 from speccascade_jax.models.t5 import teacher_forced_logits
+from tests.support.checkpoint_arrays import same
 
 KEY = "decoder/layers_1/mlp/wo/kernel"
 FOLDER = "target.decoder.layers_1.mlp.wo.kernel"
-
-
-def same(params, arrays) -> bool:
-    flat = flatten_dict(params, sep="/")
-    return flat.keys() == arrays.keys() and all(np.array_equal(flat[n], arrays[n]) for n in arrays)
 
 
 def writable_copy(source, target):
@@ -79,20 +76,20 @@ def test_t5_1_0_without_gates_and_tied(t5x, arrays, model):
     assert same(params, renamed)
 
 
-@pytest.mark.parametrize("driver", ["gfile", "gcs"])
-def test_absolute_paths_of_the_writer(t5x, arrays, driver):
-    def pointer(folder, array):
-        store = {"driver": driver, "path": f"/somewhere/else/run/checkpoint_7/{folder}/"}
-        return {"driver": "zarr", "dtype": "float32", "kvstore": store}
+AWAY = {"path": "/somewhere/else/run/checkpoint_7/{}/"}
+POINTERS = [  # as T5X wrote them on its own disks, and very early; `{}` is the array's folder
+    ({"kvstore": {"driver": "gfile", **AWAY}}, {}),
+    ({"kvstore": {"driver": "gcs", **AWAY}}, {}),
+    ({"kvstore": {"driver": "file"}, "path": "{}"}, {"at_top": True}),
+]
 
-    assert same(load(t5x(arrays, pointer=pointer))[1], arrays)
 
+@pytest.mark.parametrize(("pointer", "layout"), POINTERS)
+def test_pointers_are_followed_to_the_checkpoints_own_folders(t5x, arrays, pointer, layout):
+    def point(folder, array):
+        return json.loads(json.dumps({"driver": "zarr", "dtype": "float32"} | pointer).replace("{}", folder))
 
-def test_very_old_pointers_and_layout(t5x, arrays):
-    def pointer(folder, array):
-        return {"driver": "zarr", "dtype": "float32", "kvstore": {"driver": "file"}, "path": folder}
-
-    assert same(load(t5x(arrays, pointer=pointer, at_top=True))[1], arrays)
+    assert same(load(t5x(arrays, pointer=point, **layout))[1], arrays)
 
 
 def test_version_2_stores_bfloat16_as_uint16(t5x, arrays):
@@ -138,51 +135,43 @@ def test_relative_biases_by_layer_are_refused(t5x, arrays):
         load(t5x(scanned(arrays, "", bias_noise=0.1)))
 
 
-def test_missing_folders_are_named(t5x, arrays):
+def edit(name, change):
+    """Returns a damage: the bytes of the file `name` of a checkpoint, changed."""
+
+    def damage(path):
+        (path / name).write_bytes(change((path / name).read_bytes()))
+
+    return damage
+
+
+def lose(path):
+    for folder in (FOLDER, "target.token_embedder.embedding"):
+        shutil.rmtree(path / folder)
+
+
+CHUNK = f"{FOLDER}/0.0"
+DAMAGES = [
+    (lose, rf"checkpoint_7 is incomplete: 2 of \d+ .*{KEY}, token_embedder.*copy"),
+    (lambda path: (path / CHUNK).unlink(), rf"incomplete: 1 of .*{KEY}"),  # it is not read as zero
+    (edit(f"{FOLDER}/.zarray", lambda whole: b"{"), rf"damaged: .*{KEY}"),
+]
+CUTS = (lambda b: b[:20], lambda b: b"", lambda b: b"garbage" + b, lambda b: b[:40] + b"x" + b[41:])
+DAMAGES += [(edit(CHUNK, cut), rf"checkpoint_7 is damaged: 1 array can't be read .*{KEY}.*copy") for cut in CUTS]
+DAMAGES += [
+    (edit("checkpoint", lambda whole, content=content: content), "checkpoint is not a readable msgpack file")
+    for content in (b"", b"\xc1\xc1", b"\x85abc")
+]
+DAMAGES += [
+    (edit("checkpoint", lambda whole: b"\x81\xa1a\x01"), r"no parameters under optimizer/target \(found \['a'\]\)")
+]
+
+
+@pytest.mark.parametrize(("damage", "said"), DAMAGES)
+def test_damage_is_named_with_the_arrays(t5x, arrays, damage, said):
     path = t5x(arrays)
-    shutil.rmtree(path / FOLDER)
-    shutil.rmtree(path / "target.token_embedder.embedding")
-    with pytest.raises(CheckpointError, match=rf"checkpoint_7 is incomplete: 2 of \d+ .*{KEY}, token_embedder.*copy"):
+    damage(path)
+    with pytest.raises(CheckpointError, match=said):
         load(path)
-
-
-def test_missing_chunk_is_not_read_as_zero(t5x, arrays):
-    path = t5x(arrays)
-    (path / FOLDER / "0.0").unlink()
-    with pytest.raises(CheckpointError, match=rf"incomplete: 1 of .*{KEY}"):
-        load(path)
-
-
-@pytest.mark.parametrize(
-    "damage", [lambda b: b[:20], lambda b: b"", lambda b: b"garbage" + b, lambda b: b[:40] + b"x" + b[41:]]
-)
-def test_damaged_chunk_names_the_array(t5x, arrays, damage):
-    path = t5x(arrays)
-    chunk = path / FOLDER / "0.0"
-    chunk.write_bytes(damage(chunk.read_bytes()))
-    with pytest.raises(CheckpointError, match=rf"checkpoint_7 is damaged: 1 array can't be read .*{KEY}.*copy"):
-        load(path)
-
-
-def test_damaged_array_metadata(t5x, arrays):
-    path = t5x(arrays)
-    (path / FOLDER / ".zarray").write_text("{")
-    with pytest.raises(CheckpointError, match=rf"damaged: .*{KEY}"):
-        load(path)
-
-
-@pytest.mark.parametrize("content", [b"", b"\xc1\xc1", b"\x85abc"])
-def test_damaged_msgpack(t5x, arrays, content):
-    path = t5x(arrays)
-    (path / "checkpoint").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"checkpoint is not a readable msgpack file"):
-        load(path)
-
-
-def test_other_msgpack(tmp_path):
-    (tmp_path / "file").write_bytes(b"\x81\xa1a\x01")
-    with pytest.raises(CheckpointError, match=r"no parameters under optimizer/target \(found \['a'\]\)"):
-        load(tmp_path / "file")
 
 
 def test_arrays_of_another_checkpoint(t5x, arrays):
@@ -193,27 +182,23 @@ def test_arrays_of_another_checkpoint(t5x, arrays):
         load(t5x(arrays, pointer=pointer))
 
 
-def test_orbax_damage_names_the_arrays(golden, tmp_path):
+def test_orbax_damage_is_named(golden, tmp_path):
     source = golden("t5x_golden", "orbax_untied_2enc_3dec", "checkpoint_1000")
     path = writable_copy(source, tmp_path / "checkpoint_1000")
-    largest = max((path / "state" / "ocdbt.process_0" / "d").iterdir(), key=lambda f: f.stat().st_size)
-    largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
-    with pytest.raises(CheckpointError, match=r"checkpoint_1000 is damaged: \d+ arrays .*decoder/layers_2.*copy"):
-        load(path)
-
-
-def test_orbax_without_its_manifest_or_metadata(golden, tmp_path):
-    source = golden("t5x_golden", "orbax_untied_2enc_3dec", "checkpoint_1000")
-    path = writable_copy(source, tmp_path / "checkpoint_1000")
-    (path / "state" / "manifest.ocdbt").unlink()
-    with pytest.raises(CheckpointError, match=r"incomplete: 66 of 66 arrays are missing"):
-        load(path)
-    (path / "state" / "_METADATA").write_text("{")
-    with pytest.raises(CheckpointError, match=r"_METADATA is damaged"):
-        load(path)
-    (path / "state" / "_METADATA").unlink()
-    with pytest.raises(CheckpointError, match=r"incomplete: its _METADATA file is missing"):
-        load(path)
+    state = path / "state"
+    largest = max((state / "ocdbt.process_0" / "d").iterdir(), key=lambda f: f.stat().st_size)
+    for damage, said in (
+        (
+            lambda: largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2]),
+            r"damaged: \d+ arrays .*decoder/layers_2.*copy",
+        ),
+        ((state / "manifest.ocdbt").unlink, r"incomplete: 66 of 66 arrays are missing"),
+        (lambda: (state / "_METADATA").write_text("{"), r"_METADATA is damaged"),
+        ((state / "_METADATA").unlink, r"incomplete: its _METADATA file is missing"),
+    ):
+        damage()
+        with pytest.raises(CheckpointError, match=said):
+            load(path)
 
 
 @pytest.mark.parametrize(

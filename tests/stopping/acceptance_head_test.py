@@ -12,7 +12,7 @@ import speccascade_jax as sc
 from speccascade_jax.models import fingerprints
 from speccascade_jax.pairs import head_files
 from speccascade_jax.stopping import acceptance_head as heads
-from speccascade_jax.storage import checksums
+from speccascade_jax.storage import array_file, checksums
 from speccascade_jax.storage.errors import CheckpointError
 from tests.support import tiny_pair
 
@@ -116,6 +116,19 @@ def test_a_damaged_file_is_refused_and_says_what_is_damaged(tmp_path, change, me
         content = flax.serialization.msgpack_serialize(payload)
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=message):
+        head_files.load(path)
+
+
+def test_a_torn_file_a_strange_card_and_no_file_are_refused(tmp_path):
+    path = tmp_path / head_files.FILE
+    head_files.save(path, head_files.Head(random_params(0), CARD))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(CheckpointError, match="is damaged"):
+        head_files.load(path)
+    with pytest.raises(FileNotFoundError, match="no acceptance head at"):
+        head_files.load(tmp_path / "none")
+    with pytest.raises(CheckpointError, match="its card lacks an entry"):
+        array_file.save(path, {}, {"depth": 1})
         head_files.load(path)
 
 

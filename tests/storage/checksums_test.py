@@ -5,26 +5,24 @@ import json
 import pytest
 
 from speccascade_jax.storage import checksums
+from tests.support import damage
 
 CONTENT = bytes(range(64))
 
 
-def flips(content):
-    for bit in range(8 * len(content)):
-        changed = bytearray(content)
-        changed[bit // 8] ^= 1 << bit % 8
-        yield bytes(changed)
-
-
 def test_a_file_that_is_listed_is_compared(tmp_path):
-    (tmp_path / "a.model").write_bytes(CONTENT)
-    assert checksums.read(tmp_path / "a.model") == CONTENT  # no digests at all
-    checksums.update(tmp_path / "a.model")
-    assert checksums.read(tmp_path / "a.model") == CONTENT
-    for changed in [*flips(CONTENT), CONTENT[:-1], CONTENT + b"x", b""]:
-        (tmp_path / "a.model").write_bytes(changed)
+    file = tmp_path / "a.model"
+    file.write_bytes(CONTENT)
+    assert checksums.read(file) == CONTENT  # no digests at all
+    checksums.update(file)
+    for _ in damage.flips(file):
         with pytest.raises(ValueError, match=r"a\.model is damaged: .* checksums\.json: copy it again"):
-            checksums.read(tmp_path / "a.model")
+            checksums.read(file)
+    assert checksums.read(file) == CONTENT
+    for changed in (CONTENT[:-1], CONTENT + b"x", b""):
+        file.write_bytes(changed)
+        with pytest.raises(ValueError, match=r"a\.model is damaged"):
+            checksums.read(file)
     (tmp_path / "b.model").write_bytes(CONTENT)
     assert checksums.read(tmp_path / "b.model") == CONTENT  # not listed
 
@@ -53,9 +51,10 @@ def test_damaged_digests_are_named(tmp_path, text, said):
 
 
 def test_a_seal_shows_every_flipped_bit_of_what_it_seals(tmp_path):
-    sealed = CONTENT + checksums.seal(CONTENT)
-    assert checksums.unsealed(tmp_path / "f", sealed, "again") == CONTENT
-    assert checksums.unsealed(tmp_path / "f", CONTENT, "again") == CONTENT  # as earlier versions wrote it
-    for changed in flips(CONTENT):
+    file = tmp_path / "f"
+    file.write_bytes(CONTENT + checksums.seal(CONTENT))
+    assert checksums.unsealed(file, file.read_bytes(), "again") == CONTENT
+    assert checksums.unsealed(file, CONTENT, "again") == CONTENT  # as earlier versions wrote it
+    for _ in damage.flips(file, end=len(CONTENT)):
         with pytest.raises(ValueError, match=r"f is damaged: .* not those written: again"):
-            checksums.unsealed(tmp_path / "f", changed + sealed[len(CONTENT) :], "again")
+            checksums.unsealed(file, file.read_bytes(), "again")

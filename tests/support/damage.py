@@ -6,11 +6,23 @@ from pathlib import Path
 import numpy as np
 
 
-def flips(path: Path, count: int) -> Iterator[int]:
-    """Flip `count` different bits of the file, one a step, and restore it; yields which bit is wrong."""
+def flip(path: Path, byte: int) -> None:
+    """Flip the lowest bit of one byte."""
+    changed = bytearray(path.read_bytes())
+    changed[byte] ^= 1
+    path.write_bytes(changed)
+
+
+def flips(path: Path, count: int | None = None, end: int | None = None) -> Iterator[int]:
+    """Flip `count` different bits of the file, or all of them, one a step, and restore it; yields which bit is wrong.
+
+    Args:
+        end: bytes behind it are left alone.
+    """
     whole = path.read_bytes()
+    bits = 8 * (len(whole) if end is None else end)
     try:
-        for bit in np.random.default_rng(0).choice(8 * len(whole), count, replace=False).tolist():
+        for bit in np.random.default_rng(0).choice(bits, count or bits, replace=False).tolist():
             changed = bytearray(whole)
             changed[bit // 8] ^= 1 << bit % 8
             path.write_bytes(changed)

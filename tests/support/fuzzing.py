@@ -25,7 +25,7 @@ import jax
 import numpy as np
 
 from speccascade_jax import checkpoints
-from speccascade_jax.checkpoints.orbax_tree import write_tree
+from speccascade_jax.checkpoints.zarr import write_tree
 from speccascade_jax.core.types import BoundModel
 from speccascade_jax.data import sentence_pairs
 from speccascade_jax.data.tasks.task import json_lines

@@ -8,9 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece as library
 
 from speccascade_jax.data.tasks.table import TASKS
 
+SENTENCES = [
+    f"{subject} {verb} {thing}."
+    for subject in ("Tom", "Mary", "She", "Er", "Das Kind", "We")
+    for verb in ("sees", "wants", "kauft", "findet", "trägt")
+    for thing in ("the house", "a little dog", "den Schlüssel", "große Äpfel", "nothing")
+]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
@@ -29,6 +36,26 @@ def llama2c(path: Path, pieces: dict[str, float] | None = None) -> Path:
     body = b"".join(struct.pack("<fi", score, len(text)) + text for score, text in rows)
     path.write_bytes(struct.pack("<i", max(len(text) for _, text in rows)) + body)
     return path
+
+
+def sentencepiece(folder: Path, **options: Any) -> Path:
+    """A sentencepiece file as the library trains it, with byte fallback and texts as they are."""
+    options = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False} | options
+    library.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES), model_prefix=str(folder / "tokenizer"), vocab_size=370, byte_fallback=True,
+        model_type="bpe", minloglevel=2, **options,
+    )  # fmt: skip
+    return folder / "tokenizer.model"
+
+
+def llama(folder: Path) -> Path:
+    """Ids and byte fallback as in Llama 2's `tokenizer.model`."""
+    return sentencepiece(folder, bos_id=1, eos_id=2, unk_id=0, pad_id=-1)
+
+
+def gemma(folder: Path) -> Path:
+    """Ids as in Gemma's `tokenizer.model`, which puts no space before a text."""
+    return sentencepiece(folder, add_dummy_prefix=False, pad_id=0, eos_id=1, bos_id=2, unk_id=3)
 
 
 def byte_level(folder: Path, merges: int = 60, **beside: Any) -> Path:

@@ -1,6 +1,5 @@
 """Hugging Face's `tokenizer.json` (byte-level BPE as Llama 3's and Qwen's, or sentencepiece-like as Gemma's)."""
 
-import hashlib
 import itertools
 import re
 from collections.abc import Mapping
@@ -9,7 +8,6 @@ from typing import Any
 
 from speccascade_jax.data.vocabularies.vocabulary import FileVocabulary
 from speccascade_jax.storage import checksums
-from speccascade_jax.storage.files import expanded
 from speccascade_jax.storage.readers import parsed
 
 TOKENIZER = "tokenizer.json"
@@ -28,16 +26,7 @@ class HuggingFaceVocabulary(FileVocabulary):
     Attributes: as in `TextVocabulary`; `fingerprint` is the SHA-256 of the file's bytes and of the special ids.
     """
 
-    def __init__(self, path: str | Path):
-        """Read `path`.
-
-        Raises:
-            FileNotFoundError: no such file.
-            ImportError: the library `tokenizers` is not installed.
-            ValueError: not a `tokenizer.json`, no end of sequence named beside it, or one that is no piece of it.
-        """
-        self.path = expanded(path)
-        content = checksums.read(self.path)
+    def _read(self, content: bytes) -> bytes:
         self._tokenizer = _parse(self.path, content)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -48,14 +37,14 @@ class HuggingFaceVocabulary(FileVocabulary):
             raise ValueError(
                 f"{self.path} has {len(content):,} bytes and can't number {self.vocab_size:,} pieces: copy it again"
             )
-        special = _special_ids(self.path, ids)
-        self.bos_id, self.eos_id, self.stop_ids = special
-        self.fingerprint = hashlib.sha256(content + repr(special).encode()).hexdigest()
+        self.bos_id, self.stop_ids = _special_ids(self.path, ids)
+        self.eos_id = self.stop_ids[0]
         added = self._tokenizer.get_added_tokens_decoder()
         without_text = [token for token, piece in added.items() if piece.special]
         self.specials = frozenset([*without_text, *self.stop_ids, *([] if self.bos_id is None else [self.bos_id])])
         self._bytes = {token: int(found[1], 16) for name, token in ids.items() if (found := _BYTE.fullmatch(name))}
         self._anchor = self.encode("a")
+        return repr((self.bos_id, self.eos_id, self.stop_ids)).encode()
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
@@ -95,17 +84,8 @@ def _parse(path: Path, content: bytes) -> Any:
         raise ValueError(f'{path} is no tokenizer.json (JSON with a "model" that tokenizers reads): {error}') from error
 
 
-def _special_ids(path: Path, ids: Mapping[str, int]) -> tuple[int | None, int, tuple[int, ...]]:
-    """`read_special_ids`, where entries of a wrong type end in a ValueError too."""
-    try:
-        return read_special_ids(path, ids)
-    except (TypeError, KeyError, AttributeError) as error:
-        beside = ", ".join(name for name in (*NAMING, *NUMBERING) if (path.parent / name).is_file())
-        raise ValueError(f"a file beside {path} ({beside}) has an odd entry ({error!r}): copy it again") from error
-
-
-def read_special_ids(path: Path, ids: Mapping[str, int]) -> tuple[int | None, int, tuple[int, ...]]:
-    """`bos_id`, `eos_id`, `stop_ids`, as files beside a `tokenizer.json` name (`NAMING`) or number (`NUMBERING`) them.
+def _special_ids(path: Path, ids: Mapping[str, int]) -> tuple[int | None, tuple[int, ...]]:
+    """Returns `bos_id` and `stop_ids`, as files beside a `tokenizer.json` name (`NAMING`) or number (`NUMBERING`) them.
 
     A `bos_token` that is null, or `add_bos_token` false, means that texts begin with nothing (Qwen 2.5), whatever
     number `config.json` has for it. An output ends with the `eos_token` and with every number in `eos_token_id`.
@@ -114,47 +94,54 @@ def read_special_ids(path: Path, ids: Mapping[str, int]) -> tuple[int | None, in
         path: of the `tokenizer.json`; ids: piece -> id.
 
     Raises:
-        ValueError: no end of sequence, one that is no piece, or a file that is no JSON object.
+        ValueError: no end of sequence, one that is no piece, or a file that is no JSON object or has odd entries.
     """
-    naming = [_read(path.parent / name) for name in NAMING]
-    numbering = [_read(path.parent / name) for name in NUMBERING]
-    numbers: int | list[int] = next(
-        (table["eos_token_id"] for table in numbering if table.get("eos_token_id") is not None), []
-    )
-    ends = numbers if isinstance(numbers, list) else [numbers]
-    eos = _named("eos_token", path, naming, ids)
-    stops = tuple(dict.fromkeys([*([] if eos is None else [eos]), *ends]))
+    files = {name: path.parent / name for name in (*NAMING, *NUMBERING)}
+    tables = {
+        name: parsed(checksums.read(file), str(file), "copy it again") for name, file in files.items() if file.is_file()
+    }
+    naming = [tables.get(name, {}) for name in NAMING]
+    numbering = [tables.get(name, {}) for name in NUMBERING]
+    try:
+        begins = naming[0].get("add_bos_token") is not False
+        bos = _bos(path, naming, numbering, ids) if begins else None
+        stops = _stops(path, naming, numbering, ids)
+        known = set(ids.values())
+        for name, token in [("bos_token_id", bos), *(("eos_token_id", stop) for stop in stops)]:
+            if token is not None and token not in known:
+                raise ValueError(f"{name} {token} beside {path} is no piece of it: the files are of different models")
+    except (TypeError, KeyError, AttributeError) as error:
+        beside = ", ".join(tables)
+        raise ValueError(f"a file beside {path} ({beside}) has an odd entry ({error!r}): copy it again") from error
+    return bos, stops
+
+
+def _bos(path: Path, naming: list[dict], numbering: list[dict], ids: Mapping[str, int]) -> int | None:
+    if any("bos_token" in table for table in naming):
+        return _named("bos_token", path, naming, ids)
+    return _numbered("bos_token_id", numbering)
+
+
+def _stops(path: Path, naming: list[dict], numbering: list[dict], ids: Mapping[str, int]) -> tuple[int, ...]:
+    eos, numbers = _named("eos_token", path, naming, ids), _numbered("eos_token_id", numbering)
+    more = numbers if isinstance(numbers, list) else [numbers]
+    stops = tuple(dict.fromkeys(stop for stop in (eos, *more) if stop is not None))
     if not stops:
         raise ValueError(
             f"no end of sequence beside {path}: give eos_token in {NAMING[0]}, or eos_token_id in {NUMBERING[1]}"
         )
-    bos = _bos(path, naming, numbering, ids)
-    known = set(ids.values())
-    for name, token in [("bos_token_id", bos), *(("eos_token_id", stop) for stop in stops)]:
-        if token is not None and token not in known:
-            raise ValueError(f"{name} {token} beside {path} is no piece of it: the files are of different models")
-    return bos, stops[0], stops
+    return stops
 
 
-def _bos(path: Path, naming: list[dict], numbering: list[dict], ids: Mapping[str, int]) -> int | None:
-    if naming[0].get("add_bos_token") is False:
-        return None
-    if any("bos_token" in table for table in naming):
-        return _named("bos_token", path, naming, ids)
-    return next((table["bos_token_id"] for table in numbering if table.get("bos_token_id") is not None), None)
+def _numbered(entry: str, tables: list[dict]) -> Any:
+    """Returns the first number, or list of them, that a table gives; `None` where none does."""
+    return next((table[entry] for table in tables if table.get(entry) is not None), None)
 
 
-def _named(what: str, path: Path, tables: list[dict], ids: Mapping[str, int]) -> int | None:
-    """The id of the piece that the first table with an entry names; `None` where it names none."""
-    given = next((table[what] for table in tables if what in table), None)
-    name = given["content"] if isinstance(given, dict) else given
+def _named(entry: str, path: Path, tables: list[dict], ids: Mapping[str, int]) -> int | None:
+    """Returns the id of the piece that the first table with an entry names; `None` where it names none."""
+    value = next((table[entry] for table in tables if entry in table), None)
+    name = value["content"] if isinstance(value, dict) else value
     if name is not None and name not in ids:
-        raise ValueError(f"{what} {name!r} beside {path} is no piece of it: the files are of different models")
+        raise ValueError(f"{entry} {name!r} beside {path} is no piece of it: the files are of different models")
     return None if name is None else ids[name]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is no file."""
-    if not path.is_file():
-        return {}
-    return parsed(checksums.read(path), str(path), "copy it again")

@@ -3,15 +3,12 @@
 int32 length of the longest piece; then per piece float32 score, int32 length, bytes. Little endian; spaces are spaces.
 """
 
-import hashlib
 import re
 import struct
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from speccascade_jax.data.vocabularies.vocabulary import FileVocabulary
-from speccascade_jax.storage import checksums
-from speccascade_jax.storage.files import expanded
 
 _FIRST_BYTE = 3  # ids 0, 1, 2 are unknown, BOS, EOS; then come the 256 bytes
 _BYTE = re.compile(rb"<0x([0-9A-Fa-f]{2})>")
@@ -38,26 +35,19 @@ class Llama2cVocabulary(FileVocabulary):
     stop_ids = (1, 2)
     specials = frozenset((1, 2))
 
-    def __init__(self, path: str | Path):
-        """Read `path`.
-
-        Raises:
-            FileNotFoundError: no such file.
-            ValueError: not a tokenizer of llama2.c.
-        """
-        self.path = expanded(path)
+    def _read(self, content: bytes) -> bytes:
         table = read_pieces(self.path)
         if table is None:
             raise ValueError(
                 f"vocabulary {self.path} is no tokenizer of llama2.c (int32, then float32, int32 and bytes per piece, "
                 f"<0x00> the piece {_FIRST_BYTE}): give the file that the model was trained with, such as tokenizer.bin"
             )
-        self.fingerprint = hashlib.sha256(checksums.read(self.path)).hexdigest()
         self.vocab_size = len(table)
         self._table = table
         self._ids: dict[bytes, int] = {}
         for token, piece in enumerate(table):
             self._ids.setdefault(piece.text, token)
+        return b""
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, without BOS and EOS: characters, or their bytes, merged while a pair is a piece.

@@ -1,6 +1,5 @@
 """Sentencepiece files: any with an end of sequence (T5, Llama 2, Gemma), and those with T5's ids that we train."""
 
-import hashlib
 import io
 import itertools
 import re
@@ -11,7 +10,6 @@ import numpy as np
 import sentencepiece
 
 from speccascade_jax.data.vocabularies.vocabulary import FileVocabulary
-from speccascade_jax.storage import checksums
 from speccascade_jax.storage.files import expanded
 
 
@@ -33,17 +31,12 @@ class SentencePieceVocabulary(FileVocabulary):
     unk_id: int
 
     def __init__(self, path: str | Path):
-        """Read `path`.
+        """Reads `path`; errors as `FileVocabulary`."""
+        if not expanded(path).is_file():
+            raise FileNotFoundError(f"vocabulary {path} does not exist; experiments/train_vocab.py trains one")
+        super().__init__(path)
 
-        Raises:
-            FileNotFoundError: no such file.
-            ValueError: not a sentencepiece model, or one without an end of sequence.
-        """
-        self.path = expanded(path)
-        if not self.path.is_file():
-            raise FileNotFoundError(f"vocabulary {self.path} does not exist; experiments/train_vocab.py trains one")
-        content = checksums.read(self.path)
-        self.fingerprint = hashlib.sha256(content).hexdigest()
+    def _read(self, content: bytes) -> bytes:
         self._pieces = _parse(self.path, content)
         self.vocab_size = int(self._pieces.get_piece_size())
         self._take_special_ids()
@@ -52,6 +45,7 @@ class SentencePieceVocabulary(FileVocabulary):
         self.specials = frozenset(controls.tolist())
         self._controls = {self.piece(token): token for token in self.specials if self.bos_id is not None}
         self._anchor = list(self._pieces.encode("a"))
+        return b""
 
     def _take_special_ids(self) -> None:
         bos, self.eos_id, self.unk_id = self._pieces.bos_id(), self._pieces.eos_id(), self._pieces.unk_id()

@@ -1,11 +1,15 @@
 """What the package asks of a vocabulary, and what the kinds of it share."""
 
+import hashlib
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+
+from speccascade_jax.storage import checksums
+from speccascade_jax.storage.files import expanded
 
 Ids = Sequence[int] | np.ndarray
 
@@ -58,35 +62,32 @@ def settled(text: str, last: bool) -> str:
 
 
 def added_texts(vocabulary: TextVocabulary, ids: Sequence[int], after: Ids = ()) -> list[str]:
-    """What each id adds to the text of all: joined they are what `decode` gives.
+    """Returns what each id adds to the text of all: joined they are what `decode` gives.
 
     Empty for a stop id, and for bytes of a character until the one that completes it.
     """
-    texts, begin, shown = list[str](), 0, ""
-    context = [*after]
-    for number in range(1, len(ids) + 1):
-        # what stands far before changes nothing: a window makes it linear, and whether it did is looked at below
-        before = (context + [*ids[:begin]])[-_WINDOW:] if begin < _WINDOW else ids[begin - _WINDOW : begin]
-        text = vocabulary.decode(ids[begin:number], after=before)
-        whole = settled(text, number == len(ids))
-        texts.append(whole[len(shown) :])
-        shown = whole
-        if whole == text:
-            begin, shown = number, ""
+    texts = _added(vocabulary, ids, after, _WINDOW)
     if "".join(texts) == vocabulary.decode(ids, after=after):
         return texts
-    return _slowly(vocabulary, ids, after)
+    return _added(vocabulary, ids, after, None)  # pieces depend on what stands far before
 
 
 _WINDOW = 8
 
 
-def _slowly(vocabulary: TextVocabulary, ids: Sequence[int], after: Ids) -> list[str]:
-    """As `added_texts`, every beginning decoded anew: for vocabularies whose pieces hang on what stands far before."""
-    texts, shown = list[str](), ""
+def _added(vocabulary: TextVocabulary, ids: Sequence[int], after: Ids, window: int | None) -> list[str]:
+    """Decodes every beginning anew, or with a `window` only what is not settled yet and so many ids before it."""
+    texts, begin, shown = list[str](), 0, ""
+    context = [*after, *ids]
     for number in range(1, len(ids) + 1):
-        texts.append(settled(vocabulary.decode(ids[:number], after=after), number == len(ids))[len(shown) :])
-        shown += texts[-1]
+        end = len(after) + begin
+        before = context[:end] if window is None else context[max(0, end - window) : end]
+        text = vocabulary.decode(ids[begin:number], after=before)
+        whole = settled(text, number == len(ids))
+        texts.append(whole[len(shown) :])
+        shown = whole
+        if window is not None and whole == text:
+            begin, shown = number, ""
     return texts
 
 
@@ -100,6 +101,22 @@ class FileVocabulary(TextVocabulary):
 
     path: Path
     specials: frozenset[int]
+
+    def __init__(self, path: str | Path):
+        """Reads `path`, compared with the digests beside it (`checksums.read`).
+
+        Raises:
+            FileNotFoundError: no such file.
+            ImportError: a library that the kind needs is not installed.
+            ValueError: the file is not of this kind, or damaged.
+        """
+        self.path = expanded(path)
+        content = checksums.read(self.path)
+        self.fingerprint = hashlib.sha256(content + self._read(content)).hexdigest()
+
+    @abstractmethod
+    def _read(self, content: bytes) -> bytes:
+        """Sets pieces and special ids from the file's content; returns what else the fingerprint depends on."""
 
     @abstractmethod
     def _text(self, ids: list[int], goes_on: bool) -> str:

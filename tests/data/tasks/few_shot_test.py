@@ -11,6 +11,7 @@ from speccascade_jax.data import directory
 from speccascade_jax.data.tasks import few_shot, table
 from speccascade_jax.data.tasks.few_shot import FewShotTask, Record, Template
 from speccascade_jax.metrics import answers, code, quality, sandbox
+from tests.support.data_sets import load_or_skip
 
 ROWS = {name: task for name, task in table.TASKS.items() if isinstance(task, FewShotTask)}
 SPLITS = [(name, split) for name, task in ROWS.items() for split in task.splits if name != "triviaqa"]
@@ -22,13 +23,6 @@ RECORDS = [Record(id=n, question=f"question {n}", answer=f"answer {n}", referenc
 def toy(**changes) -> FewShotTask:
     given = {"name": "toy", "splits": ("test",), "records": lambda _: RECORDS, "pool": lambda: RECORDS[:3], "shots": 2}
     return FewShotTask(**given | changes)
-
-
-def load_or_skip(name: str, split: str, limit: int | None = None) -> list[table.Example]:
-    try:
-        return table.get_task(name).load(split, limit)
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
 
 
 def spelt(text: str) -> str:
@@ -100,17 +94,21 @@ def test_wrong_names_are_refused(name, message):
         table.get_task(name)
 
 
-def test_more_exemplars_than_there_are_is_refused():
-    with pytest.raises(ValueError, match="task toy has 3 exemplars, not the 4 asked for; ask for fewer"):
-        toy(shots=4).load()
-    with pytest.raises(ValueError, match="has 0 exemplars of tea, not the 1"):
-        toy(shots=1, records=lambda _: [Record(id=9, question="new", group="tea")]).load()
-
-
-@pytest.mark.parametrize(("changes", "message"), [({"shots": -1}, "shots=-1"), ({"stop_strings": "x"}, r"\('x',\)")])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shots": 4}, "task toy has 3 exemplars, not the 4 asked for; ask for fewer"),
+        (
+            {"shots": 1, "records": lambda _: [Record(id=9, question="new", group="tea")]},
+            "has 0 exemplars of tea, not the 1",
+        ),
+        ({"shots": -1}, "shots=-1"),
+        ({"stop_strings": "x"}, r"\('x',\)"),
+    ],
+)
 def test_rows_without_meaning_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        toy(**changes)
+        toy(**changes).load()
 
 
 @pytest.mark.parametrize(("name", "split"), POOLED)
@@ -135,25 +133,15 @@ def test_ids_are_unique_and_every_prompt_shows_its_exemplars_once(name, split):
             assert example.source.count(begin) >= task.shots + 1
 
 
-@pytest.mark.parametrize(
-    ("name", "split", "count"),
-    [
-        ("squad2", "validation", 2783),
-        ("webquestions", "test", 1016),
-        ("nq_open", "validation", 1802),
-        ("gsm8k", "test", 660),
-        ("mmlu", "validation", 1530),
-        ("commonsenseqa", "validation", 603),
-        ("humaneval", "test", 82),
-        ("mbpp", "test", 250),
-        ("wmt22_few_shot", "test", 1027),
-        ("cnn_dailymail_few_shot", "test", 96),
-        ("xsum_few_shot", "test", 496),
-        ("dialogsum", "validation", 500),
-    ],
-)
-def test_sizes(name, split, count):
-    assert len(load_or_skip(name, split)) == count
+SIZES = {
+    "squad2": 2783, "webquestions": 1016, "nq_open": 1802, "gsm8k": 660, "commonsenseqa": 603, "humaneval": 82,
+    "mbpp": 250, "wmt22_few_shot": 1027, "cnn_dailymail_few_shot": 96, "xsum_few_shot": 496, "dialogsum": 500,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes(name):
+    assert len(load_or_skip(name, ROWS[name].splits[0])) == SIZES[name]
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if name not in ("humaneval", "mbpp", "triviaqa")])
@@ -232,14 +220,22 @@ TRIVIA = [
 ]
 
 
-@pytest.mark.parametrize("ending", ["json", "jsonl"])
-def test_triviaqa_is_read_in_both_forms(ending, monkeypatch, tmp_path):
+@pytest.fixture
+def trivia(monkeypatch, tmp_path):
+    """Writes a split of TriviaQA into a data directory."""
     monkeypatch.setenv(directory.VARIABLE, str(tmp_path))
-    lines = "\n".join(map(json.dumps, TRIVIA)) + "\n"
     (tmp_path / "triviaqa").mkdir()
-    (tmp_path / f"triviaqa/validation.{ending}").write_text(
-        lines if ending == "jsonl" else json.dumps({"Data": TRIVIA})
-    )
+
+    def write(entries, name="validation.json"):
+        lines = "\n".join(map(json.dumps, entries)) + "\n"
+        (tmp_path / "triviaqa" / name).write_text(lines if name.endswith("l") else json.dumps({"Data": entries}))
+
+    return write
+
+
+@pytest.mark.parametrize("ending", ["json", "jsonl"])
+def test_triviaqa_is_read_in_both_forms(trivia, ending):
+    trivia(TRIVIA, f"validation.{ending}")
     examples = table.get_task("triviaqa").load("validation")
     assert [example.id for example in examples] == [16, 17, 18, 19]  # the others are kept for exemplars
     assert examples[0].reference == ("17", "No. 17", "no 17")
@@ -247,20 +243,13 @@ def test_triviaqa_is_read_in_both_forms(ending, monkeypatch, tmp_path):
     assert examples[0].source.endswith("\nQ: Which number comes after 16?\nA:")
 
 
-def test_a_split_of_triviaqa_without_answers_is_named(monkeypatch, tmp_path):
-    monkeypatch.setenv(directory.VARIABLE, str(tmp_path))
-    (tmp_path / "triviaqa").mkdir()
-    without = [{name: value for name, value in entry.items() if name != "Answer"} for entry in TRIVIA]
-    for split, entries in (("validation", TRIVIA), ("test", without)):
-        (tmp_path / f"triviaqa/{split}.json").write_text(json.dumps({"Data": entries}))
-    with pytest.raises(ValueError, match=r"triviaqa's split 'test' .*test\.json\) has no answer.*split = 'validation'"):
-        table.get_task("triviaqa").load("test")
-
-
-def test_triviaqa_that_is_not_there_is_named(monkeypatch, tmp_path):
-    monkeypatch.setenv(directory.VARIABLE, str(tmp_path))
+def test_triviaqa_without_data_or_without_answers_is_named(trivia):
     with pytest.raises(FileNotFoundError, match=r"triviaqa/validation\.json does not exist.*SPECCASCADE_DATA"):
         table.get_task("triviaqa").load("validation")
+    trivia(TRIVIA)
+    trivia([{name: value for name, value in entry.items() if name != "Answer"} for entry in TRIVIA], "test.json")
+    with pytest.raises(ValueError, match=r"triviaqa's split 'test' .*test\.json\) has no answer.*split = 'validation'"):
+        table.get_task("triviaqa").load("test")
 
 
 def test_stories_are_64_short_openings_with_a_continuation_of_their_own():

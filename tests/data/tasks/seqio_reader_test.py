@@ -204,33 +204,30 @@ def test_prompts_are_the_registered_inputs_with_and_without_a_prefix(register):
         assert example.source == source and task.build_prompt(example) == "say: a"
 
 
+ASK = {"inputs": b"say: a", "targets": b"b"}
+
+
 @pytest.mark.parametrize(
-    ("changes", "error", "message"),
+    ("features", "changes", "error", "message"),
     [
-        ({"name": "their"}, ValueError, "no Task or Mixture 'their'; did you mean theirs.*set SeqioTask.module"),
-        ({"name": "x", "module": "json"}, ValueError, "no Task or Mixture 'x'; importing json did not register it"),
-        ({"module": "no.such"}, ImportError, "module 'no.such', which should register theirs, cannot be imported"),
-        ({"splits": ("train",)}, ValueError, "theirs has no split 'train'; its splits: dev, test"),
-        ({"prefix": "ask: "}, ValueError, "example 0 of seqio's theirs begins with 'say: a', not with .*'ask: '"),
+        (ASK, {"name": "their"}, ValueError, "no Task or Mixture 'their'; did you mean theirs.*set SeqioTask.module"),
+        (
+            ASK,
+            {"name": "x", "module": "json"},
+            ValueError,
+            "no Task or Mixture 'x'; importing json did not register it",
+        ),
+        (ASK, {"module": "no.such"}, ImportError, "module 'no.such', which should register theirs, cannot be imported"),
+        (ASK, {"splits": ("train",)}, ValueError, "theirs has no split 'train'; its splits: dev, test"),
+        (ASK, {"prefix": "ask: "}, ValueError, "example 0 of seqio's theirs begins with 'say: a', not with .*'ask: '"),
+        ({"targets": b"b"}, {}, ValueError, "no feature 'inputs' in targets"),
+        ({"inputs": b"a", "targets": np.float32(0.5)}, {}, ValueError, "feature 'targets' is no text"),
     ],
 )
-def test_what_seqio_does_not_have_is_named_with_the_remedy(register, changes, error, message):
-    register(inputs=b"say: a", targets=b"b")
+def test_what_seqio_does_not_have_is_named_with_the_remedy(register, features, changes, error, message):
+    register(**features)
     with pytest.raises(error, match=message):
         own_task(**{"splits": ("test",), **changes}).load(limit=1)
-
-
-@pytest.mark.parametrize(
-    ("features", "message"),
-    [
-        ({"targets": b"b"}, "no feature 'inputs' in targets"),
-        ({"inputs": b"a", "targets": np.float32(0.5)}, "feature 'targets' is no text"),
-    ],
-)
-def test_features_that_are_no_text_are_refused(register, features, message):
-    register(**features)
-    with pytest.raises(ValueError, match=message):
-        own_task().load("test", 1)
 
 
 def test_inputs_may_be_longer_than_a_pairs_own_limit(register, tmp_path):

@@ -12,17 +12,11 @@ import pytest
 from speccascade_jax.data import directory
 from speccascade_jax.data.tasks import table
 from speccascade_jax.metrics.quality import METRICS
+from tests.support.data_sets import load_or_skip
 
 
 def sentences(text: str) -> list[str]:
     return re.split(r"(?<=[.!?])\s+", text)
-
-
-def load_or_skip(name: str, split: str, limit: int | None = None) -> list[table.Example]:
-    try:
-        return table.get_task(name).load(split, limit)
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
 
 
 def test_tiny_translation_keeps_its_promises():
@@ -98,33 +92,27 @@ def test_the_joined_validation_examples_are_the_ones_of_every_record():
 
 def test_prompt_and_postprocessing():
     example = table.Example(0, "Hello.", "Hallo.")
-    plain = table.get_task("tiny_translation")
-    assert plain.build_prompt(example) == "Hello."
-    assert plain.postprocess(" Hallo. \n") == "Hallo."
-    prefixed = table.Task(name="x", splits=("test",), read=lambda _: [example], prefix="translate: ")
-    assert prefixed.build_prompt(example) == "translate: Hello."
+    for prefix in ("", "translate: "):
+        task = table.Task(name="x", splits=("test",), read=lambda _: [example], prefix=prefix)
+        assert task.build_prompt(example) == f"{prefix}Hello." and task.postprocess(" Hallo. \n") == "Hallo."
 
 
 def test_a_limit_beyond_the_end_gives_everything():
     assert len(table.get_task("tiny_translation").load("test", 1000)) == 200
 
 
-@pytest.mark.parametrize("limit", [0, -3])
-def test_a_limit_below_one_is_refused(limit):
-    with pytest.raises(ValueError, match=f"limit={limit}: give at least 1"):
-        table.get_task("tiny_translation").load("test", limit)
-
-
-def test_an_unknown_split_names_the_splits():
-    with pytest.raises(ValueError, match="task tatoeba has no split 'dev'; its splits: validation, train"):
-        table.get_task("tatoeba").load("dev")
-
-
-def test_an_unknown_task_names_the_nearest_and_all():
-    with pytest.raises(
-        ValueError, match="unknown task 'multi30': did you mean multi30k.*speccascade_jax.data.tasks.table.TASKS"
-    ):
-        table.get_task("multi30")
+@pytest.mark.parametrize(
+    ("name", "asked", "said"),
+    [
+        ("tiny_translation", ("test", 0), "limit=0: give at least 1"),
+        ("tiny_translation", ("test", -3), "limit=-3: give at least 1"),
+        ("tatoeba", ("dev",), "task tatoeba has no split 'dev'; its splits: validation, train"),
+        ("multi30", (), "unknown task 'multi30': did you mean multi30k.*speccascade_jax.data.tasks.table.TASKS"),
+    ],
+)
+def test_what_a_task_does_not_have_is_refused(name, asked, said):
+    with pytest.raises(ValueError, match=said):
+        table.get_task(name).load(*asked)
 
 
 def test_missing_data_names_the_path_and_the_setting(monkeypatch, tmp_path):

@@ -29,7 +29,7 @@ def test_joined_they_are_the_text(vocabulary, text, before):
     ids = [*vocabulary.encode(text), vocabulary.eos_id]
     pieces = added_texts(vocabulary, ids, after)
     assert len(pieces) == len(ids) and "".join(pieces) == vocabulary.decode(ids, after=after)
-    assert pieces == module._slowly(vocabulary, ids, after)
+    assert pieces == module._added(vocabulary, ids, after, None)
 
 
 def test_of_any_ids_they_are_what_is_decoded(vocabulary):

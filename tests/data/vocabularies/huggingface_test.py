@@ -6,8 +6,6 @@ import json
 import sys
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from speccascade_jax.data.vocabularies.huggingface import HuggingFaceVocabulary
 from tests.support import tokenizer_files
@@ -19,40 +17,6 @@ WRITERS = {"byte-level": tokenizer_files.byte_level, "metaspace": tokenizer_file
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> dict[str, HuggingFaceVocabulary]:
     return {kind: HuggingFaceVocabulary(write(tmp_path_factory.mktemp(kind))) for kind, write in WRITERS.items()}
-
-
-@pytest.mark.parametrize("kind", WRITERS)
-# "▁" is how a space is written, and the names of special pieces, all in "<>", are these pieces
-@given(text=st.text(max_size=30).filter(lambda text: not set("▁<") & set(text)))
-def test_every_text_survives_a_round_trip(made, kind, text):
-    vocabulary = made[kind]
-    ids = vocabulary.encode(text)  # neither cut nor begun by the post-processor
-    assert vocabulary.decode(ids) == text
-    assert not vocabulary.specials & set(ids)
-
-
-@pytest.mark.parametrize("kind", WRITERS)
-@given(text=st.text("the house é雪\n ", min_size=1, max_size=20), data=st.data())
-def test_a_continuation_reads_on_where_the_text_before_it_ends(made, kind, text, data):
-    vocabulary = made[kind]
-    ids = vocabulary.encode(text)
-    cut = data.draw(st.integers(1, len(ids)))
-    before = vocabulary.decode(ids[:cut])
-    if not before.endswith("�"):
-        assert before + vocabulary.decode(ids[cut:], after=ids[:cut]) == text
-
-
-@pytest.mark.parametrize("kind", WRITERS)
-@given(data=st.data())
-def test_what_was_read_does_not_change_when_more_comes(made, kind, data):
-    """Streams show a text as it grows: only replacement characters at its end may still become something else."""
-    vocabulary = made[kind]
-    bytes_of = [n for n, name in enumerate(vocabulary.piece_table()) if name in tokenizer_files.BYTES]
-    token = st.integers(0, vocabulary.vocab_size - 1) | st.sampled_from(bytes_of or [0])
-    ids = data.draw(st.lists(token.filter(lambda one: one not in vocabulary.stop_ids), max_size=12))
-    texts = [vocabulary.decode(ids[:n], after=[vocabulary.encode("a")[0]]) for n in range(len(ids) + 1)]
-    for before, after in zip(texts, texts[1:], strict=False):
-        assert after.startswith(before.rstrip("�"))
 
 
 def test_special_ids_by_name(made):

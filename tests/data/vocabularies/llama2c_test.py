@@ -8,7 +8,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from speccascade_jax.data import directory
 from speccascade_jax.data.vocabularies.llama2c import Llama2cVocabulary
 from tests.support import tokenizer_files
 
@@ -16,14 +15,6 @@ from tests.support import tokenizer_files
 @pytest.fixture(scope="module")
 def small(tmp_path_factory) -> Llama2cVocabulary:
     return Llama2cVocabulary(tokenizer_files.llama2c(tmp_path_factory.mktemp("small") / "tok.bin"))
-
-
-@pytest.fixture(scope="module")
-def stories() -> Llama2cVocabulary:
-    try:
-        return Llama2cVocabulary(directory.require("models", "stories260K", "tok512.bin"))
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
 
 
 def looped(vocabulary: Llama2cVocabulary, text: str) -> list[int]:
@@ -58,27 +49,6 @@ def test_pieces_are_merged_as_llama2c_merges_them(tmp_path_factory, text, scores
     assert vocabulary.decode(vocabulary.encode(text)) == text
 
 
-@given(text=st.text(max_size=30) | st.text("aeOnt <0x41>\n", max_size=30))
-def test_every_text_survives_a_round_trip(small, text):
-    ids = small.encode(text)
-    assert small.decode(ids) == text
-    assert not {0, 1, 2} & set(ids)
-
-
-@given(text=st.text(max_size=30) | st.text("aeOnt <0x41>\n", max_size=30))
-def test_every_text_survives_a_round_trip_through_the_real_file(stories, text):
-    assert stories.decode(stories.encode(text)) == text
-
-
-@given(text=st.text("Once upon a time é", min_size=1, max_size=20), data=st.data())
-def test_a_continuation_reads_on_where_the_text_before_it_ends(small, text, data):
-    ids = small.encode(text)
-    cut = data.draw(st.integers(1, len(ids)))
-    before = small.decode(ids[:cut])
-    if not before.endswith("�"):  # not in the middle of a character
-        assert before + small.decode(ids[cut:], after=ids[:cut]) == text
-
-
 def test_a_leading_space_is_dropped_after_bos_only(small):
     ids = small.encode("Once upon")
     upon = ids[-1:]
@@ -102,11 +72,6 @@ def test_pieces_are_written_as_sentencepiece_writes_them(small):
     table = small.piece_table()
     assert table[:4] == ["<unk>", "<s>", "</s>", "<0x00>"] and len(table) == small.vocab_size
     assert "▁upon" in table and not any(" " in piece for piece in table)
-
-
-def test_known_facts_of_the_stories_vocabulary(stories):
-    assert stories.vocab_size == 512
-    assert [stories.piece(token) for token in stories.encode("Once upon a time")] == ["▁Once", "▁upon", "▁a", "▁time"]
 
 
 def damaged(content: bytes) -> dict[str, bytes]:

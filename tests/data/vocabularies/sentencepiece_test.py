@@ -1,7 +1,6 @@
 """The sentencepiece wrapper and its training."""
 
 import pytest
-import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,18 +8,12 @@ from speccascade_jax.data.vocabularies import load
 from speccascade_jax.data.vocabularies.sentencepiece import SentencePieceVocabulary
 from speccascade_jax.evaluation.studies.spec_bench.questions import get_conversation
 from speccascade_jax.pairs.prompts import stop_ids
-
-SENTENCES = [
-    f"{subject} {verb} {thing}."
-    for subject in ("Tom", "Mary", "She", "Er", "Das Kind", "We")
-    for verb in ("sees", "wants", "kauft", "findet", "trägt")
-    for thing in ("the house", "a little dog", "den Schlüssel", "große Äpfel", "nothing")
-]
+from tests.support import tokenizer_files
 
 
 @pytest.fixture(scope="module")
 def trained() -> bytes:
-    return load.train(SENTENCES, 296)
+    return load.train(tokenizer_files.SENTENCES, 296)
 
 
 @pytest.fixture
@@ -31,19 +24,12 @@ def vocabulary(trained, tmp_path) -> load.Vocabulary:
 
 
 def test_training_is_deterministic(trained):
-    assert load.train(SENTENCES, 296) == trained
+    assert load.train(tokenizer_files.SENTENCES, 296) == trained
 
 
 def test_special_ids_are_those_of_t5(vocabulary):
     assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id) == (0, 1, 2)
     assert vocabulary.vocab_size == 296
-
-
-@pytest.mark.parametrize("text", [SENTENCES[0], "Das Kind trägt große Äpfel.", "unseen: 日本, ☃ and Zyklop", ""])
-def test_text_survives_a_round_trip_without_unknown_pieces(vocabulary, text):
-    ids = vocabulary.encode(text)
-    assert vocabulary.decode(ids) == text
-    assert not {0, 1, 2} & set(ids)
 
 
 def test_pieces_keep_ids_that_text_does_not(vocabulary):
@@ -60,8 +46,8 @@ def test_a_piece_of_another_vocabulary_is_named(vocabulary):
 
 
 def test_ids_of_texts_joined_by_spaces_are_joined_ids(vocabulary):
-    joined = vocabulary.encode(" ".join(SENTENCES[:4]))
-    assert joined == [token for text in SENTENCES[:4] for token in vocabulary.encode(text)]
+    joined = vocabulary.encode(" ".join(tokenizer_files.SENTENCES[:4]))
+    assert joined == [token for text in tokenizer_files.SENTENCES[:4] for token in vocabulary.encode(text)]
 
 
 def test_decoding_stops_at_eos_and_skips_padding(vocabulary):
@@ -72,7 +58,7 @@ def test_decoding_stops_at_eos_and_skips_padding(vocabulary):
 
 def test_equality_is_by_content(vocabulary, trained, tmp_path):
     (tmp_path / "copy.model").write_bytes(trained)
-    (tmp_path / "other.model").write_bytes(load.train(SENTENCES, 293))
+    (tmp_path / "other.model").write_bytes(load.train(tokenizer_files.SENTENCES, 293))
     copy, other = (load.Vocabulary(tmp_path / name) for name in ("copy.model", "other.model"))
     assert vocabulary == copy and hash(vocabulary) == hash(copy)
     assert vocabulary != other
@@ -84,57 +70,24 @@ def test_bad_files_are_named(tmp_path):
     (tmp_path / "text.model").write_text("not a model")
     with pytest.raises(ValueError, match="text.model is not a sentencepiece model"):
         load.Vocabulary(tmp_path / "text.model")
-
-
-def test_other_special_ids_are_refused(tmp_path):
-    prefix = str(tmp_path / "other")
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(SENTENCES), model_prefix=prefix, vocab_size=40, minloglevel=2
-    )
     with pytest.raises(ValueError, match=r"\(0, 1, 2\) are needed"):
-        load.Vocabulary(prefix + ".model")
-
-
-# --- other special ids
+        load.Vocabulary(tokenizer_files.llama(tmp_path))
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory) -> SentencePieceVocabulary:
-    """Ids and byte fallback as in Llama 2's `tokenizer.model`."""
-    return SentencePieceVocabulary(_trained(tmp_path_factory.mktemp("llama"), bos_id=1, eos_id=2, unk_id=0, pad_id=-1))
+    return SentencePieceVocabulary(tokenizer_files.llama(tmp_path_factory.mktemp("llama")))
 
 
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory) -> SentencePieceVocabulary:
-    """Ids as in Gemma's `tokenizer.model`, which puts no space before a text."""
-    ids = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3}
-    return SentencePieceVocabulary(_trained(tmp_path_factory.mktemp("gemma"), add_dummy_prefix=False, **ids))
-
-
-def _trained(folder, **options):
-    options = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False} | options
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(SENTENCES), model_prefix=str(folder / "tokenizer"), vocab_size=370, byte_fallback=True,
-        model_type="bpe", minloglevel=2, **options,
-    )  # fmt: skip
-    return folder / "tokenizer.model"
+    return SentencePieceVocabulary(tokenizer_files.gemma(tmp_path_factory.mktemp("gemma")))
 
 
 def test_special_ids_are_the_files(llama, gemma, vocabulary):
     found = [(v.bos_id, v.eos_id, v.unk_id, v.stop_ids) for v in (llama, gemma, vocabulary)]
     assert found == [(1, 2, 0, (2,)), (2, 1, 3, (1,)), (None, 1, 2, (1,))]
     assert [v.specials for v in (llama, gemma)] == [{1, 2}, {0, 1, 2}]
-
-
-@pytest.mark.parametrize("kind", ["llama", "gemma"])
-@given(text=st.text("Tom sees é雪\n ", min_size=1, max_size=20), data=st.data())
-def test_a_continuation_reads_on_where_the_text_before_it_ends(llama, gemma, kind, text, data):
-    vocabulary = {"llama": llama, "gemma": gemma}[kind]
-    ids = vocabulary.encode(text)
-    cut = data.draw(st.integers(1, len(ids)))
-    before = vocabulary.decode(ids[:cut])
-    if not before.endswith("�"):  # not in the middle of a character
-        assert before + vocabulary.decode(ids[cut:], after=ids[:cut]) == text == vocabulary.decode(ids)
 
 
 def test_a_leading_space_is_dropped_where_a_text_begins(llama, gemma):
@@ -187,6 +140,6 @@ def test_special_ids_have_no_text(llama):
 
 
 def test_a_vocabulary_without_an_end_of_sequence_is_refused(tmp_path):
-    path = _trained(tmp_path, eos_id=-1)
+    path = tokenizer_files.sentencepiece(tmp_path, eos_id=-1)
     with pytest.raises(ValueError, match="tokenizer.model has no end of sequence, so nothing would end an output"):
         SentencePieceVocabulary(path)

@@ -1,0 +1,139 @@
+"""Zarr arrays through tensorstore: each in a folder of its own (T5X), or in the trees that Orbax writes.
+
+Orbax reads the same arrays, but it stops at the first failure, can't leave the optimiser's metadata unread
+and does not tell which arrays are lost; so reading goes to tensorstore directly, and writing to Orbax.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+from flax.traverse_util import unflatten_dict
+
+from speccascade_jax.checkpoints.arrays import Arrays, Tensor, Tensors, as_bfloat16, empty
+from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, UnreadableError, unreadable
+from speccascade_jax.storage.readers import PLAUSIBLE, check_unpacked, json_object
+
+Spec = dict[str, Any]
+METADATA = "_METADATA"
+# Nodes of the OCDBT tree are kept between arrays; a larger pool would keep the arrays' own chunks too.
+_CACHE_BYTES = 1_000_000
+
+
+def open_arrays(path: Path, specs: Mapping[str, Spec]) -> Tensors:
+    """Opens every array of a checkpoint without reading its data.
+
+    Args:
+        path: the checkpoint, for messages.
+        specs: tensorstore specifications by array name.
+
+    Raises:
+        CheckpointError: arrays without metadata (incomplete) or with unreadable metadata (damaged).
+    """
+    context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
+    futures = {name: ts.open(spec, open=True, read=True, context=context) for name, spec in specs.items()}
+    tensors: Tensors = {}
+    failures, size = {}, 0
+    for name, future in futures.items():
+        try:
+            array = _result(future)
+            tensors[name] = _tensor(path, array)
+            # a chunk is decoded whole, also where it is larger than the array
+            chunk = math.prod(array.chunk_layout.read_chunk.shape) * array.dtype.numpy_dtype.itemsize
+            size += max(tensors[name].nbytes, chunk)
+        except UnreadableError as error:
+            failures[name] = error
+    if failures:
+        raise unreadable(path, failures, len(specs))
+    _check_size(path, size)
+    return tensors
+
+
+def _result(future: Any) -> Any:
+    try:
+        return future.result()
+    except (ValueError, OSError, NotImplementedError) as error:
+        reason = str(error).split(" [tensorstore_spec", 1)[0].splitlines()[0]  # the specification is appended
+        raise UnreadableError(reason, missing=reason.startswith("NOT_FOUND")) from error
+
+
+def _check_size(path: Path, size: int) -> None:
+    """Refuses compressed arrays that claim to hold far more than weights do in files of that size."""
+    if size <= PLAUSIBLE:
+        return
+    folder = path if path.is_dir() else path.parent
+    try:
+        check_unpacked(size, sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged ({error}, as its arrays' shapes say); {COPY_AGAIN}") from error
+
+
+def _tensor(path: Path, array: ts.TensorStore) -> Tensor:
+    def read() -> np.ndarray:
+        out = empty(tuple(array.shape), array.dtype.numpy_dtype)
+        _result(ts.array(out).write(array))  # chunks are decoded into place, without a copy of the whole
+        return as_bfloat16(out)
+
+    dtype = "bfloat16" if array.dtype.name == "uint16" else array.dtype.name
+    return Tensor(tuple(array.shape), dtype, path, read)
+
+
+def tree_specs(directory: Path, prefix: tuple[str, ...] = ()) -> dict[str, Spec]:
+    """Returns where the arrays of an Orbax tree lie.
+
+    Args:
+        directory: what Orbax's PyTree handler wrote (holds `_METADATA`).
+        prefix: keys of the subtree wanted; the rest (optimiser state) is left alone.
+
+    Returns:
+        tensorstore specifications by name below `prefix`, slashes between levels.
+
+    Raises:
+        CheckpointError: `_METADATA` is missing or damaged.
+    """
+    file = directory / METADATA
+    try:
+        metadata = json_object(file, COPY_AGAIN, CheckpointError)
+        entries = metadata["tree_metadata"].values()
+        arrays = [e for e in entries if e["value_metadata"]["value_type"] in ("jax.Array", "np.ndarray")]
+        keys = [tuple(str(k["key"]) for k in e["key_metadata"]) for e in arrays]
+    except FileNotFoundError:
+        raise CheckpointError(f"{directory} is incomplete: its {METADATA} file is missing; {COPY_AGAIN}") from None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file} is damaged (no {error}); {COPY_AGAIN}") from error
+    wanted = [k for k in keys if k[: len(prefix)] == prefix]
+    return {"/".join(k[len(prefix) :]): _spec(directory, metadata, ".".join(k)) for k in wanted}
+
+
+def _spec(directory: Path, metadata: dict[str, Any], name: str) -> Spec:
+    base: Spec = {"driver": "file", "path": f"{directory.absolute()}/"}
+    if metadata.get("use_ocdbt", True):
+        store = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
+    else:
+        store = base | {"path": f"{directory.absolute()}/{name}/"}
+    return {
+        "driver": "zarr3" if metadata.get("use_zarr3") else "zarr",
+        "kvstore": store,
+        # Where zeros are always written, an absent chunk is a loss and not a zero.
+        "fill_missing_data_reads": not metadata.get("store_array_data_equal_to_fill_value", False),
+    }
+
+
+def write_tree(directory: Path, arrays: Arrays) -> None:
+    """Writes named arrays into an existing directory with Orbax: OCDBT, compressed, a handful of files.
+
+    The handler is used without a `Checkpointer`, which would add times and its own commit marks; NumPy
+    arrays leave out sharding and device files. `PyTreeCheckpointer().restore` reads the result.
+    """
+    import orbax.checkpoint as ocp  # slow to load, and reading needs none of it
+
+    tree = unflatten_dict({tuple(name.split("/")): np.asarray(value) for name, value in arrays.items()})
+    handler = ocp.PyTreeCheckpointHandler()
+    try:
+        handler.save(directory, args=ocp.args.PyTreeSave(tree))
+        handler.finalize(directory)
+    finally:
+        handler.close()

@@ -1,0 +1,55 @@
+"""Families of models: one row each, which checkpoints of every format and early exits look up."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from speccascade_jax.models.decoder import DecoderLM
+from speccascade_jax.models.decoder_config import DecoderConfig, parameter_shapes
+from speccascade_jax.models.t5 import T5, T5Config
+from speccascade_jax.models.t5_parameters import infer_t5, t5_shapes
+
+Config = T5Config | DecoderConfig
+Model = T5 | DecoderLM
+Shapes = dict[str, tuple[int, ...]]
+
+
+class Family(NamedTuple):
+    """A family of models, all that differs from other families where parameters are read and written.
+
+    Attributes:
+        config, model: the classes of its configurations and of its models.
+        shapes: configuration -> the shape of every parameter by name.
+        depths: the fields of a configuration that count layers, the decoder's last.
+        infer: (path for errors, shapes by name) -> the configuration that a checkpoint's names and shapes imply, for
+            formats that store none, or `None` where they are another family's. `None`: no format needs it.
+    """
+
+    config: type[Config]
+    model: type[Model]
+    shapes: Callable[[Any], Shapes]
+    depths: tuple[str, ...]
+    infer: Callable[[Path, Shapes], Config | None] | None = None
+
+
+FAMILIES = {
+    "t5": Family(T5Config, T5, t5_shapes, ("num_encoder_layers", "num_decoder_layers"), infer_t5),
+    "decoder": Family(DecoderConfig, DecoderLM, parameter_shapes, ("num_layers",)),
+}
+"""Families by the name that a checkpoint's `config.json` gives them."""
+
+
+def family_name(config: Config) -> str:
+    """Returns the name of a configuration's family."""
+    return next(name for name, family in FAMILIES.items() if isinstance(config, family.config))
+
+
+def family_of(config: Config) -> Family:
+    """Returns the family of a configuration."""
+    return FAMILIES[family_name(config)]
+
+
+def model_from(config: Config) -> Model:
+    """Returns the model of a configuration."""
+    model: Callable[[Any], Model] = family_of(config).model
+    return model(config)

@@ -1,0 +1,90 @@
+"""What holds for vocabularies of every kind: texts survive, continuations read on, what was read does not change."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speccascade_jax.data import directory
+from speccascade_jax.data.vocabularies import load
+from tests.support import tokenizer_files
+
+
+def t5(folder):
+    (folder / "vocabulary.model").write_bytes(load.train(tokenizer_files.SENTENCES, 296))
+    return folder / "vocabulary.model"
+
+
+def stories(folder):
+    try:
+        return directory.require("models", "stories260K", "tok512.bin")
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+
+
+WRITERS = {
+    "byte-level": tokenizer_files.byte_level,
+    "metaspace": tokenizer_files.metaspace,
+    "llama2.c": lambda folder: tokenizer_files.llama2c(folder / "tok.bin"),
+    "stories": stories,
+    "llama": tokenizer_files.llama,
+    "gemma": tokenizer_files.gemma,
+    "t5": t5,
+}
+CONTINUED = [kind for kind in WRITERS if kind != "t5"]  # T5's normalises spaces away
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Returns the vocabulary of a kind, read once."""
+    known = {}
+
+    def make(kind):
+        if kind not in known:
+            known[kind] = load.load_vocabulary(WRITERS[kind](tmp_path_factory.mktemp("vocabulary")))
+        return known[kind]
+
+    return make
+
+
+@pytest.mark.parametrize("kind", CONTINUED)
+# "▁" is how a space is written, and the names of special pieces, all in "<>", are these pieces
+@given(
+    text=st.text(max_size=30).filter(lambda text: not set("▁<\0") & set(text)) | st.text("aeOnt <0x41>\n", max_size=9)
+)
+def test_every_text_survives_a_round_trip(made, kind, text):
+    vocabulary = made(kind)
+    ids = vocabulary.encode(text)  # neither cut nor begun by a post-processor
+    assert vocabulary.decode(ids) == text
+    assert not vocabulary.specials & set(ids)
+
+
+@pytest.mark.parametrize("text", [tokenizer_files.SENTENCES[0], "unseen: 日本, ☃ and Zyklop", ""])
+def test_text_of_t5_survives_without_unknown_pieces(made, text):
+    ids = made("t5").encode(text)
+    assert made("t5").decode(ids) == text and not {0, 1, 2} & set(ids)
+
+
+@pytest.mark.parametrize("kind", CONTINUED)
+@given(text=st.text("Tom sees the house Once upon é雪\n ", min_size=1, max_size=20), data=st.data())
+def test_a_continuation_reads_on_where_the_text_before_it_ends(made, kind, text, data):
+    vocabulary = made(kind)
+    ids = vocabulary.encode(text)
+    cut = data.draw(st.integers(1, len(ids)))
+    before = vocabulary.decode(ids[:cut])
+    if not before.endswith("�"):  # not in the middle of a character
+        assert before + vocabulary.decode(ids[cut:], after=ids[:cut]) == text == vocabulary.decode(ids)
+
+
+@pytest.mark.parametrize("kind", CONTINUED)
+@given(data=st.data())
+def test_what_was_read_does_not_change_when_more_comes(made, kind, data):
+    """Streams show a text as it grows: only replacement characters at its end may still become something else."""
+    vocabulary = made(kind)
+    bytes_of = [n for n, name in enumerate(vocabulary.piece_table()) if name in tokenizer_files.BYTES]
+    token = st.integers(0, vocabulary.vocab_size - 1) | st.sampled_from(bytes_of or [0])
+    ids = data.draw(st.lists(token.filter(lambda id: id not in vocabulary.stop_ids), max_size=12))
+    texts = [vocabulary.decode(ids[:n], after=[vocabulary.encode("a")[-1]]) for n in range(len(ids) + 1)]
+    for before, after in zip(texts, texts[1:], strict=False):
+        assert after.startswith(before.rstrip("�"))

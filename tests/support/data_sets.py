@@ -1,0 +1,13 @@
+"""Tasks whose data need not be on the machine."""
+
+import pytest
+
+from speccascade_jax.data.tasks import table
+
+
+def load_or_skip(name: str, split: str, limit: int | None = None) -> list[table.Example]:
+    """Returns the examples of a task; skips the test where its data are missing."""
+    try:
+        return table.get_task(name).load(split, limit)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
