@@ -5,7 +5,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from speccascade_jax.core.packed import is_packed
 from speccascade_jax.core.protocols import LanguageModel
 from speccascade_jax.core.types import Array, BoundModel, Cache, LMOutput, Params, Prompt
 from speccascade_jax.runtime.mesh import fewest_rows
@@ -102,6 +104,16 @@ def _layer_states(model: Any, layers: tuple[int, ...], params: Params, prompt: P
     states = continued(model, params, prompt, tokens, layers=layers).layer_states
     assert states is not None
     return states
+
+
+def plain_params(params: Params) -> Params:
+    """Returns a loaded model's parameters with every packed matrix as a plain array.
+
+    A loss can be differentiated through plain arrays alone: a packed matrix is multiplied by code that JAX calls.
+    """
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(np.asarray(leaf)) if is_packed(leaf) else leaf, params, is_leaf=is_packed
+    )
 
 
 def features(bound: BoundModel) -> int | None:
