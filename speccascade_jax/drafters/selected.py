@@ -78,7 +78,7 @@ class SelectedDrafter:
         return tuple(sorted({layer for arm in self.arms for layer in layers_read_by(arm)}))
 
     def _hidden_of(self, arm: Drafter, hidden: Array | None) -> Array | None:
-        """An arm's own layers among the states `[B, T, L, D]` of all."""
+        """Returns an arm's layers among the states `[B, T, L, D]` of all arms' layers."""
         layers = layers_read_by(arm)
         if hidden is None or not layers:
             return None
@@ -138,7 +138,7 @@ class SelectedDrafter:
         return replace(state, arms=arms)
 
     def _as_arm_sees(self, outcome: Outcome, arm: Drafter, rows: Array) -> Outcome:
-        """What an arm is told of a round: of the target's states what it reads."""
+        """Returns the outcome of the arm's rows, with those of the target's states that it reads."""
         features = outcome.features if arm.reads_features else None
         hidden = self._hidden_of(arm, outcome.hidden)
         return replace(outcome, active=outcome.active & rows, features=features, hidden=hidden)

@@ -220,7 +220,7 @@ class Engine:
     def _prefilled(
         self, params: Params, prompt: Prompt, slots: int, max_rollback: int | None
     ) -> tuple[Cache, Array | None]:
-        """The target's cache, and its states `[B, P, L, D]` along the prompt if the drafter reads some."""
+        """Returns the target's cache, and its states `[B, P, L, D]` along the prompt if the drafter reads some."""
         if not self.layers:
             return self.target.prefill(params, prompt, slots, max_rollback), None
         assert isinstance(self.target, LayeredModel)

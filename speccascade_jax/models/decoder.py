@@ -129,7 +129,7 @@ class DecoderModule(nn.Module):
         return _sees(at, _positions(cache.length + new, slots), window)
 
     def embed(self, tokens: Array) -> Array:
-        """What the first layer reads, `[B, T, E]`: embeddings times the family's scale."""
+        """Returns what the first layer reads, `[B, T, E]`: embeddings times the family's scale."""
         embedded = self.token_embedder(tokens)
         return embedded * jnp.asarray(self.config.embedding_scale, embedded.dtype)
 
@@ -143,7 +143,7 @@ class DecoderModule(nn.Module):
         return jnp.where(jnp.arange(c.num_embeddings) < c.vocab_size, logits, -jnp.inf)
 
     def exit_logits(self, hidden: Array) -> Array:
-        """Logits of what a layer gave, `[B, T, E]`: the last norm and the model's own head."""
+        """Returns the logits of a layer's output `[B, T, E]`: the last norm and the model's own head."""
         return self.logits(self.decoder.decoder_norm(hidden))
 
 
@@ -179,7 +179,7 @@ class DecoderLM(CachedModel[DecoderCache]):
     def prefill_layers(
         self, params: Params, prompt: Prompt, max_len: int, layers: tuple[int, ...], max_rollback: int | None = None
     ) -> tuple[DecoderCache, Array]:
-        """`prefill`, and the states `[B, P, L, E]` of what it consumed (`LayeredModel`)."""
+        """Prefills; returns the states `[B, P, L, E]` of what was consumed too (`LayeredModel`)."""
         cache, states = self._prefilled(params, prompt, max_len, max_rollback, layers)
         return cache, self._by_position(prompt, states, layers)
 

@@ -173,7 +173,7 @@ class CachedModel(Generic[Held]):
     def extend_layers(
         self, params: Params, cache: Held, tokens: Array, layers: tuple[int, ...], branch: Branch | None = None
     ) -> tuple[LMOutput, Held]:
-        """`extend`, or `extend_branch` with a `branch`, with `LMOutput.layer_states` `[B, T, L, E]` after `layers`.
+        """Feeds `tokens` as `extend` or `extend_branch` does, and fills `LMOutput.layer_states` `[B, T, L, E]`.
 
         Raises:
             ValueError: a layer that the model does not have.
@@ -185,18 +185,18 @@ class CachedModel(Generic[Held]):
     def _apply_reading(
         self, params: Params, tokens: Array, layers: tuple[int, ...], *args: Any, method: str
     ) -> tuple[Any, Array | None]:
-        """What `_apply` returns, and the states `[B, T, L, E]` of `tokens` after `layers`, `None` for no layers."""
+        """Returns what `_apply` does, and the states `[B, T, L, E]` of `tokens`, `None` for no layers."""
         if not layers:
             return self._apply(params, *args, method=method), None
         with full_precision(self.config.dtype), under(self.mesh):
-            result, left = self.module.apply({"params": params}, *args, method=method, mutable=[EXITS])
-        states = (self.embed(params, tokens), *left[EXITS]["decoder"]["hidden"])
+            result, sown = self.module.apply({"params": params}, *args, method=method, mutable=[EXITS])
+        states = (self.embed(params, tokens), *sown[EXITS]["decoder"]["hidden"])
         if missing := [layer for layer in layers if not 0 <= layer < len(states)]:
             raise ValueError(f"there is no layer {missing[0]}: the model's decoder has layers 0 to {len(states) - 1}")
         return result, jnp.stack([states[layer] for layer in layers], axis=2)
 
     def _by_position(self, prompt: Prompt, states: Array | None, layers: tuple[int, ...]) -> Array:
-        """`[B, P, L, E]` of states `[B, P - 1, L, E]` (`None` where `P` is 1), zero where nothing is consumed."""
+        """Returns `[B, P, L, E]` of states `[B, P - 1, L, E]` (`None` for `P = 1`), zero where nothing is consumed."""
         rows, width = prompt.tokens.shape
         if states is None:
             return jnp.zeros((rows, width, len(layers), self.config.d_model), self.config.dtype)

@@ -197,7 +197,7 @@ class T5Module(nn.Module):
         return self.logits(hidden)
 
     def embed(self, tokens: Array) -> Array:
-        """What the decoder's first layer reads, `[B, T, E]`."""
+        """Returns what the decoder's first layer reads, `[B, T, E]`."""
         return self.token_embedder(tokens)
 
     def logits(self, hidden: Array) -> Array:
@@ -265,7 +265,7 @@ class T5(CachedModel[KVCache]):
     def prefill_layers(
         self, params: Params, prompt: Prompt, max_len: int, layers: tuple[int, ...], max_rollback: int | None = None
     ) -> tuple[KVCache, Array]:
-        """`prefill`, and the decoder's states `[B, P, L, E]` of what it consumed (`LayeredModel`)."""
+        """Prefills; returns the decoder's states `[B, P, L, E]` of what was consumed too (`LayeredModel`)."""
         cache, states = self._prefilled(params, prompt, max_len, layers)
         return cache, self._by_position(prompt, states, layers)
 

@@ -28,7 +28,7 @@ class Table:
     def prefill_layers(
         self, params: Params, prompt: Prompt, max_len: int, layers: tuple[int, ...], max_rollback: int | None = None
     ) -> tuple[Array, Array]:
-        """The cache, and the rows of the tokens that it has consumed (`LayeredModel`)."""
+        """Returns the cache, and the rows of the tokens that it has consumed (`LayeredModel`)."""
         cache = self.prefill(params, prompt, max_len, max_rollback)
         consumed = jnp.arange(prompt.tokens.shape[1])[None] < cache[:, None]
         return cache, self._rows(jnp.where(consumed[..., None], params[prompt.tokens], 0.0), layers)

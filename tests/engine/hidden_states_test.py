@@ -85,11 +85,11 @@ def run(target, drafter, drafter_params, prompt, *, verifier=LOSSLESS, length=NE
 def largest_error(target, prompt, out, layers=LAYERS, states=None, rows=slice(None)):
     """How far remembered states lie from a forward pass, relative to their size, at every committed position."""
     expected = by_forward(target, prompt, out.tokens, layers)
-    found = np.asarray(out.inner["states"] if states is None else states)[:, : expected.shape[1]]
+    remembered = np.asarray(out.inner["states"] if states is None else states)[:, : expected.shape[1]]
     # the last token is pending: nobody has read it
     read = np.arange(expected.shape[1])[None] < (np.asarray(prompt.length) + np.asarray(out.lengths) - 1)[:, None]
     assert read.sum() > 20
-    errors = np.abs(found - expected).max((2, 3)) / np.abs(expected).max()
+    errors = np.abs(remembered - expected).max((2, 3)) / np.abs(expected).max()
     return np.where(read, errors, 0.0)[rows].max()
 
 
@@ -130,12 +130,12 @@ def test_of_a_tree_the_states_are_those_of_the_path_that_was_kept(family):
 def test_arms_beside_each_other_read_layers_of_their_own():
     target, prompt = target_of("t5"), prompt_of("t5")
     inside, params = model_drafter("t5", Fixed(3))
-    layers = ((2,), (1, 2), ())
-    arms = (*(Remembering(inside, each) for each in layers[:2]), inside)
-    own = {"arms": (params,) * 3, "policy": {"scores": np.zeros(3, np.float32)}}
+    layers = ((2,), (1, 2))
+    arms = (Remembering(inside, layers[0]), Remembering(inside, layers[1]), inside)
+    arm_params = {"arms": (params,) * 3, "policy": {"scores": np.zeros(3, np.float32)}}
     drafter = SelectedDrafter(arms, Chooser(draws="dynamic"))
     assert drafter.reads_layers == (1, 2)
-    out = run(target, drafter, own, prompt)
+    out = run(target, drafter, arm_params, prompt)
     choice = np.asarray(out.inner["choice"])
     assert set(choice) >= {0, 1}
     for place in (0, 1):
@@ -146,8 +146,8 @@ def test_arms_beside_each_other_read_layers_of_their_own():
 def test_layer_states_are_those_of_a_block_that_is_committed_whole():
     target = target_of("t5")
     prompt = Prompt(np.zeros((4, 1), np.int32), np.ones(4, np.int32), TOKENS[:, :5])
-    found = layer_states(target, prompt, TOKENS, LAYERS)
-    np.testing.assert_allclose(found, by_forward(target, prompt, TOKENS, LAYERS), rtol=1e-4, atol=1e-4)
+    states = layer_states(target, prompt, TOKENS, LAYERS)
+    np.testing.assert_allclose(states, by_forward(target, prompt, TOKENS, LAYERS), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["t5", "decoder", "table"])

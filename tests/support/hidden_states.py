@@ -50,16 +50,16 @@ class Remembering:
         return self.inside.init(params, start), states, start.prompt.length - 1
 
     def propose(self, params, state, request: Request) -> Any:
-        draft, own, cache = self.inside.propose(params, state[0], request)
-        return draft, (own, *state[1:]), cache
+        draft, inner, cache = self.inside.propose(params, state[0], request)
+        return draft, (inner, *state[1:]), cache
 
     def commit(self, params, state, outcome: Outcome) -> Any:
-        own, states, end = state
+        inner, states, end = state
         begin = outcome.length - outcome.num_new - 1 if self.rolls_back else end
         written = write_slots(states, outcome.hidden, begin, axis=1)
         states = jnp.where(outcome.active[:, None, None, None], written, states)
         end = jnp.where(outcome.active, end + outcome.draft.length + 1, end)
-        return self.inside.commit(params, own, outcome), states, end
+        return self.inside.commit(params, inner, outcome), states, end
 
     def stats(self, state) -> Any:
         return {"states": state[1], "inside": self.inside.stats(state[0])}
@@ -127,5 +127,5 @@ def by_forward(bound, prompt, tokens, layers) -> np.ndarray:
 @partial(jax.jit, static_argnums=0)
 def _all_layers(module, params, fed):
     embedded = module.apply({"params": params}, fed[-1], method="embed")
-    _, left = module.apply({"params": params}, *fed, mutable=[EXITS])
-    return (embedded, *left[EXITS]["decoder"]["hidden"])
+    _, sown = module.apply({"params": params}, *fed, mutable=[EXITS])
+    return (embedded, *sown[EXITS]["decoder"]["hidden"])
