@@ -7,16 +7,18 @@ import sys
 from pathlib import Path
 
 import gin
+import numpy as np
 import pytest
 
 import speccascade_jax as sc
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.evaluation import experiment
+from speccascade_jax.pairs import drafter_files
 from speccascade_jax.runtime import gin_flags
 from tests.support import conformance, tiny_pair
 
 DOCS = Path(__file__).parent.parent / "docs"
-IDEAS = "my_ideas"
+IDEAS, HEAD = "my_ideas", "my_head"
 
 
 def blocks(mark):
@@ -28,12 +30,13 @@ def blocks(mark):
 @pytest.fixture
 def ideas(tmp_path, monkeypatch):
     """A folder with the page's files, which Python finds."""
-    for name in (f"{IDEAS}.py", f"{IDEAS}.gin"):
+    for name in (f"{IDEAS}.py", f"{IDEAS}.gin", f"{HEAD}.py"):
         (tmp_path / name).write_text("\n\n".join(blocks(f"file: {name}")), encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     yield importlib.import_module(IDEAS)
-    sys.modules.pop(IDEAS)
+    for name in (IDEAS, HEAD):
+        sys.modules.pop(name, None)
 
 
 def test_a_rule_takes_ten_lines_and_is_decoded(ideas, capsys):
@@ -117,6 +120,32 @@ def test_a_mistake_in_the_file_shows_as_itself(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(AttributeError, match="no_such_thing"):
         get_task("mistaken.RULE")
+
+
+@pytest.mark.laws
+def test_the_pages_head_is_trained_read_from_its_file_and_writes_what_the_target_writes(ideas, capsys):
+    (code,) = blocks("trained by tests/docs_test.py")
+    exec(code, {})
+    same, rate = capsys.readouterr().out.split()
+    assert same == "True" and float(rate) > 0.1
+    with pytest.raises(ValueError, match="my_head.msgpack holds a drafter for the target .* of pair 'tatoeba_en_de'"):
+        importlib.import_module(HEAD).head(conformance.tabular_pair(*conformance.tables(3, seed=61)), 2)
+
+
+@pytest.mark.laws
+def test_the_pages_head_leaves_the_targets_law_alone(ideas):
+    """Untrained, on a tabular pair, whose states of every layer are its rows; another head would draft as wrongly."""
+    q_table, p_table = conformance.tables(3, seed=61)
+    pair = conformance.tabular_pair(q_table, p_table)
+    draws = np.random.default_rng(0)
+    shapes = {"mix": (6, 3), "wi": (6, 6), "wo": (6, 3)}
+    params = {name: draws.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    drafter_files.save("my_head.msgpack", params, pair, layers=(0, 1))
+    drafting = {"drafters": ("my_head.head",), "block_size": 3}
+    out = sc.decode(pair, [[0, 1, 0]] * 20_000, **drafting, temperature=1.0, max_new_tokens=6)
+    assert 0.05 < out.stats["acceptance_rate"] < 0.95
+    law = conformance.law_by_rule(sc.RULES["spec_decode"], q_table, p_table, 0.0, 1.0, 1.0)
+    assert conformance.sequence_p_value(out.tokens, law) > 1e-3
 
 
 PAGES = [*DOCS.rglob("*.md"), *(DOCS.parent / name for name in ("README.md", "CONTRIBUTING.md"))]

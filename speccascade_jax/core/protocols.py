@@ -15,8 +15,7 @@ class LanguageModel(Protocol):
 
     Implementations are frozen and hashable (they are static arguments of jit); parameters live outside. Invariant
     between rounds: *a cache has consumed exactly `length - 1` tokens; the last committed token is pending*, and is fed
-    with the next block. A model may have a further method `prompt_features(cache) -> [B, D]`: what its prefill made of
-    the prompt, for drafters that read it.
+    with the next block. A model that drafters read has the methods of `PromptSummary` or `LayeredModel` too.
     """
 
     @property
@@ -59,6 +58,48 @@ class BranchingModel(LanguageModel, Protocol):
         """
 
 
+@runtime_checkable
+class PromptSummary(Protocol):
+    """A model that summarises a prompt in one vector per row, for drafters that set `reads_features`."""
+
+    def prompt_features(self, cache: Cache) -> Array:
+        """Returns float `[B, D]`, computed by the prefill."""
+
+
+@runtime_checkable
+class LayeredModel(Protocol):
+    """A model whose hidden states a drafter can read (`ReadsLayers`).
+
+    Layer `k` names the residual stream after `k` layers: 0 is the embedding, and `unembed` takes the last one.
+    """
+
+    def prefill_layers(
+        self, params: Params, prompt: Prompt, max_len: int, layers: tuple[int, ...], max_rollback: int | None = None
+    ) -> tuple[Cache, Array]:
+        """Returns `LanguageModel.prefill`'s cache and the states `[B, P, L, D]` of the tokens that it consumed.
+
+        The states at the pending token and behind it are zero.
+        """
+
+    def extend_layers(
+        self, params: Params, cache: Cache, tokens: Array, layers: tuple[int, ...], branch: Branch | None = None
+    ) -> tuple[LMOutput, Cache]:
+        """Feeds `tokens` as `extend` does (`extend_branch` with a `branch`) and fills `LMOutput.layer_states`."""
+
+    def embed(self, params: Params, tokens: Array) -> Array:
+        """Returns the states `[B, T, D]` that the first layer reads for `tokens` `[B, T]`: those of layer 0."""
+
+    def unembed(self, params: Params, states: Array) -> Array:
+        """Returns the logits `[B, T, V]` that follow from states `[B, T, D]` after the last layer."""
+
+
+class Target(NamedTuple):
+    """The model that is drafted for, as a drafter may use it: its parameters and its cache before the round."""
+
+    params: Params
+    cache: Cache
+
+
 @flax.struct.dataclass
 class Start:
     """What a drafter begins with.
@@ -68,6 +109,9 @@ class Start:
         features: float `[B, D]`, what the target's prefill made of the prompt; `None` unless `Drafter.reads_features`.
         slots: cache slots that suffice; max_rollback: how far the engine will ever roll back (`LanguageModel.prefill`).
         level: of the engine that is drafted for; engines inside a drafter have `rngs.below(level, arm)`.
+        hidden: float `[B, P, L, D]`, the target's states by prompt position after the layers that the drafter names;
+            zero at the pending token and behind it, which the target has not read. `None` unless `ReadsLayers`.
+        target: the target's parameters, and its cache after the prefill.
     """
 
     prompt: Prompt
@@ -77,13 +121,8 @@ class Start:
     slots: int = flax.struct.field(pytree_node=False)
     max_rollback: int = flax.struct.field(pytree_node=False)
     level: int = flax.struct.field(pytree_node=False)
-
-
-class Target(NamedTuple):
-    """The model that is drafted for, as a drafter may use it: its parameters and its cache before the round."""
-
-    params: Params
-    cache: Cache
+    hidden: Array | None = None
+    target: Target | None = None
 
 
 @flax.struct.dataclass
@@ -125,6 +164,11 @@ class Outcome:
             was scored (zero beyond); `None` unless `Drafter.reads_features`, and where an engine further up takes back
             what was committed.
         path: int32 `[B, N + 1]`, of a tree the entries that were kept, entry 0 first; `None` of a block.
+        hidden: float `[B, G + 1, L, D]`, the target's states after the layers that the drafter names. Entry `j` stands
+            at position `length - num_new - 1 + j`: entry 0 is the token that was pending. The first `num_new` entries
+            belong to committed tokens that the target has now read; those behind them belong to rejected tokens, or
+            are zero where nothing was scored. The new pending token has no state before the next round. `None` unless
+            `ReadsLayers`.
     """
 
     draft: Draft
@@ -135,6 +179,7 @@ class Outcome:
     active: Array
     features: Array | None
     path: Array | None = None
+    hidden: Array | None = None
 
 
 class Drafter(Protocol):
@@ -166,6 +211,24 @@ class Drafter(Protocol):
 
     def stats(self, state: PyTree) -> Any:
         """Statistics of engines inside this drafter, or `None`."""
+
+
+@runtime_checkable
+class ReadsLayers(Protocol):
+    """A drafter that reads the target's hidden states, in `Start.hidden` and `Outcome.hidden`.
+
+    Attributes:
+        reads_layers: which layers of the target (static), numbered as `LayeredModel` numbers them; `L` of them, in the
+            order in which the drafter wants their states.
+    """
+
+    @property
+    def reads_layers(self) -> tuple[int, ...]: ...
+
+
+def layers_read_by(drafter: Any) -> tuple[int, ...]:
+    """Returns the target's layers that a drafter or planner reads: none where it does not say."""
+    return tuple(drafter.reads_layers) if isinstance(drafter, ReadsLayers) else ()
 
 
 class Counted(NamedTuple):

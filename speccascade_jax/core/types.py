@@ -46,10 +46,18 @@ class Prompt:
 
 
 class LMOutput(NamedTuple):
-    """`logits` `[B, T, V]` (raw, padded vocabulary masked to -inf); `hidden` `[B, T, D]` or `None`."""
+    """What a model returns for the tokens that it is fed.
+
+    Attributes:
+        logits: `[B, T, V]` (raw, padded vocabulary masked to -inf).
+        hidden: `[B, T, D]`, the states that the logits are computed from, or `None`.
+        layer_states: `[B, T, L, D]`, the states after the `L` layers that the caller named
+            (`core.protocols.LayeredModel`); `None` where it named none.
+    """
 
     logits: Array
     hidden: Array | None = None
+    layer_states: Array | None = None
 
 
 @flax.struct.dataclass

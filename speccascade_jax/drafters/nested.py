@@ -42,6 +42,10 @@ class NestedDrafter:
             raise ValueError("an engine whose drafts branch cannot draft: give its drafter a block size")
         if self.engine.planner is not None:
             raise ValueError("an engine that plans its blocks cannot draft: give its drafter a block size")
+        if self.engine.layers:
+            # the engine above takes tokens back and commits others, which `catch_up` feeds without reading any states
+            name = type(self.engine.drafter).__name__
+            raise ValueError(f"{name} reads the target's hidden states: it drafts for the target only, not in a level")
 
     @property
     def block(self) -> int:
@@ -120,7 +124,7 @@ class NestedDrafter:
         """The inner law at the bonus position (and whether it is unusable): a round whose token nobody draws."""
         verifier, no_room = self.engine.verifier, jnp.zeros_like(length)
         drafted = self.engine.draft(params, state, inner, no_room, complete=verifier.reads_q)
-        pair, bad, _, cache = self.engine.score(params, state, drafted, inner, 1, drafted.target_cache)
+        pair, bad, *_, cache = self.engine.score(params, state, drafted, inner, 1, drafted.target_cache)
         law = verifier.law(pair, inner.alpha[:, None, None])
         held = put_laws(held, self._handed(pair, law, held), length, ~state.done)
         cache = self.engine.target.rollback(cache, state.length)

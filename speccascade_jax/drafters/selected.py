@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from speccascade_jax.core import rngs
-from speccascade_jax.core.protocols import Drafter, Outcome, Request, Start
+from speccascade_jax.core.protocols import Drafter, Outcome, Request, Start, layers_read_by
 from speccascade_jax.core.sampling import expand
 from speccascade_jax.core.types import Array, Cache, Draft, Laws, Params, PyTree
 from speccascade_jax.drafters.chooser import Chooser
@@ -72,6 +72,18 @@ class SelectedDrafter:
     def reads_features(self) -> bool:
         return self.chooser.reads_features or any(arm.reads_features for arm in self.arms)
 
+    @property
+    def reads_layers(self) -> tuple[int, ...]:
+        """All layers that some arm reads, once each; an arm sees its own ones alone."""
+        return tuple(sorted({layer for arm in self.arms for layer in layers_read_by(arm)}))
+
+    def _hidden_of(self, arm: Drafter, hidden: Array | None) -> Array | None:
+        """Returns an arm's layers among the states `[B, T, L, D]` of all arms' layers."""
+        layers = layers_read_by(arm)
+        if hidden is None or not layers:
+            return None
+        return hidden[:, :, jnp.asarray([self.reads_layers.index(layer) for layer in layers])]
+
     def init(self, params: Params, start: Start) -> SelectedState:
         """Choose for every row; prefill the arms that some row has chosen."""
         rows = start.prompt.tokens.shape[0]
@@ -82,7 +94,7 @@ class SelectedDrafter:
         told = jnp.asarray(start.features, jnp.float32) if asked else jnp.zeros((rows, 0))
         choice = self.chooser(params["policy"], told, keys.uniform(slots, rngs.CHOOSE))
         states = [
-            _begun(arm, own, start, jnp.any(choice == place))
+            _begun(arm, own, replace(start, hidden=self._hidden_of(arm, start.hidden)), jnp.any(choice == place))
             for place, (arm, own) in enumerate(zip(self.arms, params["arms"], strict=True))
         ]
         return SelectedState(choice, tuple(states), told if asked else None)
@@ -120,10 +132,16 @@ class SelectedDrafter:
     def commit(self, params: Params, state: SelectedState, outcome: Outcome) -> SelectedState:
         each = zip(self.arms, params["arms"], state.arms, strict=True)
         arms = tuple(
-            arm.commit(own, mine, _as_arm_sees(outcome, arm, state.choice == place))
+            arm.commit(own, mine, self._as_arm_sees(outcome, arm, state.choice == place))
             for place, (arm, own, mine) in enumerate(each)
         )
         return replace(state, arms=arms)
+
+    def _as_arm_sees(self, outcome: Outcome, arm: Drafter, rows: Array) -> Outcome:
+        """Returns the outcome of the arm's rows, with those of the target's states that it reads."""
+        features = outcome.features if arm.reads_features else None
+        hidden = self._hidden_of(arm, outcome.hidden)
+        return replace(outcome, active=outcome.active & rows, features=features, hidden=hidden)
 
     def stats(self, state: SelectedState) -> Any:
         """Every row's arm, what it was chosen from, and the arms' own statistics."""
@@ -230,11 +248,6 @@ def _leaving_rows_alone(arm: Drafter, rows: int) -> Drafter:
 
 def _is_nested(drafter: Drafter) -> bool:
     return isinstance(drafter, NestedDrafter)  # it writes into active rows only (`put_laws`)
-
-
-def _as_arm_sees(outcome: Outcome, arm: Drafter, rows: Array) -> Outcome:
-    """What an arm is told of a round: features only if it reads them."""
-    return replace(outcome, active=outcome.active & rows, features=outcome.features if arm.reads_features else None)
 
 
 def _shapes(arm: Drafter, params: Params, state: PyTree, request: Request) -> Draft:

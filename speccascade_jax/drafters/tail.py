@@ -14,7 +14,7 @@ import flax.struct
 import jax.numpy as jnp
 
 from speccascade_jax.core.arrays import is_stop, write_slots
-from speccascade_jax.core.protocols import Drafter, Outcome, Request, Start
+from speccascade_jax.core.protocols import Drafter, Outcome, Request, Start, layers_read_by
 from speccascade_jax.core.types import Array, Cache, Draft, Laws, Params, PyTree
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter, put_laws
@@ -50,6 +50,8 @@ class AppendedDrafter:
     def __post_init__(self) -> None:
         if self.first.reads_features:
             raise ValueError(f"{type(self.first).__name__} reads the target's features: it can have no tail")
+        if layers_read_by(self.first):
+            raise ValueError(f"{type(self.first).__name__} reads the target's hidden states: it can have no tail")
         most = max(self.tail.block, self.tail.catches_up)
         object.__setattr__(self, "tail", replace(self.tail, sits_out=True, catches_up=most))
         object.__setattr__(self, "first", _catching_up(self.first, self.tail.block + 1))

@@ -13,7 +13,18 @@ import jax.numpy as jnp
 
 from speccascade_jax.core import rngs
 from speccascade_jax.core.arrays import is_stop, write_slots
-from speccascade_jax.core.protocols import Drafter, LanguageModel, Outcome, Planner, Request, Start, Target
+from speccascade_jax.core.protocols import (
+    Drafter,
+    LanguageModel,
+    LayeredModel,
+    Outcome,
+    Planner,
+    PromptSummary,
+    Request,
+    Start,
+    Target,
+    layers_read_by,
+)
 from speccascade_jax.core.sampling import make_law_pair
 from speccascade_jax.core.trees import Tree
 from speccascade_jax.core.types import (
@@ -122,6 +133,9 @@ class Engine:
             raise ValueError("drafts that branch go with a verifier of the same tree (rules.branching.BranchWise)")
         if self.tree is not None and not self.verify_final:
             raise ValueError("drafts that branch are always verified: set verify_final=True")
+        if self.layers and not isinstance(self.target, LayeredModel):
+            kind = type(self.target).__name__
+            raise ValueError(f"the drafter reads layers {self.layers} of the target, but {kind} has no extend_layers")
         object.__setattr__(self, "stop_ids", tuple(int(i) for i in self.stop_ids))
 
     @cached_property
@@ -152,6 +166,11 @@ class Engine:
     def tree(self) -> Tree | None:
         """What its drafts branch into; `None`: they are chains."""
         return getattr(self.drafter, "tree", None)
+
+    @cached_property
+    def layers(self) -> tuple[int, ...]:
+        """The target's layers whose hidden states the drafter reads; where there are none, no call computes any."""
+        return layers_read_by(self.drafter)
 
     @property
     def complete(self) -> bool:
@@ -185,8 +204,9 @@ class Engine:
         room = max_new_tokens + block + 1  # a block is scored, and written, before it is cut to what fits
         back = taken_back + block + 1  # a cache that forgets must keep what a rejection may bring back
         whole = None if self.tree is not None else back  # a tree's slots are no positions
-        cache = self.target.prefill(params["target"], prompt, width + room, whole)
+        cache, hidden = self._prefilled(params["target"], prompt, width + room, whole)
         features = prompt_features(self.target, cache) if self.drafter.reads_features else None
+        target = Target(params["target"], cache)
         return DecodeState(
             tokens=jnp.pad(prompt.tokens, [(0, 0), (0, room)]),
             length=prompt.length,
@@ -197,12 +217,22 @@ class Engine:
             keys=rngs.row_keys(rng, example_ids, level),
             target_cache=cache,
             drafter=self.drafter.init(
-                params["drafter"], Start(prompt, rng, example_ids, features, width + room, back, level)
+                params["drafter"],
+                Start(prompt, rng, example_ids, features, width + room, back, level, hidden=hidden, target=target),
             ),
             laws=self.blank_laws(rows),
             tally=Tally.zeros(rows, self.block),
             failed_at=jnp.full((rows, 2), -1, jnp.int32),
         )
+
+    def _prefilled(
+        self, params: Params, prompt: Prompt, slots: int, max_rollback: int | None
+    ) -> tuple[Cache, Array | None]:
+        """Returns the target's cache, and its states `[B, P, L, D]` along the prompt if the drafter reads some."""
+        if not self.layers:
+            return self.target.prefill(params, prompt, slots, max_rollback), None
+        assert isinstance(self.target, LayeredModel)
+        return self.target.prefill_layers(params, prompt, slots, self.layers, max_rollback)
 
     def _longest(self, params: Params) -> int:
         """The longest block with these parameters: a planner without some of them may settle less."""
@@ -240,19 +270,24 @@ class Engine:
 
     def score(
         self, params: Params, state: DecodeState, drafted: Drafted, controls: Controls, width: int, cache: Cache
-    ) -> tuple[LawPair, Array, Array | None, Cache]:
-        """The laws `[B, width, V]` at a block's first positions, where its logits are unusable, the target's hidden
-        states `[B, width, D]` if the drafter reads them, and the target's cache."""
+    ) -> tuple[LawPair, Array, Array | None, Array | None, Cache]:
+        """Calls the target on a block's first `width` positions.
+
+        Returns:
+            The laws `[B, width, V]`; where logits are unusable, bool `[B, width]`; the target's final states
+            `[B, width, D]` and those after `layers`, `[B, width, L, D]`, each if the drafter reads it; its cache.
+        """
         draft = cut(drafted.draft, width)
         pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
         with jax.named_scope("score"):
             tokens = jnp.concatenate([pending, draft.tokens], axis=1)
-            out, cache = extended(self.target, self.tree, params["target"], cache, tokens)
+            out, cache = extended(self.target, self.tree, params["target"], cache, tokens, self.layers)
             logits = out.logits[..., : self.target.vocab_size]
         with jax.named_scope("sampling"):
             pair = make_law_pair(draft.q, draft.q_tilde, draft.greedy, logits, controls.target, draft.logs)
         features = out.hidden if self.drafter.reads_features else None
-        return pair, ~jnp.isfinite(logits.max(-1)) & ~drafted.unverified[:, None], features, cache
+        bad = ~jnp.isfinite(logits.max(-1)) & ~drafted.unverified[:, None]
+        return pair, bad, features, out.layer_states, cache
 
     def _unverified(self, state: DecodeState, draft: Draft) -> Array:
         """bool `[B]`: rows whose block ends them and is therefore not verified."""
@@ -284,16 +319,16 @@ class Engine:
         def judge(width: int, cache: Cache) -> Judged:
             own = self._tied(state, drafted, cache) if len(choices) > 1 else drafted
             draft = cut(own.draft, width)
-            pair, bad, features, cache = self.score(params, state, own, controls, width, cache)
+            pair, bad, features, hidden, cache = self.score(params, state, own, controls, width, cache)
             with jax.named_scope("verify"):
                 verdict = self.verifier.verify(pair, draft, own.keys, controls.alpha, self.bonus)
-            scored = Scored(pair, draft, bad, features, cache)
+            scored = Scored(pair, draft, bad, features, hidden, cache)
             if self.tree is not None:
                 scored, verdict = straightened(self.target, self.tree, state.length - 1, scored, verdict)
-            pair, draft, bad, features, cache = scored
+            pair, draft, bad, features, hidden, cache = scored
             with jax.named_scope("commit"):
                 eta, deferred = self.verifier.deferred(pair, controls.alpha, draft.tokens)
-            return Judged(cache, pair, verdict, bad, eta, deferred, features)
+            return Judged(cache, pair, verdict, bad, eta, deferred, features, hidden)
 
         choices = self._widths()
         needed = None if self.verify_final else jnp.any(~drafted.unverified & ~state.done)
@@ -379,6 +414,7 @@ class Engine:
             active=turn.active,
             features=judged.features,
             path=judged.verdict.path,
+            hidden=judged.hidden,
         )
         return replace(
             state,
@@ -399,8 +435,6 @@ def prompt_features(target: LanguageModel, cache: Cache) -> Array:
     Raises:
         ValueError: a model that says nothing of it.
     """
-    of = getattr(target, "prompt_features", None)
-    if of is None:
+    if not isinstance(target, PromptSummary):
         raise ValueError(f"the drafter reads the target's features, but {type(target).__name__} has no prompt_features")
-    features: Array = of(cache)
-    return features
+    return target.prompt_features(cache)

@@ -12,21 +12,34 @@ from speccascade_jax.rules.verification import Verdict
 
 
 class Scored(NamedTuple):
-    """What was scored: laws, the block, where logits are unusable, the target's states and cache (`Engine.score`)."""
+    """The first `W` positions of a block after the target's call.
+
+    Attributes:
+        pair: the distributions `[B, W, V]`; draft: the block; bad: bool `[B, W]`, where the logits are not finite.
+        features: `[B, W, D]` and hidden: `[B, W, L, D]`, the target's states, each `None` unless the drafter reads it.
+        cache: the target's.
+    """
 
     pair: LawPair
     draft: Draft
     bad: Array
     features: Array | None
+    hidden: Array | None
     cache: Cache
 
 
-def extended(target: Any, tree: Tree | None, params: Params, cache: Cache, tokens: Array) -> tuple[LMOutput, Cache]:
-    """The target's call on a block, or on all of a tree's entries."""
-    if tree is None:
-        out: tuple[LMOutput, Cache] = target.extend(params, cache, tokens)
+def extended(
+    target: Any, tree: Tree | None, params: Params, cache: Cache, tokens: Array, layers: tuple[int, ...] = ()
+) -> tuple[LMOutput, Cache]:
+    """Calls the target on a block, or on all of a tree's entries; reads its states after `layers`."""
+    branch = None if tree is None else tree.branch(0, tree.size + 1)
+    out: tuple[LMOutput, Cache]
+    if layers:
+        out = target.extend_layers(params, cache, tokens, layers, branch)
+    elif branch is None:
+        out = target.extend(params, cache, tokens)
     else:
-        out = target.extend_branch(params, cache, tokens, tree.branch(0, tree.size + 1))
+        out = target.extend_branch(params, cache, tokens, branch)
     return out
 
 
@@ -43,6 +56,7 @@ def straightened(target: Any, tree: Tree, start: Array, scored: Scored, verdict:
         draft=straight_draft(scored.draft, verdict, tree),
         bad=jnp.take_along_axis(scored.bad, path, axis=1),
         features=None if scored.features is None else along(scored.features, path),
+        hidden=None if scored.hidden is None else along(scored.hidden, path),
         cache=target.keep(scored.cache, start, path[:, : tree.depth + 1]),
     )
     return straight, verdict._replace(law=along(verdict.law, path))

@@ -25,7 +25,8 @@ class Judged(NamedTuple):
     """A block that the target has seen and the acceptance has decided on.
 
     `pair` over `[B, G + 1, V]`, `bad` bool `[B, G + 1]`, `eta` float32 `[B, G + 1]` and `deferred` `[B, G]` as
-    `Verifier.deferred` gives them; positions beyond the width that was scored are zero.
+    `Verifier.deferred` gives them; `features` `[B, G + 1, D]` and `hidden` `[B, G + 1, L, D]` where the drafter reads
+    them. Positions beyond the width that was scored are zero.
     """
 
     target_cache: Cache
@@ -35,6 +36,7 @@ class Judged(NamedTuple):
     eta: Array
     deferred: Array
     features: Array | None
+    hidden: Array | None = None
 
 
 def widths(block: int) -> tuple[int, ...]:
@@ -86,7 +88,7 @@ def _judge_padded(judge: Callable[[int, Cache], Judged], width: int, full: int, 
     return found._replace(verdict=verdict, deferred=_pad(found.deferred, full - 1), **over_block)
 
 
-_OVER_BLOCK = ("pair", "bad", "eta", "features")
+_OVER_BLOCK = ("pair", "bad", "eta", "features", "hidden")
 
 
 def cut(draft: Draft, width: int) -> Draft:

@@ -94,7 +94,7 @@ class DecoderModule(nn.Module):
         c, at = self.config, jnp.arange(tokens.shape[1])[None]
         seen = {window: _sees(at, at, window) for window in dict.fromkeys(c.windows)}
         masks = tuple(seen[window] for window in c.windows)
-        return self.decoder(self._embed(tokens), turns(c, at), masks, (None,) * c.num_layers)
+        return self.decoder(self.embed(tokens), turns(c, at), masks, (None,) * c.num_layers)
 
     def extend(self, cache: DecoderCache, tokens: Array, branch: Branch | None = None) -> tuple[LMOutput, DecoderCache]:
         """Feed a block, or entries of a tree, to the cached decoder (see `DecoderLM.extend`, `extend_branch`)."""
@@ -111,7 +111,7 @@ class DecoderModule(nn.Module):
             for keys, values, ring in zip(cache.keys, cache.values, cache.rings, strict=True)
         )
         masks = tuple(seen[key] for key in layout)
-        hidden, attended = self.decoder(self._embed(tokens), turns(c, at), masks, slots)
+        hidden, attended = self.decoder(self.embed(tokens), turns(c, at), masks, slots)
         keys, values = tuple(k for k, _ in attended), tuple(v for _, v in attended)
         cache = replace(cache, keys=keys, values=values, length=cache.length + new)
         return LMOutput(self.logits(hidden), hidden), cache
@@ -128,7 +128,8 @@ class DecoderModule(nn.Module):
             )
         return _sees(at, _positions(cache.length + new, slots), window)
 
-    def _embed(self, tokens: Array) -> Array:
+    def embed(self, tokens: Array) -> Array:
+        """Returns what the first layer reads, `[B, T, E]`: embeddings times the family's scale."""
         embedded = self.token_embedder(tokens)
         return embedded * jnp.asarray(self.config.embedding_scale, embedded.dtype)
 
@@ -140,6 +141,10 @@ class DecoderModule(nn.Module):
         if c.num_embeddings == c.vocab_size:
             return logits
         return jnp.where(jnp.arange(c.num_embeddings) < c.vocab_size, logits, -jnp.inf)
+
+    def exit_logits(self, hidden: Array) -> Array:
+        """Returns the logits of a layer's output `[B, T, E]`: the last norm and the model's own head."""
+        return self.logits(self.decoder.decoder_norm(hidden))
 
 
 @dataclass(frozen=True)
@@ -169,25 +174,38 @@ class DecoderLM(CachedModel[DecoderCache]):
         Raises:
             ValueError: `max_len` slots can't hold the prompt, or the prompt has encoder tokens.
         """
+        return self._prefilled(params, prompt, max_len, max_rollback, ())[0]
+
+    def prefill_layers(
+        self, params: Params, prompt: Prompt, max_len: int, layers: tuple[int, ...], max_rollback: int | None = None
+    ) -> tuple[DecoderCache, Array]:
+        """Prefills; returns the states `[B, P, L, E]` of what was consumed too (`LayeredModel`)."""
+        cache, states = self._prefilled(params, prompt, max_len, max_rollback, layers)
+        return cache, self._by_position(prompt, states, layers)
+
+    def _prefilled(
+        self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None, layers: tuple[int, ...]
+    ) -> tuple[DecoderCache, Array | None]:
         c, (rows, width) = self.config, prompt.tokens.shape
         if prompt.encoder_tokens is not None:
             raise ValueError("the prompt has encoder_tokens, but a decoder-only model has no encoder: give tokens")
         if max_len < width:
             raise ValueError(f"max_len is {max_len}, but the prompt has {width} tokens: raise max_len")
         sizes = self.slots(max_len, max_rollback)
-        consumed = prompt.length - 1
+        consumed, states = prompt.length - 1, None
         if width == 1:
             with under(self.mesh):
                 keys, values = empty_slots(rows * c.num_kv_heads, c.head_dim, sizes, c.dtype)
             summary = jnp.zeros((rows, c.d_model), c.dtype)
         else:
-            hidden, own = self._apply(params, prompt.tokens[:, :-1], method="states")
+            fed = prompt.tokens[:, :-1]
+            (hidden, own), states = self._apply_reading(params, fed, layers, fed, method="states")
             last = jnp.maximum(consumed - 1, 0)[:, None, None]
             summary = jnp.where(consumed[:, None] > 0, jnp.take_along_axis(hidden, last, axis=1)[:, 0], 0.0)
             with under(self.mesh):
                 keys = tuple(_placed(k, size, consumed, 2) for (k, _), size in zip(own, sizes, strict=True))
                 values = tuple(_placed(v, size, consumed, 1) for (_, v), size in zip(own, sizes, strict=True))
-        return DecoderCache(keys, values, consumed, summary, tuple(size < max_len for size in sizes))
+        return DecoderCache(keys, values, consumed, summary, tuple(size < max_len for size in sizes)), states
 
     def slots(self, max_len: int, max_rollback: int | None) -> tuple[int, ...]:
         """Per layer, how many slots its cache has (METHODS section 2 on windowed caches)."""

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from speccascade_jax.core.types import Array
 from speccascade_jax.models.decoder_config import DecoderConfig
-from speccascade_jax.models.layers import MASKED, KeysValues, RMSNorm, Slots, in_chunks
+from speccascade_jax.models.layers import EXITS, MASKED, KeysValues, RMSNorm, Slots, in_chunks
 from speccascade_jax.models.products import Dense
 from speccascade_jax.models.sharding import COLUMNS, HEADS, P, local, shards
 from speccascade_jax.runtime.mesh import DATA
@@ -211,5 +211,6 @@ class Stack(nn.Module):
         attended = []
         for layer, mask, place in zip(self.layers, masks, slots, strict=True):
             x, own = layer(x, by, mask, place)
+            self.sow(EXITS, "hidden", x)
             attended.append(own)
         return self.decoder_norm(x), tuple(attended)

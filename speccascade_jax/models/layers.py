@@ -16,7 +16,7 @@ import numpy as np
 
 from speccascade_jax.core.arrays import full_precision, write_slots
 from speccascade_jax.core.trees import Branch
-from speccascade_jax.core.types import Array, LMOutput, Params
+from speccascade_jax.core.types import Array, LMOutput, Params, Prompt
 from speccascade_jax.models.cache import move_slots, write_ring
 from speccascade_jax.models.products import pack
 from speccascade_jax.models.sharding import HEADS, ROWS, interleave_fused, local, place, under
@@ -28,6 +28,8 @@ Held = TypeVar("Held", bound=Any)
 
 # Finite, so that a query that sees nothing attends uniformly instead of giving NaN.
 MASKED = -1e10
+EXITS = "exits"
+"""The collection in which a decoder leaves its layers' outputs, `hidden`, if asked (`mutable`)."""
 
 
 class Slots(NamedTuple):
@@ -130,7 +132,11 @@ class CachedModel(Generic[Held]):
 
     @property
     def module(self) -> nn.Module:
-        """The linen module that holds the layers; it has a method `extend(cache, tokens)`."""
+        """The linen module that holds the layers.
+
+        It has methods `extend(cache, tokens)`, `embed(tokens)` and `exit_logits(states)`, and a stack called `decoder`
+        that sows each layer's output in `EXITS`.
+        """
         raise NotImplementedError
 
     @property
@@ -162,6 +168,51 @@ class CachedModel(Generic[Held]):
         """`extend` with entries of a tree, `tokens` `[B, T]`: each sees what is committed and its own path alone."""
         fed: tuple[LMOutput, Held] = self._apply(params, cache, tokens, branch, method="extend")
         return fed
+
+    def extend_layers(
+        self, params: Params, cache: Held, tokens: Array, layers: tuple[int, ...], branch: Branch | None = None
+    ) -> tuple[LMOutput, Held]:
+        """Feeds `tokens` as `extend` or `extend_branch` does, and fills `LMOutput.layer_states` `[B, T, L, E]`.
+
+        Raises:
+            ValueError: a layer that the model does not have.
+        """
+        fed = (cache, tokens) if branch is None else (cache, tokens, branch)
+        (out, cache), states = self._apply_reading(params, tokens, layers, *fed, method="extend")
+        return out._replace(layer_states=states), cache
+
+    def _apply_reading(
+        self, params: Params, tokens: Array, layers: tuple[int, ...], *args: Any, method: str
+    ) -> tuple[Any, Array | None]:
+        """Returns what `_apply` does, and the states `[B, T, L, E]` of `tokens`, `None` for no layers."""
+        if not layers:
+            return self._apply(params, *args, method=method), None
+        with full_precision(self.config.dtype), under(self.mesh):
+            result, sown = self.module.apply({"params": params}, *args, method=method, mutable=[EXITS])
+        states = (self.embed(params, tokens), *sown[EXITS]["decoder"]["hidden"])
+        if missing := [layer for layer in layers if not 0 <= layer < len(states)]:
+            raise ValueError(f"there is no layer {missing[0]}: the model's decoder has layers 0 to {len(states) - 1}")
+        return result, jnp.stack([states[layer] for layer in layers], axis=2)
+
+    def _by_position(self, prompt: Prompt, states: Array | None, layers: tuple[int, ...]) -> Array:
+        """Returns `[B, P, L, E]` of states `[B, P - 1, L, E]` (`None` for `P = 1`), zero where nothing is consumed."""
+        rows, width = prompt.tokens.shape
+        if states is None:
+            return jnp.zeros((rows, width, len(layers), self.config.d_model), self.config.dtype)
+        # rows are right-padded: behind `length - 1` stand states of padding
+        consumed = jnp.arange(width)[None] < prompt.length[:, None] - 1
+        padded = jnp.pad(states, [(0, 0), (0, 1), (0, 0), (0, 0)])
+        return jnp.where(consumed[..., None, None], padded, jnp.zeros((), padded.dtype))
+
+    def embed(self, params: Params, tokens: Array) -> Array:
+        """Returns what the first layer reads of `tokens` `[B, T]`: states `[B, T, E]`."""
+        embedded: Array = self._apply(params, tokens, method="embed")
+        return embedded
+
+    def unembed(self, params: Params, states: Array) -> Array:
+        """Returns float32 logits `[B, T, V]` of states `[B, T, E]` after the last layer: its norm and output matrix."""
+        logits: Array = self._apply(params, states, method="exit_logits")
+        return logits[..., : self.vocab_size]
 
     def keep(self, cache: Held, start: Array, entries: Array) -> Held:
         """The cache with a path of a tree in one row: slot `start + j` of each row holds its entry `entries[:, j]`.

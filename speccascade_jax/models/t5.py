@@ -16,15 +16,12 @@ import numpy as np
 from speccascade_jax.core.trees import Branch
 from speccascade_jax.core.types import Array, LMOutput, Params, Prompt
 from speccascade_jax.models.cache import KVCache, causal_slots_mask, empty_slots, put_branch
-from speccascade_jax.models.layers import MASKED, CachedModel, KeysValues, Slots
+from speccascade_jax.models.layers import EXITS, MASKED, CachedModel, KeysValues, Slots
 from speccascade_jax.models.products import Dense, Embed
 from speccascade_jax.models.sharding import BIAS, ROWS, Mesh, local, under
 from speccascade_jax.models.t5_layers import DecoderLayer, EncoderLayer, RelativeBias, T5Config, dropout, norm
 
-__all__ = ["T5", "T5Config", "T5Module", "teacher_forced_logits"]
-
-EXITS = "exits"
-"""The collection in which the decoder leaves its layers' outputs, `hidden`, if asked (`mutable`)."""
+__all__ = ["EXITS", "T5", "T5Config", "T5Module", "teacher_forced_logits"]
 
 
 @flax.struct.dataclass
@@ -199,6 +196,10 @@ class T5Module(nn.Module):
         hidden, _ = self.decoder(x, bias, cross, _padding_bias(encoder_tokens), None, deterministic)
         return self.logits(hidden)
 
+    def embed(self, tokens: Array) -> Array:
+        """Returns what the decoder's first layer reads, `[B, T, E]`."""
+        return self.token_embedder(tokens)
+
     def logits(self, hidden: Array) -> Array:
         """float32 logits `[B, T, num_embeddings]` of normed hidden states, padded entries at -inf."""
         c = self.config
@@ -259,6 +260,18 @@ class T5(CachedModel[KVCache]):
         Raises:
             ValueError: without encoder tokens, or when `max_len` slots can't hold the context.
         """
+        return self._prefilled(params, prompt, max_len, ())[0]
+
+    def prefill_layers(
+        self, params: Params, prompt: Prompt, max_len: int, layers: tuple[int, ...], max_rollback: int | None = None
+    ) -> tuple[KVCache, Array]:
+        """Prefills; returns the decoder's states `[B, P, L, E]` of what was consumed too (`LayeredModel`)."""
+        cache, states = self._prefilled(params, prompt, max_len, layers)
+        return cache, self._by_position(prompt, states, layers)
+
+    def _prefilled(
+        self, params: Params, prompt: Prompt, max_len: int, layers: tuple[int, ...]
+    ) -> tuple[KVCache, Array | None]:
         if prompt.encoder_tokens is None:
             raise ValueError("the prompt has no encoder_tokens: an encoder-decoder needs its input there")
         rows, width = prompt.tokens.shape
@@ -269,9 +282,11 @@ class T5(CachedModel[KVCache]):
         with under(self.mesh):
             keys, values = empty_slots(rows * c.num_heads, c.head_dim, (max_len,) * c.num_decoder_layers, c.dtype)
         cache = KVCache(keys, values, jnp.zeros((rows,), jnp.int32), static)
+        states = None
         if width > 1:
-            _, cache = self.extend(params, cache, prompt.tokens[:, :-1])
-        return self.rollback(cache, prompt.length - 1)
+            fed = prompt.tokens[:, :-1]
+            (_, cache), states = self._apply_reading(params, fed, layers, cache, fed, method="extend")
+        return self.rollback(cache, prompt.length - 1), states
 
     def prompt_features(self, cache: KVCache) -> Array:
         """`[B, E]`: mean of the encoder's output over real tokens (METHODS section 8)."""

@@ -1,4 +1,7 @@
-"""A model whose next-token logits depend on the last token alone: laws can be computed by hand for it."""
+"""A model whose next-token logits depend on the last token alone: laws can be computed by hand for it.
+
+A token's row of the table is its embedding, its state after every layer and its logits.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +24,29 @@ class Table:
     def extend(self, params: Params, cache: Array, tokens: Array) -> tuple[LMOutput, Array]:
         """Row `tokens[b, t]` of the table at every position; it is the hidden state too."""
         return LMOutput(logits=params[tokens], hidden=params[tokens]), cache + tokens.shape[1]
+
+    def prefill_layers(
+        self, params: Params, prompt: Prompt, max_len: int, layers: tuple[int, ...], max_rollback: int | None = None
+    ) -> tuple[Array, Array]:
+        """Returns the cache, and the rows of the tokens that it has consumed (`LayeredModel`)."""
+        cache = self.prefill(params, prompt, max_len, max_rollback)
+        consumed = jnp.arange(prompt.tokens.shape[1])[None] < cache[:, None]
+        return cache, self._rows(jnp.where(consumed[..., None], params[prompt.tokens], 0.0), layers)
+
+    def extend_layers(
+        self, params: Params, cache: Array, tokens: Array, layers: tuple[int, ...], branch: Branch | None = None
+    ) -> tuple[LMOutput, Array]:
+        out, cache = self.extend(params, cache, tokens)
+        return out._replace(layer_states=self._rows(params[tokens], layers)), cache
+
+    def _rows(self, states: Array, layers: tuple[int, ...]) -> Array:
+        return jnp.stack([states] * len(layers), axis=2)
+
+    def embed(self, params: Params, tokens: Array) -> Array:
+        return params[tokens]
+
+    def unembed(self, params: Params, states: Array) -> Array:
+        return states
 
     def extend_branch(self, params: Params, cache: Array, tokens: Array, branch: Branch) -> tuple[LMOutput, Array]:
         """As `extend`: no token sees another."""

@@ -5,7 +5,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from speccascade_jax.core.packed import is_packed
 from speccascade_jax.core.protocols import LanguageModel
 from speccascade_jax.core.types import Array, BoundModel, Cache, LMOutput, Params, Prompt
 from speccascade_jax.runtime.mesh import fewest_rows
@@ -43,14 +45,19 @@ def catch_up(
     return until(0, 1, cache)
 
 
-def continued(model: LanguageModel, params: Params, prompt: Prompt, tokens: Array, spare: int = 0) -> LMOutput:
+def continued(
+    model: Any, params: Params, prompt: Prompt, tokens: Array, spare: int = 0, layers: tuple[int, ...] = ()
+) -> LMOutput:
     """What a model says when it is fed the pending token of `prompt` and `tokens` `[B, T]` behind it: `T + 1` outputs.
 
-    `spare` slots of its cache are never used; the number of slots decides how sums are rounded.
+    `spare` slots of its cache are never used; the number of slots decides how sums are rounded. With `layers`
+    `LMOutput.layer_states` is there too (`core.protocols.LayeredModel`).
     """
     cache = model.prefill(params, prompt, prompt.tokens.shape[1] + tokens.shape[1] + spare)
     pending = jnp.take_along_axis(prompt.tokens, prompt.length[:, None] - 1, axis=1)
-    return model.extend(params, cache, jnp.concatenate([pending, tokens], axis=1))[0]
+    fed = jnp.concatenate([pending, tokens], axis=1)
+    out: LMOutput = (model.extend_layers(params, cache, fed, layers) if layers else model.extend(params, cache, fed))[0]
+    return out
 
 
 def along(bound: BoundModel, prompt: Prompt, tokens: Array) -> Array:
@@ -78,6 +85,35 @@ def states(model: Any, params: Params, prompt: Prompt, tokens: Array) -> Array:
     hidden = continued(model, params, prompt, tokens).hidden
     assert hidden is not None, f"{type(model).__name__} gives no hidden states"
     return hidden[:, 1:]
+
+
+def layer_states(bound: BoundModel, prompt: Prompt, tokens: Array, layers: tuple[int, ...]) -> Array:
+    """Returns the states that a drafter head is trained on: `[B, T + 1, L, D]`, in one pass.
+
+    Entry 0 belongs to the pending token of `prompt`, entry `j` to `tokens[:, j - 1]` behind it: as in `Outcome.hidden`
+    of a block that is committed whole.
+
+    Args:
+        tokens: int32 `[B, T]`; layers: numbered as `core.protocols.LayeredModel` numbers them.
+    """
+    return _layer_states(bound.model, layers, bound.params, prompt, tokens)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _layer_states(model: Any, layers: tuple[int, ...], params: Params, prompt: Prompt, tokens: Array) -> Array:
+    states = continued(model, params, prompt, tokens, layers=layers).layer_states
+    assert states is not None
+    return states
+
+
+def plain_params(params: Params) -> Params:
+    """Returns a loaded model's parameters with every packed matrix as a plain array.
+
+    A loss can be differentiated through plain arrays alone: a packed matrix is multiplied by code that JAX calls.
+    """
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(np.asarray(leaf)) if is_packed(leaf) else leaf, params, is_leaf=is_packed
+    )
 
 
 def features(bound: BoundModel) -> int | None:

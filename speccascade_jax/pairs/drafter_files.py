@@ -1,0 +1,65 @@
+"""The file that a drafter's parameters are kept in, and the target that they were trained for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from speccascade_jax.core.types import Params
+from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.storage import array_file
+from speccascade_jax.storage.errors import CheckpointError
+from speccascade_jax.storage.files import expanded
+
+_TRAIN = "train it for this target, or load the pair that it was trained for"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """Which target a drafter was trained for, and what its author notes about it.
+
+    Attributes:
+        target_fingerprint: `fingerprints.of_model` of the target; pair: its pair's name.
+        about: JSON values by name, such as the layers that the drafter reads.
+    """
+
+    target_fingerprint: str
+    pair: str
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+def save(path: str | Path, params: Params, pair: Pair, **about: Any) -> None:
+    """Writes a drafter's parameters as one file, whole or not at all.
+
+    Args:
+        params: a nested dict of arrays, stored in float32; pair: whose target they were trained for.
+        about: JSON values that `load` returns.
+    """
+    card = Card(target_fingerprint=pair.print_of("target"), pair=pair.name, about=about)
+    array_file.save(path, params, asdict(card))
+
+
+def load(path: str | Path, pair: Pair) -> tuple[Params, dict[str, Any]]:
+    """Reads a drafter's parameters for the target of `pair`.
+
+    Returns:
+        The parameters, and what `save` noted about them.
+
+    Raises:
+        FileNotFoundError: no such file.
+        CheckpointError: it is damaged (names what in it), or another kind of file.
+        ValueError: the drafter was trained for another target (names both fingerprints).
+    """
+    params, entries = array_file.load(path, "file of a drafter's parameters", "train the drafter and save them")
+    try:
+        card = Card(**entries)
+    except TypeError as error:
+        raise CheckpointError(f"{expanded(path)} holds no drafter's parameters ({error})") from error
+    fingerprint = pair.print_of("target")
+    if fingerprint != card.target_fingerprint:
+        raise ValueError(
+            f"{path} holds a drafter for the target {card.target_fingerprint} of pair {card.pair!r}, but the target of "
+            f"{pair.name!r} is {fingerprint} (the same weights in another dtype are another target): {_TRAIN}"
+        )
+    return params, card.about

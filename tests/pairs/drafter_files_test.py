@@ -1,0 +1,60 @@
+"""Files of a drafter's parameters: what is written is read, for its own target alone."""
+
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.pairs import drafter_files
+from speccascade_jax.storage import array_file
+from speccascade_jax.storage.errors import CheckpointError
+
+PARAMS = {"fuse": np.arange(6.0, dtype=np.float32).reshape(2, 3), "block": {"bias": np.ones(3, np.float32)}}
+
+
+def pair_of(seed, name="mine"):
+    table = np.random.default_rng(seed).normal(size=(4, 4))
+    return sc.Pair(target=sc.TableLM(table), draft=sc.TableLM(-table), name=name)
+
+
+def test_what_is_written_is_read(tmp_path):
+    drafter_files.save(tmp_path / "head", PARAMS, pair_of(0), layers=(1, 3))
+    params, about = drafter_files.load(tmp_path / "head", pair_of(0, "another name"))
+    np.testing.assert_array_equal(params["fuse"], PARAMS["fuse"])
+    np.testing.assert_array_equal(params["block"]["bias"], PARAMS["block"]["bias"])
+    assert about == {"layers": [1, 3]}
+
+
+def test_a_drafter_of_another_target_is_refused_in_one_line(tmp_path):
+    drafter_files.save(tmp_path / "head", PARAMS, pair_of(0))
+    own, other = (pair_of(seed).print_of("target") for seed in (0, 1))
+    with pytest.raises(ValueError, match=f"drafter for the target {own} of pair 'mine', .* of 'yours' is {other}") as e:
+        drafter_files.load(tmp_path / "head", pair_of(1, "yours"))
+    assert "\n" not in str(e.value)
+
+
+def _nothing(path):
+    path.unlink()
+
+
+def _torn(path):
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+def _another_kind(path):
+    array_file.save(path, PARAMS, {"depth": 1})
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "message"),
+    [
+        (_nothing, FileNotFoundError, "no file of a drafter's parameters at"),
+        (_torn, CheckpointError, "head"),
+        (_another_kind, CheckpointError, "holds no drafter's parameters"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused(tmp_path, damage, error, message):
+    path = tmp_path / "head"
+    drafter_files.save(path, PARAMS, pair_of(0))
+    damage(path)
+    with pytest.raises(error, match=message):
+        drafter_files.load(path, pair_of(0))
