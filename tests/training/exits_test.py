@@ -66,7 +66,7 @@ def file_of(run):
 
 def test_a_step_s_divergence_is_the_one_in_numpy(finished):
     run, _, _ = finished
-    batch = run.batches.epoch(run.train_rows, 0, 0)[0]
+    batch = run.batches(0)[0]
     hidden, taught, counted = run._states(batch)
     model, kernel = run.models[1], run.state.params["002"]
     found = exits.divergences(model, kernel, hidden[1], taught, counted)
@@ -93,7 +93,7 @@ def test_heads_come_nearer_to_the_target_and_the_target_stays(finished, folder):
 def test_a_head_begins_as_the_targets_own(finished):
     run, _, _ = finished
     bound = run.pair.target
-    batch = run.batches.epoch(run.train_rows, 0, 0)[0]
+    batch = run.batches(0)[0]
     plain, own = early_exit(bound, 1), early_exit(bound, 1, shared_head(bound))
     found, expected = (np.asarray(along(each, batch.prompt, batch.tokens)) for each in (own, plain))
     np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -145,7 +145,7 @@ def test_the_lowest_is_trained_further_towards_the_one_above_it(finished, folder
     assert heads.card.towards == {0: 2, 2: None} and old.card.towards == {0: None, 2: None}
     # what it was compared with is the upper exit's law, not the target's
     upper = early_exit(run.pair.target, 2, np.asarray(old.kernels[2]))
-    batch = fine.batches.epoch(fine.train_rows, 0, 0)[0]
+    batch = fine.batches(0)[0]
     taught = fine._states(batch)[1]
     np.testing.assert_allclose(taught, jax.nn.log_softmax(along(upper, batch.prompt, batch.tokens)), atol=2e-5)
 

@@ -178,7 +178,7 @@ def test_prompts_are_told_apart_by_context_and_encoder_not_by_padding():
 
 def test_the_loss_does_not_see_the_targets_tokens(finished):
     run, _ = finished
-    batch = run.batches.epoch(run.train_rows, 0, 0)[0]
+    batch = run.batches(0)[0]
     hidden, kept, counted = run.states(batch, 0)
     assert hidden.shape == (96, 18) and 0 < counted.sum() < counted.size
 
@@ -192,7 +192,7 @@ def test_the_loss_does_not_see_the_targets_tokens(finished):
 
 def test_states_are_the_drafts_over_the_mix(finished):
     run, _ = finished
-    batch = run.batches.epoch(run.train_rows, 0, 0)[0]
+    batch = run.batches(0)[0]
     z, _ = mixing.mix(mixing.mix_key(0, 5), batch, 0.15)
     draft = run.pair.draft
     expected = teacher_forcing.states(draft.model, draft.params, batch.prompt, z).reshape(-1, 16)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from speccascade_jax.models.t5 import T5, T5Config, teacher_forced_logits
+from speccascade_jax.training.runs import TrainState
 from speccascade_jax.training.t5 import growth, loop, steps
 from speccascade_jax.training.t5.schedule import Schedule
 from tests.support.random_t5 import parameters as _params
@@ -71,7 +72,7 @@ def test_two_steps_move_everything_that_was_added(small, wanted):
     step = steps.make_train_step(wanted, optimizer, steps.Objective(smoothing=0.0))
     grown = growth.grow(small, SMALL, wanted, _params(wanted, 1))
     before = jax.tree.map(np.array, grown)
-    state = steps.fresh_state(jax.tree.map(jnp.array, grown), optimizer)
+    state = TrainState.fresh(jax.tree.map(jnp.array, grown), optimizer.transformation())
     for _ in range(2):  # what reads learns once what it reads for writes
         state, _ = step(state, SOURCE, TARGET, np.float32(1e-2), jax.random.key(0, impl="rbg"))
     for old, new in zip(_written(before), _written(state.params), strict=True):
