@@ -7,6 +7,7 @@ at all and carries a key: the settings and its queries, so that more queries onl
 
 from __future__ import annotations
 
+import copy
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -123,10 +124,10 @@ class Writer:
 
     def _alone(self) -> Session:
         """The session with this model in the target's place; prompts and examples are shared."""
-        pair = replace(self.session.pair, target=self.bound, draft=self.bound, others={}, head=None, policy=None)
-        made = object.__new__(Session)
-        made.__dict__ = self.session.__dict__ | {"pair": pair, "_built": {}, "_code": {}}
-        return made
+        session = copy.copy(self.session)
+        session.pair = replace(session.pair, target=self.bound, draft=self.bound, others={}, head=None, policy=None)
+        session._decoders, session._code = {}, {}  # those of the pair's own target
+        return session
 
 
 def shard_names(first: int, count: int) -> list[str]:

@@ -24,7 +24,8 @@ from speccascade_jax.training import exits
 from speccascade_jax.training import runs as storage
 from speccascade_jax.training.heads import shards
 from tests.support import tiny_decoders, tiny_pair
-from tests.training.heads.train_test import PROMPTS, KilledError, examples
+from tests.support.killing import killed_at
+from tests.training.heads.train_test import PROMPTS, examples
 
 
 @pytest.fixture(scope="module")
@@ -114,20 +115,11 @@ def test_the_shared_head_of_a_tied_model_too(tied):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_killed_run_resumes_bit_for_bit(finished, folder, tmp_path, monkeypatch):
+def test_a_killed_run_resumes_bit_for_bit(finished, folder, tmp_path):
     whole, _, result = finished
-    broken, saves, plain = trainer(folder, tmp_path / "broken"), [], storage.save_state
-
-    def killed(*args):
-        if len(saves) == whole.steps_per_epoch + 1:
-            raise KilledError
-        saves.append(args)
-        plain(*args)
-
-    monkeypatch.setattr(storage, "save_state", killed)
-    with pytest.raises(KilledError):
+    broken = trainer(folder, tmp_path / "broken")
+    with killed_at(storage, "save_state", whole.steps_per_epoch + 2):
         exits.Run(broken).finish()
-    monkeypatch.setattr(storage, "save_state", plain)
     resumed = exits.Run(broken)
     assert resumed.finish() == result
     assert file_of(resumed).read_bytes() == file_of(whole).read_bytes()

@@ -20,6 +20,7 @@ from speccascade_jax.training import runs as storage
 from speccascade_jax.training.heads import calibration, mixing, shards
 from speccascade_jax.training.heads import train as acceptance
 from tests.support import tiny_pair
+from tests.support.killing import KilledError, killed_at
 
 PROMPTS, LENGTH = 60, 10
 W_REJS = (("depth0_wrej1", 1.0), ("depth2_wrej6", 6.0))
@@ -222,27 +223,13 @@ def test_heads_of_a_grid_end_as_they_would_alone(finished, folder, tmp_path):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-class KilledError(Exception):
-    """Stands for the process being killed."""
-
-
-def test_a_killed_run_resumes_bit_for_bit(finished, folder, tmp_path, monkeypatch):
+def test_a_killed_run_resumes_bit_for_bit(finished, folder, tmp_path):
     whole, result = finished
-    broken, saves, plain = trainer(folder, tmp_path / "broken"), [], storage.save_state
-    at = whole.steps_per_epoch + 1  # in the second epoch
-
-    def killed(*args):
-        if len(saves) == at:
-            raise KilledError
-        saves.append(args)
-        plain(*args)
-
-    monkeypatch.setattr(storage, "save_state", killed)
-    with pytest.raises(KilledError):
+    broken, saved = trainer(folder, tmp_path / "broken"), whole.steps_per_epoch + 1  # in the second epoch
+    with killed_at(storage, "save_state", saved + 1):
         acceptance.Run(broken).finish()
-    monkeypatch.setattr(storage, "save_state", plain)
     resumed = acceptance.Run(broken)
-    assert int(resumed.state.step) == at
+    assert int(resumed.state.step) == saved
     assert resumed.finish() == result
     jax.tree.map(np.testing.assert_array_equal, resumed.state, whole.state)
     for path in sorted((whole.directory / "heads").iterdir()):
