@@ -319,7 +319,7 @@ LAYOUTS = {
             Column("lost by the paper's optimum", "lost", percent),
         ),
         (
-            "Paper: dynamic programming over (model, budget), exact. Overshoot: the search of hierarchy.search.",
+            "Paper: dynamic programming over (model, budget), exact. Overshoot: a search (hierarchy.solve).",
             "Lost: how much more the paper's optimum takes than the other one, overshoot counted.",
         ),
     ),

@@ -23,10 +23,12 @@ from speccascade_jax.selection.outputs import AGAIN, Outputs, joined, shard_name
 from speccascade_jax.storage import archives
 from speccascade_jax.storage.files import expanded, point_key
 from speccascade_jax.storage.readers import json_object
+from speccascade_jax.training import runs
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 _MAKE = "python -m experiments.make_selection_data"
+_LOST = "damaged or missing"
 
 
 @dataclass(frozen=True)
@@ -167,26 +169,19 @@ def is_there(path: Path, key: str) -> bool:
         return False
 
 
-def _arrays(path: Path) -> tuple[str, dict[str, np.ndarray]]:
-    try:
-        return archives.read(path)
-    except Exception as error:  # see `archives.read`; a file that is not there too
-        raise ValueError(f"{path} is damaged or missing ({error!r}): {AGAIN}") from error
-
-
 def _target(folder: Path, first: int, count: int) -> Outputs:
-    found = joined([Outputs(**_arrays(folder / name)[1]) for name in shard_names(first, count)])
+    found = joined([runs.read_shard(folder / name, Outputs, _LOST, AGAIN) for name in shard_names(first, count)])
     if len(found.ids) != count or found.features is None or not math.isfinite(float(np.abs(found.features).sum())):
         raise ValueError(f"{folder} holds {len(found.ids)} queries, {count} are wanted, with finite features: {AGAIN}")
     return found
 
 
 def _alignments(folder: Path, arms: Sequence[str], domain: Mapping[str, Any]) -> np.ndarray:
-    columns = []
-    for name in arms:
-        told = domain["alignment"][name]
-        key, arrays = _arrays(folder / told["file"])
-        if key != told["key"]:
-            raise ValueError(f"{folder / told['file']} belongs to other outputs: {AGAIN}")
-        columns.append(arrays["alignment"])
+    foreign = f"belongs to other outputs: {AGAIN}"
+    files = [domain["alignment"][name] for name in arms]
+    columns = [runs.read_shard(folder / file["file"], _column, _LOST, AGAIN, file["key"], foreign) for file in files]
     return np.stack(columns, axis=1)
+
+
+def _column(alignment: np.ndarray) -> np.ndarray:
+    return alignment

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -60,15 +60,14 @@ class Learner(Protocol):
 
 
 @dataclass
-class Always:
-    """Learns nothing: one arm, which is what regret is counted against."""
+class Fixed:
+    """A chooser and numbers that stay as they are: a trained policy, one arm always, or any arm at random."""
 
-    arm: int
-    arms: int
-    chooser: Chooser = Chooser()
+    chooser: Chooser
+    numbers: Params
 
     def params(self) -> Params:
-        return chooser.always(self.arm, self.arms)[1]
+        return self.numbers
 
     def learn(self, features: np.ndarray, arm: int, reward: float) -> None:
         """Nothing."""
@@ -156,20 +155,6 @@ LEARNERS = ("thompson", "thompson_prior", "exp3", "greedy", "random")
 any arm at random, without learning."""
 
 
-@dataclass
-class Fixed:
-    """A chooser and numbers that stay as they are: a trained policy, or any arm at random."""
-
-    chooser: Chooser
-    numbers: Params
-
-    def params(self) -> Params:
-        return self.numbers
-
-    def learn(self, features: np.ndarray, arm: int, reward: float) -> None:
-        """Nothing."""
-
-
 def thompson(
     sample: np.ndarray, arms: int, *, noise: float = 0.3, ridge: float = 1.0, discount: float = 1.0
 ) -> Thompson:
@@ -199,12 +184,3 @@ def with_prior(learner: Thompson, policy: Policy, numbers: Params, sample: np.nd
         posterior.learn(sample, np.full(len(sample), arm), gain * (law[:, arm] - 1.0))
     posterior.discount = discount
     return learner
-
-
-def state(learner: Learner) -> dict[str, Any]:
-    """All that moves in a learner, as lists: two that were told the same are equal."""
-    if isinstance(learner, Thompson):
-        return {"inverse": learner.posterior.inverse.tolist(), "moment": learner.posterior.moment.tolist()}
-    if isinstance(learner, Exp3):
-        return {"log_weights": learner.log_weights.tolist(), "usual": learner.usual, "told": learner.told}
-    return {}

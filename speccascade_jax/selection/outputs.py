@@ -7,6 +7,7 @@ at all and carries a key: the settings and its queries, so that more queries onl
 
 from __future__ import annotations
 
+import copy
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,9 +25,9 @@ from speccascade_jax.engine.generate import raise_on_failure
 from speccascade_jax.evaluation.points import Point, Settings
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.models import fingerprints
-from speccascade_jax.results.report.printing import clock_time
 from speccascade_jax.storage import archives
 from speccascade_jax.storage.files import claim, point_key
+from speccascade_jax.training import runs
 
 SHARD = 256
 AGAIN = "remove it and make it again with python -m experiments.make_selection_data"
@@ -91,9 +92,11 @@ class Writer:
         began = time.monotonic()
         for done, n in enumerate(missing, 1):
             archives.write(paths[n], keys[n], self._write(cut[n]))
-            left = clock_time((time.monotonic() - began) / done * (len(missing) - done))
-            print(f"{self.session.task.name}: {self.name}, shard {done} of {len(missing)}, {left} left", flush=True)
-        return joined([_read(path, key) for path, key in zip(paths, keys, strict=True)])
+            progress = f"shard {done} of {len(missing)}, {runs.time_left(began, done, len(missing))} left"
+            print(f"{self.session.task.name}: {self.name}, {progress}", flush=True)
+        foreign = f"holds outputs for other queries or settings than its folder's: {AGAIN}"
+        parts = zip(paths, keys, strict=True)
+        return joined([runs.read_shard(path, Outputs, "damaged", AGAIN, key, foreign) for path, key in parts])
 
     def _queries(self, rows: np.ndarray) -> list[Any]:
         return [(self.session.examples[row].id, self.session.examples[row].source) for row in rows]
@@ -121,10 +124,10 @@ class Writer:
 
     def _alone(self) -> Session:
         """The session with this model in the target's place; prompts and examples are shared."""
-        pair = replace(self.session.pair, target=self.bound, draft=self.bound, others={}, head=None, policy=None)
-        made = object.__new__(Session)
-        made.__dict__ = self.session.__dict__ | {"pair": pair, "_built": {}, "_code": {}}
-        return made
+        session = copy.copy(self.session)
+        session.pair = replace(session.pair, target=self.bound, draft=self.bound, others={}, head=None, policy=None)
+        session._decoders, session._code = {}, {}  # those of the pair's own target
+        return session
 
 
 def shard_names(first: int, count: int) -> list[str]:
@@ -132,27 +135,11 @@ def shard_names(first: int, count: int) -> list[str]:
     return [f"{first + at:06}-{min(SHARD, count - at)}.npz" for at in range(0, count, SHARD)]
 
 
-def _read(path: Path, key: str) -> Outputs:
-    try:
-        found, arrays = archives.read(path)
-        outputs = Outputs(**arrays)
-    except Exception as error:  # see `archives.read`
-        raise ValueError(f"{path} is damaged ({error!r}): {AGAIN}") from error
-    if found != key:
-        raise ValueError(f"{path} holds outputs for other queries or settings than its folder's: {AGAIN}")
-    return outputs
-
-
 def joined(parts: list[Outputs]) -> Outputs:
     """All outputs in order."""
-    tokens = np.concatenate([part.tokens for part in parts])
-    features = [part.features for part in parts if part.features is not None]
-    return Outputs(
-        np.concatenate([part.ids for part in parts]),
-        tokens,
-        np.concatenate([part.lengths for part in parts]),
-        np.concatenate(features) if features else None,
-    )
+    names = ["ids", "tokens", "lengths"]
+    names += ["features"] * all(part.features is not None for part in parts)
+    return Outputs(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
 @partial(jax.jit, static_argnames="model")

@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import numpy as np
 from speccascade_jax.core.checks import several, whole
 from speccascade_jax.core.flat_params import Flat
 from speccascade_jax.core.names import hint
+from speccascade_jax.drafters import chooser
 from speccascade_jax.drafters.selected import SelectedDrafter
 from speccascade_jax.engine.generate import Generation, generate, raise_on_failure
 from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
@@ -30,7 +32,6 @@ from speccascade_jax.methods import build_selection
 from speccascade_jax.methods.settings import Arm, Level
 from speccascade_jax.models.sharding import replicate
 from speccascade_jax.pairs.pair import Pair
-from speccascade_jax.results.report.printing import clock_time
 from speccascade_jax.selection import learners, regret
 from speccascade_jax.selection.learners import LEARNERS, Learner, Rewards
 from speccascade_jax.selection.outputs import embedded
@@ -152,10 +153,8 @@ class Server:
         given["max_new_tokens"] = [each.max_new_tokens for each in self.phases]
         given["sampled"] = [each.quality_examples for each in self.phases]
         arms = build_selection.arms_of(self.point.settings)
-        given["drafters"] = [
-            [str(arm), print_]
-            for arm, print_ in zip(arms, build_selection.prints(self.loaded, arms).values(), strict=True)
-        ]
+        prints = build_selection.prints(self.loaded, arms).values()
+        given["drafters"] = [[str(arm), fingerprint] for arm, fingerprint in zip(arms, prints, strict=True)]
         given["policy"] = build_selection.policy_of(self.loaded, self.policy).fingerprint if self.asks else None
         given["queries"] = [point_key(examples=session.loaded, count=session.evaluation.latency_examples,
                                       first=session.evaluation.first_example) for session in self.sessions]  # fmt: skip
@@ -163,7 +162,8 @@ class Server:
 
     def run(self, taught: dict[str, Learner], folder: Path, clock: Callable[[], float]) -> list[Row]:
         """Serve what is left of the stream."""
-        fixed = {f"always {name}": learners.Always(n, len(self.arms)) for n, name in enumerate(self.arms)}
+        count = len(self.arms)
+        fixed = {f"always {name}": learners.Fixed(*chooser.always(n, count)) for n, name in enumerate(self.arms)}
         log = runs.MetricsLog(folder / QUERIES, 2**62)
         rows = [json.loads(line) for line in (folder / QUERIES).read_text().splitlines()]
         rewards = {name: Rewards() for name in taught}
@@ -181,33 +181,28 @@ class Server:
             log.append(row)
             _tell(taught, row, rewards)
             if (number + 1) % 50 == 0 or number + 1 == len(stream):
-                print(
-                    f"{number + 1} of {len(stream)} queries served, {_left(began, first, number, len(stream))} left",
-                    flush=True,
-                )
+                remaining = runs.time_left(began, number + 1 - first, len(stream) - first)
+                print(f"{number + 1} of {len(stream)} queries served, {remaining} left", flush=True)
         return rows
 
     def learners(self) -> dict[str, Learner]:
         """Those of `learning`, at the beginning of the stream."""
         sample = np.concatenate([self._embeddings(session) for session in self.sessions])
-        found: dict[str, Learner] = {}
-        for name in self.learning:
-            found[name] = self._learner(name, sample)
-        return found
+        return {name: self._learner(name, sample) for name in self.learning}
 
     def _learner(self, name: str, sample: np.ndarray) -> Learner:
         if name == "exp3":
             return learners.Exp3(len(self.arms))
+        untaught = partial(learners.thompson, sample, len(self.arms), noise=self.noise, discount=self.discount)
         if name == "thompson":
-            return learners.thompson(sample, len(self.arms), noise=self.noise, discount=self.discount)
+            return untaught()
         choose = build_selection.RANDOM if name == build_selection.RANDOM else "greedy"
         settings = replace(self.point.settings, choose=choose, policy=self.policy)
-        chooser, numbers = build_selection.chooser_of(self.loaded, settings, "serving")
+        trained, numbers = build_selection.chooser_of(self.loaded, settings, "serving")
         if name != "thompson_prior":
-            return learners.Fixed(chooser, numbers)
-        plain_learner = learners.thompson(sample, len(self.arms), noise=self.noise, discount=self.discount)
+            return learners.Fixed(trained, numbers)
         policy = build_selection.policy_of(self.loaded, self.policy)
-        return learners.with_prior(plain_learner, policy, numbers, sample)
+        return learners.with_prior(untaught(), policy, numbers, sample)
 
     def _embeddings(self, session: Session) -> np.ndarray:
         """Of some examples for quality, whose rewards nobody knows: how features are spread."""
@@ -224,12 +219,11 @@ class Server:
     def _served(self, ways: dict[str, Learner], number: int, phase: int, place: int, clock: Callable[[], float]) -> Row:
         """One query by every way, whoever went first last time going later now."""
         names = list(ways)
-        order = names[number % len(names) :] + names[: number % len(names)]
-        found = {name: self._timed(ways[name], number, phase, place, clock) for name in order}
-        told = {name: found[name] for name in names}
+        first = number % len(names)
+        timed = {name: self._timed(ways[name], number, phase, place, clock) for name in names[first:] + names[:first]}
         domain = self.sessions[phase].task.name
         row = {"step": number, "round": number, "phase": phase, "place": place, "domain": domain}
-        return row | {"arms": self.arms, "runs": told}
+        return row | {"arms": self.arms, "runs": {name: timed[name] for name in names}}
 
     def _timed(self, learner: Learner, number: int, phase: int, place: int, clock: Callable[[], float]) -> Row:
         """A query's arm, time and tokens; what is learnt and laid ready between queries is no query's time."""
@@ -242,7 +236,7 @@ class Server:
         inner, length = generation.inner, int(generation.lengths[0])
         told: Row = {"arm": int(inner["choice"][0]), "seconds": seconds, "tokens": length}
         if learner.chooser.reads_features:
-            told["features"] = _packed(np.asarray(inner["features"][0], np.float32))
+            told["features"] = base64.b64encode(np.asarray(inner["features"][0], np.float32).tobytes()).decode()
         return told
 
     def _call(self, learner: Learner, phase: int, place: int, number: int) -> Callable[[int], Generation]:
@@ -265,21 +259,5 @@ def _tell(taught: dict[str, Learner], row: Row, rewards: dict[str, Rewards]) -> 
     """What a query taught every learner: its own run alone."""
     for name, learner in taught.items():
         own = row["runs"][name]
-        features = _unpacked(own["features"]) if "features" in own else np.zeros(0, np.float32)
-        learner.learn(features, own["arm"], rewards[name](_cost(own)))
-
-
-def _cost(run: Row) -> float:
-    return float(run["seconds"]) / max(int(run["tokens"]), 1)
-
-
-def _packed(features: np.ndarray) -> str:
-    return base64.b64encode(features.tobytes()).decode()
-
-
-def _unpacked(text: str) -> np.ndarray:
-    return np.frombuffer(base64.b64decode(text), np.float32)
-
-
-def _left(began: float, first: int, number: int, total: int) -> str:
-    return clock_time((time.monotonic() - began) / (number + 1 - first) * (total - number - 1))
+        features = np.frombuffer(base64.b64decode(own.get("features", "")), np.float32)
+        learner.learn(features, own["arm"], rewards[name](own["seconds"] / max(own["tokens"], 1)))

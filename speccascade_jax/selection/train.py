@@ -7,8 +7,8 @@ function of the optimiser's step, so that a saved state is all that a killed run
 from __future__ import annotations
 
 import json
-import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from speccascade_jax.selection.objectives import OBJECTIVES
 from speccascade_jax.selection.posterior import Posterior, Whitening, learn_by_trying
 from speccascade_jax.storage import files
 from speccascade_jax.training import runs
+from speccascade_jax.training.epochs import EpochRun
 from speccascade_jax.training.runs import TrainState
 
 LINUCB = "linucb"
@@ -138,12 +139,10 @@ def train_step(
         return (weight * each).sum(), (weight * (jax.nn.softmax(scores.mean, -1) * queries.rewards).sum(-1)).sum()
 
     (value, reward), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    new = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
-    return new, {"loss": value, "reward": reward}
+    return state.updated(optimizer, grads), {"loss": value, "reward": reward}
 
 
-class Run:
+class Run(EpochRun):
     """A `PolicyTrainer` at work.
 
     Raises:
@@ -151,64 +150,55 @@ class Run:
             directory begun with other settings.
     """
 
-    def __init__(self, trainer: PolicyTrainer):
-        self.trainer, self.directory = trainer, files.expanded(trainer.run_dir)
-        whole_data = selection_data.read(trainer.data)
-        self.data = whole_data.among(trainer.arms or whole_data.arms)
+    def prepare(self) -> Params:
+        """Loads the data, deals its queries to training and judging; returns fresh layers."""
+        trainer, data = self.trainer, selection_data.read(self.trainer.data)
+        self.data = data.among(trainer.arms or data.arms)
         self.rewards = self.data.rewards(trainer.alignment_weight, trainer.costs)
         self.rows, self.held_out = split(len(self.rewards), trainer.held_out, trainer.queries, trainer.seed)
-        files.claim(self.directory / "settings.json", self.settings(), "name another run_dir, or remove it")
-        self.optimizer = optimizer(trainer.rate, trainer.betas, trainer.weight_decay)
-        params = initial(self.data.features.shape[1], trainer.hidden, len(self.data.arms), trainer.seed)
-        state = TrainState(params, self.optimizer.init(params), jnp.int32(0))
-        saved = runs.load_state(self.directory, state)
-        self.state = state if saved is None else jax.tree.map(jnp.asarray, saved[0])
-        logged = None if saved is None else saved[1].get("logged")
-        self.log = runs.MetricsLog(self.directory / runs.METRICS_FILE, int(self.state.step), logged)
+        self.steps_per_epoch = -(-len(self.rows) // trainer.batch)
+        self.total = self.steps_per_epoch * trainer.epochs
+        return initial(self.data.features.shape[1], trainer.hidden, len(self.data.arms), trainer.seed)
 
-    def settings(self) -> dict[str, Any]:
-        """What the result hangs on: where the data lie, and how often is saved, changes nothing in it."""
-        chosen = {name: value for name, value in asdict(self.trainer).items()}
-        for name in ("run_dir", "data", "save_every_seconds"):
-            del chosen[name]
-        return dict(files.plain(chosen | {"data": self.data.key}))
+    def make_optimizer(self) -> optax.GradientTransformation:
+        """Returns AdamW at the trainer's rate."""
+        return optimizer(self.trainer.rate, self.trainer.betas, self.trainer.weight_decay)
 
     def finish(self) -> dict[str, Any]:
-        """Train until the last epoch is done and write the policy; what the held-out queries make of it."""
-        params = self._by_trying() if self.trainer.objective == LINUCB else self._by_gradient()
-        policy = self._policy(params)
+        """Trains until the last epoch is done and writes the policy; returns what the held-out queries make of it."""
+        policy = self.policy(self.learn_by_trying() if self.trainer.objective == LINUCB else self.learn_by_gradient())
         policy_files.save(self.directory / FILE, policy)
         found = judged(policy, self.data.rows(self.held_out), self.rewards[self.held_out])
         files.write_atomically(self.directory / "judged.json", json.dumps(found, indent=1).encode())
         return found
 
-    def _by_gradient(self) -> Params:
-        trainer, per_epoch = self.trainer, -(-len(self.rows) // self.trainer.batch)
-        key, saved_at, total = jax.random.key(trainer.seed + 1), time.monotonic(), per_epoch * trainer.epochs
-        step = int(self.state.step)
-        while step < total:
-            batch = self._batch(step // per_epoch, step % per_epoch)
-            self.state, told = train_step(trainer.objective, self.optimizer, self.state, batch, key)
-            step += 1
-            if step % per_epoch == 0:
-                found = {name: round(float(value), 5) for name, value in told.items()}
-                self.log.append({"step": step, "epoch": step // per_epoch, **found})
-                logging.info("step %d of %d, %s", step, total, found)
-            if time.monotonic() - saved_at >= trainer.save_every_seconds:
-                self.save()
-                saved_at = time.monotonic()
-        self.save()
+    def learn_by_gradient(self) -> Params:
+        """Trains to the end; returns the parameters."""
+        self.train()
         return jax.device_get(self.state.params)
 
-    def _batch(self, epoch: int, index: int) -> Queries:
-        """A step's queries; the last batch of an epoch is filled up with its own."""
-        size = self.trainer.batch
-        order = np.random.default_rng((self.trainer.seed, epoch)).permutation(self.rows)
-        chosen = order[index * size : (index + 1) * size]
-        rows = np.resize(chosen, size)
-        return Queries(self.data.features[rows], self.rewards[rows], np.arange(size) < len(chosen))
+    def step(self, epoch: int, batch: Queries) -> dict[str, Array]:
+        """Takes one optimiser step; returns its loss and mean reward."""
+        key = jax.random.key(self.trainer.seed + 1)
+        self.state, losses = train_step(self.trainer.objective, self.optimizer, self.state, batch, key)
+        return losses
 
-    def _by_trying(self) -> Params:
+    def report(self, step: int, epoch: int, losses: dict[str, Array]) -> None:
+        """Logs the losses of an epoch's last step."""
+        if step % self.steps_per_epoch == 0:
+            rounded = {name: round(float(value), 5) for name, value in losses.items()}
+            self.log.append({"step": step, "epoch": epoch + 1, **rounded})
+            logging.info("step %d of %d, %s", step, self.total, rounded)
+
+    def batches(self, epoch: int) -> Iterator[Queries]:
+        """Yields an epoch's queries in random order; the last batch is filled up with its own."""
+        size, order = self.trainer.batch, np.random.default_rng((self.trainer.seed, epoch)).permutation(self.rows)
+        for start in range(0, len(order), size):
+            chosen = order[start : start + size]
+            rows = np.resize(chosen, size)
+            yield Queries(self.data.features[rows], self.rewards[rows], np.arange(size) < len(chosen))
+
+    def learn_by_trying(self) -> Params:
         """A linear policy that saw of each query the reward of the arm that it tried; one pass, from the beginning."""
         features, rewards = self.data.features[self.rows], self.rewards[self.rows]
         noise = max(float(rewards.std()), 1e-3)
@@ -217,7 +207,7 @@ class Run:
         self.state = replace(self.state, step=jnp.int32(len(self.rows)))
         return posterior.params()
 
-    def _policy(self, params: Params) -> Policy:
+    def policy(self, params: Params) -> Policy:
         trainer, found = self.trainer, self.data
         card = Card(
             scores="ridge" if trainer.objective == LINUCB else "perceptron",
@@ -233,10 +223,6 @@ class Run:
             steps=int(self.state.step),
         )
         return Policy(params, card)
-
-    def save(self) -> None:
-        """Write the resumable state."""
-        runs.save_state(self.directory, self.state, {"logged": self.log.logged})
 
 
 def split(count: int, held_out: float, wanted: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""A run over acceptance data, epoch after epoch: what is the same for whatever is trained on them.
+"""Training in epochs: one loop for acceptance heads, early exits and selection policies.
 
 The place in the data is a function of the optimiser's step, so a saved state is all that a killed run needs.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,6 @@ from speccascade_jax.core.checks import check_seed, per_row, several, whole
 from speccascade_jax.core.types import Array, Params
 from speccascade_jax.evaluation.points import ModelPair
 from speccascade_jax.evaluation.session import load_source
-from speccascade_jax.results.report.printing import clock_time
 from speccascade_jax.storage import files
 from speccascade_jax.training import runs
 from speccascade_jax.training.heads.mixing import Batch, Batches, split
@@ -30,7 +30,7 @@ from speccascade_jax.training.runs import TrainState
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EpochTrainer:
-    """What every training on acceptance data is told.
+    """Settings of every training on acceptance data.
 
     Attributes:
         run_dir: where state, metrics and what was trained go; a run found there is resumed.
@@ -81,99 +81,144 @@ def optimizer(peak: float, warmup_steps: int, steps: int, weight_decay: float) -
 
 
 class EpochRun:
+    """A trainer at work: its state, its log, its place in the epochs. Subclasses say what is trained on what.
+
+    Attributes:
+        steps_per_epoch, total: optimiser steps, which `prepare` sets.
+
+    Raises:
+        ValueError: the run directory was begun with other settings.
+    """
+
+    FREE: ClassVar[tuple[str, ...]] = ("run_dir", "data", "save_every_seconds")
+    """Settings that change nothing in the result."""
+    steps_per_epoch: int
+    total: int
+    data: Any
+
+    def __init__(self, trainer: Any):
+        self.trainer, self.directory = trainer, files.expanded(trainer.run_dir)
+        params = self.prepare()
+        files.claim(self.directory / "settings.json", self.settings(), "name another run_dir, or remove it")
+        self.optimizer = self.make_optimizer()
+        self.state, logged = TrainState.fresh(params, self.optimizer), None
+        if saved := runs.load_state(self.directory, self.state):
+            self.state, logged = jax.tree.map(jnp.asarray, saved[0]), saved[1].get("logged")
+            logging.info("resuming %s at step %d of %d", self.directory, int(self.state.step), self.total)
+        self.log = runs.MetricsLog(self.directory / runs.METRICS_FILE, int(self.state.step), logged)
+
+    def prepare(self) -> Params:
+        """Loads the data, sets the numbers of steps; returns the parameters to begin with."""
+        raise NotImplementedError
+
+    def make_optimizer(self) -> optax.GradientTransformation:
+        """Returns the optimiser of all steps."""
+        raise NotImplementedError
+
+    def batches(self, epoch: int) -> Iterable[Any]:
+        """Returns an epoch's batches, a function of the seed and the epoch."""
+        raise NotImplementedError
+
+    def step(self, epoch: int, batch: Any) -> dict[str, Array]:
+        """Takes one optimiser step of `state`; returns the losses by name."""
+        raise NotImplementedError
+
+    def report(self, step: int, epoch: int, losses: dict[str, Array]) -> None:
+        """Logs what there is to say after `step` steps."""
+        raise NotImplementedError
+
+    def settings(self) -> dict[str, Any]:
+        """Returns what the result depends on, the data by their key."""
+        chosen = {name: value for name, value in dataclasses.asdict(self.trainer).items() if name not in self.FREE}
+        return dict(files.plain(chosen | {"data": self.data.key}))
+
+    def _remaining(self) -> Iterator[tuple[int, Any]]:
+        """Yields epoch and batch of every step that is still to come."""
+        begun, first = divmod(int(self.state.step), self.steps_per_epoch)
+        for epoch in range(begun, self.trainer.epochs):
+            for batch in itertools.islice(self.batches(epoch), first if epoch == begun else 0, None):
+                yield epoch, batch
+
+    def train(self) -> None:
+        """Trains until the last epoch is done and saves the state."""
+        saved_at = time.monotonic()
+        for step, (epoch, batch) in enumerate(self._remaining(), int(self.state.step) + 1):
+            self.report(step, epoch, self.step(epoch, batch))
+            if time.monotonic() - saved_at > self.trainer.save_every_seconds:
+                self.save()  # when all is logged: a run that goes on from here logs nothing of this step
+                saved_at = time.monotonic()
+        self.save()
+
+    def save(self) -> None:
+        """Writes the resumable state."""
+        runs.save_state(self.directory, self.state, {"logged": self.log.logged})
+
+
+class AcceptanceRun(EpochRun):
     """An `EpochTrainer` at work: the pair, the data, its place in them. What is trained is a subclass's.
 
     Raises:
         ValueError: data of another pair, or a run directory begun with other settings.
     """
 
-    def __init__(self, trainer: Any):
-        self.trainer, self.directory = trainer, files.expanded(trainer.run_dir)
+    FREE = (*EpochRun.FREE, "log_every", "pair")
+    evaluated: dict[str, Any] | None = None
+
+    def prepare(self) -> Params:
+        """Loads the pair and its data."""
+        trainer = self.trainer
         self.data = read(trainer.data)
         self.pair = load_source(trainer.pair)
         self.check()
         prompts = prompt_keys(self.data.examples.prompt())
         self.train_rows, self.held_out_rows = split(prompts, trainer.held_out, trainer.seed)
-        self.batches = Batches(self.data.examples, trainer.batch_positions)
-        self.steps_per_epoch = len(self.batches.cut(self.train_rows))
+        self.cuts = Batches(self.data.examples, trainer.batch_positions)
+        self.steps_per_epoch = len(self.cuts.cut(self.train_rows))
         self.total = self.steps_per_epoch * trainer.epochs
-        params = self.initial()
-        files.claim(self.directory / "settings.json", self.settings(), "name another run_dir, or remove it")
-        self.optimizer = optimizer(trainer.peak, self.warmup_steps(), self.total, trainer.weight_decay)
-        self.state, logged = self._begun(params)
-        self.log = runs.MetricsLog(self.directory / runs.METRICS_FILE, int(self.state.step), logged)
+        return self.initial()
+
+    def make_optimizer(self) -> optax.GradientTransformation:
+        """Returns AdamW with a warm-up."""
+        return optimizer(self.trainer.peak, self.warmup_steps(), self.total, self.trainer.weight_decay)
+
+    def batches(self, epoch: int) -> list[Batch]:
+        """Returns an epoch's batches of the prompts that are not held out."""
+        return self.cuts.epoch(self.train_rows, self.trainer.seed, epoch)
+
+    def report(self, step: int, epoch: int, losses: dict[str, Array]) -> None:
+        """Logs the losses every `log_every` steps, and what an epoch's end finds on the held-out prompts."""
+        if step % self.trainer.log_every == 0:
+            self.log.append({"step": step, "epoch": epoch, "losses": jax.tree.map(float, jax.device_get(losses))})
+            remaining = runs.time_left(self.began, step - self.first_step, self.total - self.first_step)
+            name, loss = next(iter(losses.items()))
+            logging.info("step %d of %d, %s left, loss of %s %.4f", step, self.total, remaining, name, float(loss))
+        if step % self.steps_per_epoch == 0:
+            self.evaluated = self.evaluate()
+            self.log.append({"step": step, "held_out": self.evaluated})
+
+    def finish(self) -> dict[str, Any]:
+        """Trains until the last epoch is done, writes the result; returns what was found after that epoch."""
+        self.began, self.first_step = time.monotonic(), int(self.state.step)
+        self.train()
+        self.write()
+        return self.evaluate() if self.evaluated is None else self.evaluated
 
     def check(self) -> None:
-        """Refuse data that were not made with this pair."""
+        """Refuses data that were not made with this pair."""
         raise NotImplementedError
 
     def initial(self) -> Params:
-        """The parameters to begin with."""
+        """Returns the parameters to begin with."""
         raise NotImplementedError
 
     def warmup_steps(self) -> int:
-        """Steps in which the rate rises."""
-        raise NotImplementedError
-
-    def step(self, epoch: int, batch: Batch) -> dict[str, Array]:
-        """One optimiser step of `state`; the losses by name."""
+        """Returns the number of steps in which the rate rises."""
         raise NotImplementedError
 
     def evaluate(self) -> dict[str, Any]:
-        """What is found on the held-out prompts; logged after every epoch."""
+        """Returns what is found on the held-out prompts; logged after every epoch."""
         raise NotImplementedError
 
     def write(self) -> None:
-        """Write what was trained."""
+        """Writes what was trained."""
         raise NotImplementedError
-
-    def settings(self) -> dict[str, Any]:
-        """What the result hangs on: where data lie, and how often is logged and saved, changes nothing in it."""
-        free = {"run_dir", "data", "log_every", "save_every_seconds", "pair"}
-        chosen = {name: value for name, value in dataclasses.asdict(self.trainer).items() if name not in free}
-        return dict(files.plain(chosen | {"data": self.data.key}))
-
-    def _begun(self, params: Params) -> tuple[TrainState, int | None]:
-        """The state to go on from, and how many records were logged when it was saved."""
-        state = TrainState(params, self.optimizer.init(params), jnp.int32(0))
-        saved = runs.load_state(self.directory, state)
-        if saved is None:
-            return state, None
-        logging.info("resuming %s at step %d of %d", self.directory, int(saved[0].step), self.total)
-        return jax.tree.map(jnp.asarray, saved[0]), saved[1].get("logged")
-
-    def _left(self) -> Iterator[tuple[int, int, Batch]]:
-        """Epoch, index in it, batch: all that are still to come."""
-        step = int(self.state.step)
-        for epoch in range(step // self.steps_per_epoch, self.trainer.epochs):
-            first = step % self.steps_per_epoch if epoch == step // self.steps_per_epoch else 0
-            batches = self.batches.epoch(self.train_rows, self.trainer.seed, epoch)
-            for index, batch in enumerate(batches[first:], first):
-                yield epoch, index, batch
-
-    def finish(self) -> dict[str, Any]:
-        """Train until the last epoch is done, write the result; returns what was found after that epoch."""
-        found, began, saved_at = None, time.monotonic(), time.monotonic()
-        step = start = int(self.state.step)
-        for epoch, index, batch in self._left():
-            losses = self.step(epoch, batch)
-            step += 1
-            if step % self.trainer.log_every == 0:
-                spent = time.monotonic() - began
-                left = clock_time(spent / (step - start) * (self.total - step))
-                self.log.append({"step": step, "epoch": epoch, "losses": jax.tree.map(float, jax.device_get(losses))})
-                name, first = next(iter(losses.items()))
-                logging.info("step %d of %d, %s left, loss of %s %.4f", step, self.total, left, name, float(first))
-            if index + 1 == self.steps_per_epoch:
-                found = self.evaluate()
-                self.log.append({"step": step, "held_out": found})
-            if time.monotonic() - saved_at > self.trainer.save_every_seconds:
-                self.save()  # when all is logged: a run that goes on from here logs nothing of this step
-                saved_at = time.monotonic()
-        self.save()
-        self.write()
-        return self.evaluate() if found is None else found
-
-    def save(self) -> None:
-        """Write the resumable state."""
-        runs.save_state(self.directory, self.state, {"logged": self.log.logged})

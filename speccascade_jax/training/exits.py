@@ -25,7 +25,7 @@ from speccascade_jax.models.teacher_forcing import continued
 from speccascade_jax.pairs import exit_files
 from speccascade_jax.storage import files
 from speccascade_jax.training import runs
-from speccascade_jax.training.epochs import EpochRun, EpochTrainer
+from speccascade_jax.training.epochs import AcceptanceRun, EpochTrainer
 from speccascade_jax.training.heads.mixing import Batch
 from speccascade_jax.training.runs import TrainState
 
@@ -127,8 +127,7 @@ def train_step(
         return jnp.sum(jnp.stack(list(sums.values()))), sums
 
     grads, losses = jax.grad(total, has_aux=True)(state.params)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    return TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1), losses
+    return state.updated(optimizer, grads), losses
 
 
 @partial(jax.jit, static_argnums=0)
@@ -141,7 +140,7 @@ def compared(model: Any, kernel: Array, hidden: Array, taught: Array, counted: A
     return divergence, jnp.where(counted, shared, 0.0).sum(), jnp.where(counted, same, False).sum()
 
 
-class Run(EpochRun):
+class Run(AcceptanceRun):
     """An `ExitTrainer` at work.
 
     Raises:
@@ -210,8 +209,8 @@ class Run(EpochRun):
         """Of every head on the held-out prompts' positions: KL in nats, the mass shared, the same greedy token."""
         sums: dict[str, Any] = {name: np.zeros(3) for name in self.state.params}
         positions = 0
-        for cut in self.batches.cut(self.held_out_rows):
-            hidden, *rest = self._states(self.batches.batch(cut))
+        for cut in self.cuts.cut(self.held_out_rows):
+            hidden, *rest = self._states(self.cuts.batch(cut))
             positions += int(rest[-1].sum())
             for model, name, states in zip(self.models, sums, hidden, strict=True):
                 sums[name] += np.asarray(compared(model, self.state.params[name], states, *rest), np.float64)

@@ -4,20 +4,25 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import flax.serialization
 import flax.struct
 import jax
+import jax.numpy as jnp
+import optax
 
 from speccascade_jax.core.types import Array, Params
-from speccascade_jax.storage import checksums, locks
+from speccascade_jax.results.report.printing import clock_time
+from speccascade_jax.storage import archives, checksums, locks
 from speccascade_jax.storage.files import naming, write_atomically
 from speccascade_jax.training.scalars import Scalars
 
 STATE_FILE = "state.msgpack"
+T = TypeVar("T")
 METRICS_FILE = "metrics.jsonl"
 
 
@@ -28,6 +33,21 @@ class TrainState:
     params: Params
     opt_state: Any
     step: Array
+
+    @classmethod
+    def fresh(cls, params: Params, optimizer: optax.GradientTransformation) -> Self:
+        """Returns step 0 of training that starts from `params`."""
+        return cls(params, optimizer.init(params), jnp.int32(0))
+
+    def updated(self, optimizer: optax.GradientTransformation, grads: Params) -> Self:
+        """Returns the state after one step of `optimizer` along `grads`."""
+        updates, opt_state = optimizer.update(grads, self.opt_state, self.params)
+        return type(self)(optax.apply_updates(self.params, updates), opt_state, self.step + 1)
+
+
+def time_left(began: float, done: int, total: int) -> str:
+    """Returns how long the rest takes, as a clock shows it, at the pace of the `done` parts since `began`."""
+    return clock_time((time.monotonic() - began) / done * (total - done))
 
 
 def save_state(run_dir: Path, state: Any, position: dict[str, Any]) -> None:
@@ -67,6 +87,27 @@ def load_state(run_dir: Path, like: Any) -> tuple[Any, dict[str, Any]] | None:
 def _check_shape(path: Any, wanted: Any, found: Any) -> None:
     if getattr(wanted, "shape", ()) != getattr(found, "shape", ()):
         raise ValueError(f"{jax.tree_util.keystr(path)}: shape {getattr(found, 'shape', None)}, not {wanted.shape}")
+
+
+def read_shard(
+    path: Path, kind: Callable[..., T], damaged: str, remedy: str, key: str | None = None, foreign: str = ""
+) -> T:
+    """Returns a file's arrays as a `kind`, which raises for arrays that do not fit together.
+
+    Args:
+        damaged, foreign: what the error says of a file that cannot be read, and of one with another key than `key`.
+
+    Raises:
+        ValueError: names the file.
+    """
+    try:
+        written, arrays = archives.read(path)
+        found = kind(**arrays)
+    except Exception as error:  # zlib and zipfile raise whatever the flipped bit makes them meet
+        raise ValueError(f"{path} is {damaged} ({error!r}): {remedy}") from error
+    if key not in (None, written):
+        raise ValueError(f"{path} {foreign}")
+    return found
 
 
 def alone(run_dir: Path) -> contextlib.AbstractContextManager[None]:

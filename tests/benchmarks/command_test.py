@@ -106,19 +106,14 @@ def test_sections_are_run_in_their_order_and_a_part_has_a_file_of_its_own():
         (["--task=no_such_task"], "unknown task 'no_such_task'"),
         (["--examples=0"], "examples=0 is not a whole number >= 1"),
         (["--markdown=no/such/file.json"], "no/such/file.json"),
+        (["--markdown=other.json"], "holds no run of the benchmarks (format 1): measure anew"),
     ],
 )
 def test_bad_values_are_one_line(arguments, said, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "other.json").write_text('{"key": 1}')
     assert command.main(arguments) == 1
     assert said in capsys.readouterr().err
-
-
-def test_a_file_of_something_else_is_not_printed(tmp_path, capsys):
-    path = tmp_path / "other.json"
-    path.write_text('{"key": 1}')
-    assert command.main(["--markdown", str(path)]) == 1
-    assert "holds no run of the benchmarks (format 1): measure anew" in capsys.readouterr().err
 
 
 def test_the_time_left_is_judged_by_the_sections_done(monkeypatch):

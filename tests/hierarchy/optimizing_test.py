@@ -17,6 +17,7 @@ from speccascade_jax.pairs.prompts import make_prompt
 from tests.support import made_records, tiny_pair
 
 ROWS, TOKENS = 100, 400
+SMALL = {"task": "tiny_translation", "keep_outputs": False, "keep_traces": 0, "max_new_tokens": 8}
 
 
 def chain(*models, budgets):
@@ -115,14 +116,7 @@ def test_acceptance_is_measured_under_the_runs_own_sampling(monkeypatch):
 def test_what_the_pair_has_not_is_refused(tmp_path, settings, message):
     """Drafts in the pair's folder count too."""
     folder = tiny_pair.write(tmp_path, middle=True)
-    evaluation = Evaluation(
-        task="tiny_translation",
-        keep_outputs=False,
-        keep_traces=0,
-        max_new_tokens=8,
-        quality_examples=2,
-        latency_examples=0,
-    )
+    evaluation = Evaluation(**SMALL, quality_examples=2, latency_examples=0)
     given = {"pair": ModelPair(name=str(folder)), "evaluation": evaluation, "settings": Settings()}
     with pytest.raises(ValueError, match=message):
         optimizing.optimize(**given, **settings, output=str(tmp_path / "h.json"))
@@ -141,15 +135,8 @@ def test_a_whole_run(tmp_path, capsys):
     folder = tiny_pair.write(tmp_path)
     rows = optimizing.optimize(
         pair=ModelPair(name=str(folder), others={"exit0": "exit:0", "copies": "lookup:4", "dear": "exit:1"}),
-        evaluation=Evaluation(
-            task="tiny_translation",
-            keep_outputs=False,
-            keep_traces=0,
-            max_new_tokens=8,
-            quality_examples=4,
-            quality_batch=1,  # rows one by one, as they are timed: a program each
-            latency_examples=1,
-        ),
+        # rows one by one, as they are timed: a program each
+        evaluation=Evaluation(**SMALL, quality_examples=4, quality_batch=1, latency_examples=1),
         settings=Settings(temperature=1.0, top_p=0.9),
         max_budget=4,
         costs={"target": 100.0, "draft": 20.0, "exit0": 1.0, "copies": 0.1, "dear": 101.0},  # stacks must pay

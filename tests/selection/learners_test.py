@@ -12,6 +12,7 @@ from speccascade_jax.selection.posterior import Posterior, Whitening
 from tests.support import selection_folders
 
 ARMS = 3
+CARD = Card(scores="perceptron", features=12, arms=("a", "b", "c"), prints=("1", "2", "3"), target="t")
 
 
 def stream(phases, queries, seed=0):
@@ -52,8 +53,7 @@ def test_a_prior_spares_the_first_queries():
         centers[n] = features[domain == n].mean(0)
     numbers = {"layers_0": {"kernel": 3 * centers.T.astype(np.float32),
                             "bias": (-1.5 * (centers**2).sum(1)).astype(np.float32)}}  # fmt: skip
-    card = Card(scores="perceptron", features=12, arms=("a", "b", "c"), prints=("1", "2", "3"), target="t")
-    policy = Policy(numbers, card)
+    policy = Policy(numbers, CARD)
     plain, begun = (learners.thompson(features[:64], ARMS) for _ in range(2))
     begun = learners.with_prior(begun, policy, numbers, features[:150:3])
     right = [(served(each, features, times) == domain)[:40].mean() for each in (plain, begun)]
@@ -63,8 +63,7 @@ def test_a_prior_spares_the_first_queries():
 def test_a_wrong_prior_is_overruled():
     features, domain, times = stream((0,), 300)
     numbers = {"layers_0": {"kernel": np.zeros((12, 3), np.float32), "bias": np.array([0, 0, 6.0], np.float32)}}
-    card = Card(scores="perceptron", features=12, arms=("a", "b", "c"), prints=("1", "2", "3"), target="t")
-    begun = learners.with_prior(learners.thompson(features, ARMS), Policy(numbers, card), numbers, features[:20])
+    begun = learners.with_prior(learners.thompson(features, ARMS), Policy(numbers, CARD), numbers, features[:20])
     taken = served(begun, features, times)
     assert (taken[:10] == 2).mean() > 0.5 and (taken[200:] == domain[200:]).mean() > 0.8
 

@@ -7,19 +7,15 @@ import pytest
 
 import speccascade_jax as sc
 from speccascade_jax.data.tasks.table import get_task
-from speccascade_jax.evaluation.points import Evaluation, ModelPair
+from speccascade_jax.evaluation.points import Evaluation
 from speccascade_jax.methods.settings import Arm, Level
 from speccascade_jax.metrics import quality
 from speccascade_jax.selection import data, make_data, outputs
-from tests.support import tiny_pair
+from speccascade_jax.storage import archives
+from tests.support.killing import killed_at
 
 ARMS = ("draft", "middle", "autoregressive")
 QUERIES = 6
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    return ModelPair(name=str(tiny_pair.write(tmp_path_factory.mktemp("pair"), middle=True)))
 
 
 def domains(queries=QUERIES, first=0):
@@ -59,20 +55,10 @@ def test_a_killed_call_ends_as_an_unbroken_one(pair, made, tmp_path, monkeypatch
     monkeypatch.setattr(outputs, "SHARD", 4)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     make(pair, whole)
-    calls, write = [], outputs.archives.write
-
-    def dies(path, key, arrays):
-        calls.append(path)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        write(path, key, arrays)
-
-    monkeypatch.setattr(outputs.archives, "write", dies)
-    with pytest.raises(KeyboardInterrupt):
+    with killed_at(archives, "write", 4):
         make(pair, broken)
     there = len(list(broken.rglob("0*.npz")))
     assert 0 < there < len(list(whole.rglob("0*.npz")))
-    monkeypatch.setattr(outputs.archives, "write", write)
     make(pair, broken)
     assert contents(whole) == contents(broken)
 

@@ -5,27 +5,17 @@ import shutil
 import numpy as np
 import pytest
 
-import speccascade_jax as sc
 from speccascade_jax.engine.generate import compilations
 from speccascade_jax.evaluation import experiment
 from speccascade_jax.evaluation.enumeration import enumerate_points
-from speccascade_jax.evaluation.points import Arm, Evaluation, ModelPair, Settings
-from speccascade_jax.methods import build_selection
-from speccascade_jax.pairs import policy_files
-from speccascade_jax.pairs.policy_files import Card, Policy
+from speccascade_jax.evaluation.points import Arm, Evaluation, Settings
 from speccascade_jax.results.analysis import panels
 from speccascade_jax.results.report.tables import best_arms, selection
 from speccascade_jax.results.store import outputs
 from speccascade_jax.results.store.result_store import read_records
 from speccascade_jax.selection import report
-from tests.support import tiny_pair
 
 ARMS = (Arm(drafter="draft", name="first"), "middle")
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    return ModelPair(name=str(tiny_pair.write(tmp_path_factory.mktemp("pair"), middle=True)))
 
 
 def domains(**changed):
@@ -226,27 +216,16 @@ def test_outputs_are_kept_and_lacking_ones_are_counted(pair, store, tmp_path, ca
     assert said.count("no outputs of") == 1 and "no outputs of 1 of these 7 points lie beside" in said
 
 
-def policies(pair, folder):
-    """Files of a perceptron that always takes the second arm, of one that takes the first, and of others' drafters."""
-    loaded = sc.load_pair(pair.name)
-    prints, (target, features) = (
-        build_selection.prints(loaded, (ARMS[0], Arm(drafter=ARMS[1]))),
-        build_selection.target_of(loaded),
-    )
-    for name, best, arms in (("second", 1, prints), ("first", 0, prints), ("others", 0, dict.fromkeys("ab", "0"))):
-        bias = np.where(np.arange(2) == best, 9, 0).astype(np.float32)
-        layer = {"kernel": np.zeros((features, 2), np.float32), "bias": bias}
-        card = Card(
-            scores="perceptron", features=features, arms=tuple(arms), prints=tuple(arms.values()), target=target,
-            trained=name, queries=7,
-        )  # fmt: skip
-        policy_files.save(folder / name / "selection_policy.msgpack", Policy({"layers_0": layer}, card))
-    return [str(folder / name / "selection_policy.msgpack") for name in ("second", "first", "others")]
-
-
 @pytest.mark.tools
-def test_trained_policies_are_rows_and_those_of_others_are_refused_before_anything_is_compiled(pair, tmp_path):
-    second, first, others = policies(pair, tmp_path)
+def test_trained_policies_are_rows_and_those_of_others_are_refused_before_anything_is_compiled(
+    pair, write_policy, tmp_path
+):
+    arms = (ARMS[0], Arm(drafter=ARMS[1]))
+    others = {"arms": ("a", "b"), "prints": ("0", "0")}
+    second, first, others = (
+        write_policy(tmp_path / name / "selection_policy.msgpack", arms, best, trained=name, queries=7, **card)
+        for name, best, card in (("second", 1, {}), ("first", 0, {}), ("others", 0, others))
+    )
     given = {"domains": domains(latency_examples=0)[:1], "alone": False, "ways": ("greedy", "dynamic")}
     records = read_records(compare(pair, tmp_path / "a.jsonl", policies=(second, first), **given))
     told = [record for record in records if "trained" in record.get("selection", {})]

@@ -6,22 +6,14 @@ import re
 import numpy as np
 import pytest
 
-import speccascade_jax as sc
-from speccascade_jax.evaluation.points import Evaluation, ModelPair
+from speccascade_jax.drafters import chooser
+from speccascade_jax.evaluation.points import Evaluation
 from speccascade_jax.methods import build_selection
 from speccascade_jax.methods.settings import Settings
-from speccascade_jax.pairs import policy_files
-from speccascade_jax.pairs.policy_files import Card, Policy
 from speccascade_jax.selection import learners, regret, serving
-from tests.support import tiny_pair
 
 DRAFTERS = ("draft", "middle", "autoregressive")
 LEARNING = ("thompson", "exp3", "random")
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    return ModelPair(name=str(tiny_pair.write(tmp_path_factory.mktemp("pair"), middle=True)))
 
 
 def ticks():
@@ -66,6 +58,13 @@ def test_every_query_is_served_by_every_way(unbroken):
     assert (folder / "regret.png").stat().st_size > 1000
 
 
+def state(learner):
+    """All that moves in a learner, as lists: two that were told the same are equal."""
+    moving = ("inverse", "moment", "log_weights", "usual", "told")
+    fields = vars(getattr(learner, "posterior", learner))
+    return {name: np.asarray(fields[name]).tolist() for name in moving if name in fields}
+
+
 @pytest.mark.tools
 def test_a_killed_stream_ends_as_an_unbroken_one(pair, unbroken, tmp_path, monkeypatch):
     """Learners are told what the file holds, in its order, so that they choose as they would have."""
@@ -83,7 +82,7 @@ def test_a_killed_stream_ends_as_an_unbroken_one(pair, unbroken, tmp_path, monke
 
     def watched(taught, row, rewards):
         told(taught, row, rewards)
-        states.append({name: learners.state(each) for name, each in taught.items()})
+        states.append({name: state(each) for name, each in taught.items()})
 
     monkeypatch.setattr(serving, "_tell", watched)
     assert serve(pair, tmp_path) == unbroken[1]
@@ -92,16 +91,11 @@ def test_a_killed_stream_ends_as_an_unbroken_one(pair, unbroken, tmp_path, monke
 
 
 @pytest.mark.tools
-def test_trained_policies_are_served(pair, tmp_path):
+def test_trained_policies_are_served(pair, write_policy, tmp_path):
     """`thompson_prior` begins where the policy is, `greedy` stays there; both read the features of the decoder."""
-    loaded = sc.load_pair(pair.name)
     arms = build_selection.arms_of(Settings(drafters=DRAFTERS, choose="random"))
-    prints, (target, features) = build_selection.prints(loaded, arms), build_selection.target_of(loaded)
-    layer = {"kernel": np.zeros((features, 3), np.float32), "bias": np.array([0, 9, 0], np.float32)}
-    named = {"arms": tuple(prints), "prints": tuple(prints.values()), "target": target}
-    card = Card(scores="perceptron", features=features, **named)
-    policy_files.save(tmp_path / "policy.msgpack", Policy({"layers_0": layer}, card))
-    told = {"learning": ("thompson_prior", "greedy"), "policy": str(tmp_path / "policy.msgpack"), "noise": 0.01}
+    policy = write_policy(tmp_path / "policy.msgpack", arms, best=1)
+    told = {"learning": ("thompson_prior", "greedy"), "policy": policy, "noise": 0.01}
     rows = serve(pair, tmp_path / "out", **told)
     assert [row["runs"]["greedy"]["arm"] for row in rows] == [1] * 6
     assert [row["runs"]["thompson_prior"]["arm"] for row in rows][:3] == [1] * 3, "nothing speaks against the prior"
@@ -126,7 +120,7 @@ def test_a_learner_is_told_its_own_run_alone():
     assert taught["a"].last == (0, 0.0) and taught["b"].last == (1, 0.0)  # the medians of 4, 1, 1 and of 8, 2, 6
 
 
-def test_bits_hang_on_the_round_not_on_the_place(pair):
+def test_bits_hang_on_the_round_not_on_the_place(pair, monkeypatch):
     """Else queries of two phases that stand at one place would share their choice."""
     given = {"max_new_tokens": 6, "quality_examples": 4, "latency_examples": 3}
     phases = [Evaluation(task=task, **given).resolved() for task in ("tiny_translation", "tiny_translation_de_en")]
@@ -134,9 +128,10 @@ def test_bits_hang_on_the_round_not_on_the_place(pair):
         pair=pair, phases=tuple(phases), drafters=DRAFTERS, learning=("random",), policy=None, block_size=2,
         temperature=1.0, sample=4, noise=0.3, discount=1.0, seed=0,
     )  # fmt: skip
+    monkeypatch.setattr(serving, "generate", lambda *_, example_ids, **more: example_ids)
     for number, (phase, place) in enumerate([(0, 0), (0, 2), (1, 0)]):
-        prepared = server._prepared(learners.Always(0, 3), phase, place, number)
-        assert prepared.given["example_ids"].tolist() == [number]
+        call = server._call(learners.Fixed(*chooser.always(0, 3)), phase, place, number)
+        assert np.asarray(call(0)).tolist() == [number]
 
 
 def test_regret_by_hand():

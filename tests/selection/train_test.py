@@ -10,6 +10,7 @@ import pytest
 from speccascade_jax.pairs import policy_files
 from speccascade_jax.selection import comparing, data, train
 from speccascade_jax.selection.train import PolicyTrainer
+from speccascade_jax.training import runs
 from tests.support import selection_folders
 
 
@@ -43,7 +44,7 @@ def test_wrong_rewards_teach_wrong_arms(folder, tmp_path):
     turned = trainer(folder, tmp_path, objective="expected", arms=("second", "third", "first"))
     run = train.Run(turned)
     run.rewards = np.roll(run.rewards, 1, axis=1)
-    assert train.judged(run._policy(run._by_gradient()), run.data, np.roll(run.rewards, -1, axis=1))["best"] < 0.1
+    assert train.judged(run.policy(run.learn_by_gradient()), run.data, np.roll(run.rewards, -1, axis=1))["best"] < 0.1
 
 
 def test_a_linear_policy_and_fewer_arms(folder, tmp_path):
@@ -57,7 +58,7 @@ def test_a_killed_run_ends_as_an_unbroken_one(folder, tmp_path, monkeypatch):
     whole = trainer(folder, tmp_path / "whole")
     whole.run()
     broken, steps = trainer(folder, tmp_path / "broken", save_every_seconds=0.0), []
-    step, save = train.train_step, train.runs.save_state
+    step, save = train.train_step, runs.save_state
 
     def seldom(folder, state, position):
         if int(state.step) % 50 == 0:
@@ -70,7 +71,7 @@ def test_a_killed_run_ends_as_an_unbroken_one(folder, tmp_path, monkeypatch):
         return step(*arguments)
 
     monkeypatch.setattr(train, "train_step", dies)
-    monkeypatch.setattr(train.runs, "save_state", seldom)
+    monkeypatch.setattr(runs, "save_state", seldom)
     with pytest.raises(KeyboardInterrupt):
         broken.run()
     assert not (tmp_path / "broken" / train.FILE).exists()

@@ -24,7 +24,8 @@ from speccascade_jax.training import exits
 from speccascade_jax.training import runs as storage
 from speccascade_jax.training.heads import shards
 from tests.support import tiny_decoders, tiny_pair
-from tests.training.heads.train_test import PROMPTS, KilledError, examples
+from tests.support.killing import killed_at
+from tests.training.heads.train_test import PROMPTS, examples
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ def file_of(run):
 
 def test_a_step_s_divergence_is_the_one_in_numpy(finished):
     run, _, _ = finished
-    batch = run.batches.epoch(run.train_rows, 0, 0)[0]
+    batch = run.batches(0)[0]
     hidden, taught, counted = run._states(batch)
     model, kernel = run.models[1], run.state.params["002"]
     found = exits.divergences(model, kernel, hidden[1], taught, counted)
@@ -93,7 +94,7 @@ def test_heads_come_nearer_to_the_target_and_the_target_stays(finished, folder):
 def test_a_head_begins_as_the_targets_own(finished):
     run, _, _ = finished
     bound = run.pair.target
-    batch = run.batches.epoch(run.train_rows, 0, 0)[0]
+    batch = run.batches(0)[0]
     plain, own = early_exit(bound, 1), early_exit(bound, 1, shared_head(bound))
     found, expected = (np.asarray(along(each, batch.prompt, batch.tokens)) for each in (own, plain))
     np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -114,20 +115,11 @@ def test_the_shared_head_of_a_tied_model_too(tied):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_killed_run_resumes_bit_for_bit(finished, folder, tmp_path, monkeypatch):
+def test_a_killed_run_resumes_bit_for_bit(finished, folder, tmp_path):
     whole, _, result = finished
-    broken, saves, plain = trainer(folder, tmp_path / "broken"), [], storage.save_state
-
-    def killed(*args):
-        if len(saves) == whole.steps_per_epoch + 1:
-            raise KilledError
-        saves.append(args)
-        plain(*args)
-
-    monkeypatch.setattr(storage, "save_state", killed)
-    with pytest.raises(KilledError):
+    broken = trainer(folder, tmp_path / "broken")
+    with killed_at(storage, "save_state", whole.steps_per_epoch + 2):
         exits.Run(broken).finish()
-    monkeypatch.setattr(storage, "save_state", plain)
     resumed = exits.Run(broken)
     assert resumed.finish() == result
     assert file_of(resumed).read_bytes() == file_of(whole).read_bytes()
@@ -145,7 +137,7 @@ def test_the_lowest_is_trained_further_towards_the_one_above_it(finished, folder
     assert heads.card.towards == {0: 2, 2: None} and old.card.towards == {0: None, 2: None}
     # what it was compared with is the upper exit's law, not the target's
     upper = early_exit(run.pair.target, 2, np.asarray(old.kernels[2]))
-    batch = fine.batches.epoch(fine.train_rows, 0, 0)[0]
+    batch = fine.batches(0)[0]
     taught = fine._states(batch)[1]
     np.testing.assert_allclose(taught, jax.nn.log_softmax(along(upper, batch.prompt, batch.tokens)), atol=2e-5)
 

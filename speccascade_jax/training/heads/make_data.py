@@ -34,6 +34,7 @@ from speccascade_jax.rules import deferral, laws, measures
 from speccascade_jax.rules.rule import Rule
 from speccascade_jax.storage import locks
 from speccascade_jax.storage.files import expanded
+from speccascade_jax.training import runs
 from speccascade_jax.training.heads import shards
 from speccascade_jax.training.heads.mixing import uniforms
 from speccascade_jax.training.heads.shards import Examples
@@ -99,9 +100,9 @@ def _write(session: Session, point: Point, shard_size: int, folder: Path) -> dic
         found = examples(session, dataclasses.replace(point, evaluation=window))
         shards.write_shard(folder, number, manifest, found)
         positions += int(found.lengths.sum())
-        spent = time.monotonic() - began
-        left = clock_time(spent / done * (len(missing) - done))
-        print(f"[{done}/{len(missing)}] {positions:,} positions ({clock_time(spent)} elapsed, {left} left)", flush=True)
+        remaining = runs.time_left(began, done, len(missing))
+        elapsed = clock_time(time.monotonic() - began)
+        print(f"[{done}/{len(missing)}] {positions:,} positions ({elapsed} elapsed, {remaining} left)", flush=True)
     return {"prompts": count, "positions": positions}
 
 

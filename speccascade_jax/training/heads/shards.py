@@ -23,6 +23,7 @@ from speccascade_jax.core.types import Prompt
 from speccascade_jax.storage import archives
 from speccascade_jax.storage.files import claim, expanded, point_key
 from speccascade_jax.storage.readers import json_object
+from speccascade_jax.training import runs
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -131,18 +132,13 @@ def read_shard(path: Path, manifest: dict[str, Any]) -> Examples:
     Raises:
         ValueError: it is damaged, or belongs to another folder.
     """
-    try:
-        key, arrays = archives.read(path)
-        examples = Examples(**arrays)
-        _check_shapes(examples)
-    except Exception as error:  # zlib and zipfile raise whatever the flipped bit makes them meet
-        raise ValueError(f"{path} is damaged ({error!r}): remove it and make it again with {_MAKE}") from error
-    if key != point_key(manifest=manifest):
-        raise ValueError(f"{path} was made with other settings than its folder's {MANIFEST}: remove it, make it again")
-    return examples
+    again = f"remove it and make it again with {_MAKE}"
+    foreign = f"was made with other settings than its folder's {MANIFEST}: remove it, make it again"
+    return runs.read_shard(path, _checked, "damaged", again, point_key(manifest=manifest), foreign)
 
 
-def _check_shapes(examples: Examples) -> None:
+def _checked(**arrays: np.ndarray) -> Examples:
+    examples = Examples(**arrays)
     rows, width = len(examples.ids), examples.tokens.shape[1]
     for field in fields(examples):
         shape = getattr(examples, field.name).shape
@@ -150,6 +146,7 @@ def _check_shapes(examples: Examples) -> None:
         flat = field.name in ("ids", "prompt_lengths", "lengths")
         if shape[:1] != (rows,) or not free and shape[1:] != (() if flat else (width,)):
             raise ValueError(f"{field.name} has shape {shape} beside {rows} examples of {width} positions")
+    return examples
 
 
 def read(folders: str | Path | Sequence[str | Path]) -> Data:

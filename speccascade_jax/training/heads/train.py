@@ -23,7 +23,7 @@ from speccascade_jax.pairs import head_files
 from speccascade_jax.stopping import acceptance_head as heads
 from speccascade_jax.storage import files
 from speccascade_jax.training import runs
-from speccascade_jax.training.epochs import EpochRun, EpochTrainer
+from speccascade_jax.training.epochs import AcceptanceRun, EpochTrainer
 from speccascade_jax.training.heads import calibration
 from speccascade_jax.training.heads.mixing import HELD_OUT, Batch, mix_key, mixed_states
 from speccascade_jax.training.heads.shards import MEANING, check_draft
@@ -101,8 +101,7 @@ def train_step(
 ) -> tuple[TrainState, dict[str, Array]]:
     """One step of every head on inputs `[N, D + 2]` with labels `[N]`; returns the losses by name."""
     grads, losses = jax.grad(total_loss, has_aux=True)(state.params, inputs, kept, counted, w_rejs)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    return TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1), losses
+    return state.updated(optimizer, grads), losses
 
 
 @jax.jit
@@ -111,7 +110,7 @@ def all_logits(params: Params, inputs: Array) -> dict[str, Array]:
     return {name: heads.logits(one, inputs) for name, one in params.items()}
 
 
-class Run(EpochRun):
+class Run(AcceptanceRun):
     """A `HeadTrainer` at work: the draft, the data, the heads, its place in the data.
 
     Raises:
@@ -161,8 +160,8 @@ class Run(EpochRun):
         """Every head's logits and the labels at the `Y` tokens of some prompts, `[N]` each."""
         logits: dict[str, list[np.ndarray]] = {name: [] for name in self.trainer.grid}
         kept = []
-        for cut in self.batches.cut(rows):
-            inputs, labels, counted = jax.device_get(self.states(self.batches.batch(cut), HELD_OUT))
+        for cut in self.cuts.cut(rows):
+            inputs, labels, counted = jax.device_get(self.states(self.cuts.batch(cut), HELD_OUT))
             kept.append(labels[counted])
             for name, values in jax.device_get(all_logits(self.state.params, inputs)).items():
                 logits[name].append(values[counted])

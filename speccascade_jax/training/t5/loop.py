@@ -118,7 +118,7 @@ class Run:
         if trainer.init_from:
             bound = load_float32(trainer.init_from)
             params = growth.grow(bound.params, cast(T5, bound.model).config, trainer.config, state.params)
-            state = steps.fresh_state(params, trainer.optimizer)
+            state = runs.TrainState.fresh(params, trainer.optimizer.transformation())
         return state, Position()
 
     def batches(self) -> Iterator[Batch]:

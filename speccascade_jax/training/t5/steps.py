@@ -113,12 +113,7 @@ def init_state(config: T5Config, optimizer: Optimizer, key: Array) -> TrainState
     """Fresh parameters and optimiser state."""
     tokens = jnp.ones((1, 2), jnp.int32)
     params = jax.jit(T5Module(config).init)(key, tokens, tokens)["params"]
-    return fresh_state(params, optimizer)
-
-
-def fresh_state(params: Params, optimizer: Optimizer) -> TrainState:
-    """Step 0 of training that starts from `params`."""
-    return TrainState(params, optimizer.transformation().init(params), jnp.int32(0))
+    return TrainState.fresh(params, optimizer.transformation())
 
 
 def make_train_step(

@@ -119,9 +119,12 @@ def test_a_run_of_something_else_is_not_continued(stored, arguments, jax, said, 
         (["--pairs=t6"], "no pair 't6'; there are tatoeba_en_de, stories, planted_t5, planted_decoder"),
         (["--batches=2"], "no batch size '2'; there are 1, 8, 32"),
         (["--turns=0"], "turns"),
+        (["--markdown=a.json"], "holds no run of make bench-peers (format 1)"),
     ],
 )
-def test_a_wrong_argument_is_named(arguments, said, capsys):
+def test_a_wrong_argument_is_named(arguments, said, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.json").write_text('{"format": 0}')
     assert command.main(arguments) == 1
     assert said in capsys.readouterr().err
 
@@ -129,9 +132,3 @@ def test_a_wrong_argument_is_named(arguments, said, capsys):
 def test_no_library_at_all_is_an_error(small, tmp_path, capsys):
     assert command.main(["--libraries=transformers 4", f"--output={tmp_path}/a.json"]) == 1
     assert "none of transformers 4 could be started: run make bench-peers" in capsys.readouterr().err
-
-
-def test_a_file_of_something_else_is_refused(tmp_path, capsys):
-    (tmp_path / "a.json").write_text('{"format": 0}')
-    assert command.main(["--markdown", str(tmp_path / "a.json")]) == 1
-    assert "holds no run of make bench-peers (format 1)" in capsys.readouterr().err

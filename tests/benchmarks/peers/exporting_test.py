@@ -5,6 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import unflatten_dict
 
 from benchmarks.peers import exporting
 from speccascade_jax import checkpoints
@@ -48,10 +49,14 @@ def test_pairs_of_neighbours_become_halves_of_a_head(tmp_path):
     model, params = checkpoints.load(tmp_path)
     assert model.config == LLAMA
     tokens = np.random.default_rng(1).integers(0, 61, (2, 9))
-    wanted = decoder.teacher_forced_logits(decoder.DecoderLM(theirs), _tree(flat), jnp.asarray(tokens))
+    wanted = decoder.teacher_forced_logits(
+        decoder.DecoderLM(theirs), unflatten_dict(flat, sep="/"), jnp.asarray(tokens)
+    )
     found = decoder.teacher_forced_logits(model, params, jnp.asarray(tokens))
     np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
-    unturned = decoder.teacher_forced_logits(decoder.DecoderLM(LLAMA), _tree(flat), jnp.asarray(tokens))
+    unturned = decoder.teacher_forced_logits(
+        decoder.DecoderLM(LLAMA), unflatten_dict(flat, sep="/"), jnp.asarray(tokens)
+    )
     assert np.abs(unturned - wanted).max() > 0.1  # so that the order matters
 
 
@@ -67,18 +72,9 @@ def test_a_t5_is_read_back_as_the_model_that_was_written(tmp_path):
     exporting.write(config, flat, tmp_path)
     model, params = checkpoints.load(tmp_path)
     tokens = np.random.default_rng(1).integers(2, 61, (2, 5))
-    wanted = t5.teacher_forced_logits(t5.T5(config), _tree(flat), jnp.asarray(tokens), jnp.asarray(tokens))
+    wanted = t5.teacher_forced_logits(
+        t5.T5(config), unflatten_dict(flat, sep="/"), jnp.asarray(tokens), jnp.asarray(tokens)
+    )
     np.testing.assert_allclose(
         t5.teacher_forced_logits(model, params, jnp.asarray(tokens), jnp.asarray(tokens)), wanted, rtol=1e-5, atol=1e-4
     )
-
-
-def _tree(flat):
-    tree = {}
-    for name, values in flat.items():
-        *parents, leaf = name.split("/")
-        at = tree
-        for parent in parents:
-            at = at.setdefault(parent, {})
-        at[leaf] = jnp.asarray(values)
-    return tree

@@ -22,6 +22,7 @@ from speccascade_jax.rules import deferral
 from speccascade_jax.storage import locks
 from speccascade_jax.training.heads import make_data, shards
 from tests.support import conformance, memory, reference, text_pair
+from tests.support.killing import killed_at
 
 SOURCE = ModelPair(name="tabular")
 SMALL = Evaluation(
@@ -114,27 +115,13 @@ def test_proposals_hang_on_seed_id_and_position_alone():
     assert len(np.unique(np.concatenate([all_of_them, other]))) == 2 * 8 * 6
 
 
-class KilledError(Exception):
-    """Stands for the process being killed."""
-
-
 @pytest.mark.parametrize("last", [0, 1])
-def test_a_killed_folder_ends_as_an_unbroken_one(loaded, made, tmp_path, monkeypatch, last):
+def test_a_killed_folder_ends_as_an_unbroken_one(loaded, made, tmp_path, last):
     whole, counts, _ = made
-    written, plain = [], shards.write_shard
-
-    def killed(folder, number, *rest):
-        if len(written) == last:
-            raise KilledError
-        written.append(number)
-        plain(folder, number, *rest)
-
-    monkeypatch.setattr(shards, "write_shard", killed)
-    with pytest.raises(KilledError):
+    with killed_at(shards, "write_shard", last + 1):
         make_data.write(loaded, point(), 4, tmp_path / "data")
     with pytest.raises(ValueError, match=f"lacks {2 - last} of 2 shards"):
         shards.read(tmp_path / "data")
-    monkeypatch.setattr(shards, "write_shard", plain)
     before = files(tmp_path / "data")
     for _ in range(2):  # the second time nothing is left to be made
         assert make_data.write(loaded, point(), 4, tmp_path / "data") == counts
@@ -263,24 +250,19 @@ def copied(made, folder):
         ({"shard_size": 0}, r"manifest.json: shard_size=0 is not a whole number >= 1"),
         ({"shard_size": 4.0}, r"manifest.json is damaged \(shard_size is 4.0\)"),
         ({"prompts": 8}, "made with other settings"),
+        *((text, "manifest.json is damaged .*: make the folder again") for text in ("{", "[1]", "")),
     ],
 )
 def test_a_manifest_is_not_believed(made, tmp_path, changes, said):
     manifest = copied(made, tmp_path / "data") / shards.MANIFEST
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | changes))
+    whole = json.loads(manifest.read_text())
+    manifest.write_text(changes if isinstance(changes, str) else json.dumps(whole | changes))
 
     def refused():
         with pytest.raises(ValueError, match=said):
             shards.read(tmp_path / "data")
 
     assert memory.peak(refused) < 5_000_000
-
-
-@pytest.mark.parametrize("text", ["{", "[1]", ""])
-def test_a_torn_manifest_is_named(made, tmp_path, text):
-    (copied(made, tmp_path / "data") / shards.MANIFEST).write_text(text)
-    with pytest.raises(ValueError, match=r"manifest.json is damaged .*: make the folder again"):
-        shards.read(tmp_path / "data")
 
 
 def repacked(path, change):

@@ -20,6 +20,7 @@ from speccascade_jax.training import runs as storage
 from speccascade_jax.training.heads import calibration, mixing, shards
 from speccascade_jax.training.heads import train as acceptance
 from tests.support import tiny_pair
+from tests.support.killing import KilledError, killed_at
 
 PROMPTS, LENGTH = 60, 10
 W_REJS = (("depth0_wrej1", 1.0), ("depth2_wrej6", 6.0))
@@ -178,7 +179,7 @@ def test_prompts_are_told_apart_by_context_and_encoder_not_by_padding():
 
 def test_the_loss_does_not_see_the_targets_tokens(finished):
     run, _ = finished
-    batch = run.batches.epoch(run.train_rows, 0, 0)[0]
+    batch = run.batches(0)[0]
     hidden, kept, counted = run.states(batch, 0)
     assert hidden.shape == (96, 18) and 0 < counted.sum() < counted.size
 
@@ -192,7 +193,7 @@ def test_the_loss_does_not_see_the_targets_tokens(finished):
 
 def test_states_are_the_drafts_over_the_mix(finished):
     run, _ = finished
-    batch = run.batches.epoch(run.train_rows, 0, 0)[0]
+    batch = run.batches(0)[0]
     z, _ = mixing.mix(mixing.mix_key(0, 5), batch, 0.15)
     draft = run.pair.draft
     expected = teacher_forcing.states(draft.model, draft.params, batch.prompt, z).reshape(-1, 16)
@@ -222,27 +223,13 @@ def test_heads_of_a_grid_end_as_they_would_alone(finished, folder, tmp_path):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-class KilledError(Exception):
-    """Stands for the process being killed."""
-
-
-def test_a_killed_run_resumes_bit_for_bit(finished, folder, tmp_path, monkeypatch):
+def test_a_killed_run_resumes_bit_for_bit(finished, folder, tmp_path):
     whole, result = finished
-    broken, saves, plain = trainer(folder, tmp_path / "broken"), [], storage.save_state
-    at = whole.steps_per_epoch + 1  # in the second epoch
-
-    def killed(*args):
-        if len(saves) == at:
-            raise KilledError
-        saves.append(args)
-        plain(*args)
-
-    monkeypatch.setattr(storage, "save_state", killed)
-    with pytest.raises(KilledError):
+    broken, saved = trainer(folder, tmp_path / "broken"), whole.steps_per_epoch + 1  # in the second epoch
+    with killed_at(storage, "save_state", saved + 1):
         acceptance.Run(broken).finish()
-    monkeypatch.setattr(storage, "save_state", plain)
     resumed = acceptance.Run(broken)
-    assert int(resumed.state.step) == at
+    assert int(resumed.state.step) == saved
     assert resumed.finish() == result
     jax.tree.map(np.testing.assert_array_equal, resumed.state, whole.state)
     for path in sorted((whole.directory / "heads").iterdir()):

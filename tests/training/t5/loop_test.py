@@ -15,47 +15,26 @@ from speccascade_jax.storage.locks import LockedError
 from speccascade_jax.training import runs
 from speccascade_jax.training.t5 import export, loop, steps
 from speccascade_jax.training.t5.schedule import Schedule
+from tests.support.killing import KilledError, killed_at
 
 
 def _leaves(state):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
 
 
-class KilledError(Exception):
-    """Stands for the process being killed."""
-
-
-def _run_killed_at(trainer, monkeypatch, step):
-    """Run until `step`, saving every two steps, then die before the state of that step is saved."""
-    run = loop.Run(trainer)
-    plain = run._step
-
-    def stepping(batch, rate):
-        if int(run.state.step) == step:
-            raise KilledError
-        found = plain(batch, rate)
-        if int(run.state.step) % 2 == 0:
-            run.save()
-        return found
-
-    monkeypatch.setattr(run, "_step", stepping)
-    with pytest.raises(KilledError):
-        run.finish()
-
-
 @pytest.mark.laws
-def test_a_killed_run_resumes_bit_for_bit(trainer, monkeypatch, tmp_path):
+def test_a_killed_run_resumes_bit_for_bit(trainer, tmp_path):
     whole = loop.Run(trainer)
     result = whole.finish()
-    broken = dataclasses.replace(trainer, run_dir=str(tmp_path / "broken"))
-    _run_killed_at(broken, monkeypatch, 7)
+    broken = dataclasses.replace(trainer, run_dir=str(tmp_path / "broken"), save_every_minutes=0.0)
+    with killed_at(loop.Run, "_step", 7):
+        broken.run()
     resumed = loop.Run(broken)
     assert int(resumed.state.step) == 6
     assert resumed.finish() == result
     for wanted, found in zip(_leaves(whole.state), _leaves(resumed.state), strict=True):
         np.testing.assert_array_equal(wanted, found)
-    lines = [json.loads(line) for line in (tmp_path / "broken" / runs.METRICS_FILE).read_text().splitlines()]
-    assert [line["step"] for line in lines] == [4, 8, 12, 12]
+    assert [line["step"] for line in _metrics(broken)] == [4, 8, 12, 12]
 
 
 def _metrics(trainer):

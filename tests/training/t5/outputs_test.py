@@ -1,7 +1,7 @@
 """A model's own outputs as a corpus: what is written, what is left out, resuming after a kill, refusals."""
 
 import dataclasses
-import gzip
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.training.t5 import decoding, export
 from speccascade_jax.training.t5.corpus import JoinedCorpus
 from speccascade_jax.training.t5.outputs import Outputs, joined_examples
+from tests.support.killing import killed_at
 
 EXAMPLES, SEED, WIDTH = 20, 3, 64
 
@@ -71,32 +72,18 @@ def test_training_reads_the_file_without_joining(make, alone):
     assert sorted(rows) == sorted(ids for _, ids in alone if ids[-1] == 1)
 
 
-def test_a_killed_translation_goes_on_with_the_next_part(make, monkeypatch):
+def test_a_killed_translation_goes_on_with_the_next_part(make):
     whole, broken = make("whole.pieces.gz"), make("broken.pieces.gz")
     whole.write()
-    decode, begun = decoding.decode, []
-
-    def killed_in_the_second_part(*arguments, first_id, **settings):
-        begun.append(first_id)
-        if len(begun) == 2:
-            raise KeyboardInterrupt
-        return decode(*arguments, first_id=first_id, **settings)
-
-    monkeypatch.setattr(decoding, "decode", killed_in_the_second_part)
-    with pytest.raises(KeyboardInterrupt):
+    with killed_at(decoding, "decode", 2):
         broken.write()
+    assert [path.name for path in broken.parts.glob("*.pieces")] == ["0-8.pieces"]
     with pytest.raises(ValueError, match="was begun with another temperature: remove it"):
         dataclasses.replace(broken, temperature=0.0).write()
     result = broken.write()
-    assert begun == [0, 8, 8, 16]
-    assert gzip.decompress(_bytes(broken)) == gzip.decompress(_bytes(whole))
+    assert Path(broken.path).read_bytes() == Path(whole.path).read_bytes()
     assert result["examples"] + result["left_out"] == EXAMPLES
     assert not broken.parts.exists()
-
-
-def _bytes(outputs):
-    with open(outputs.path, "rb") as file:
-        return file.read()
 
 
 def test_sources_are_joined_as_training_joins_them_and_go_on_into_the_next_epoch(finished):
