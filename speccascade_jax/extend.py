@@ -13,20 +13,24 @@ Example:
     'favourite'
 """
 
+from speccascade_jax.core import rngs
 from speccascade_jax.core.protocols import (
     Decision,
     Drafter,
     DraftStep,
     LanguageModel,
+    LayeredModel,
     Outcome,
     Planner,
     Request,
     Start,
     StopPolicy,
 )
+from speccascade_jax.core.sampling import laws_and_token
 from speccascade_jax.core.types import BoundModel, Controls, Draft, LawPair, LMOutput, Prompt
 from speccascade_jax.data.tasks.file_task import FileTask
 from speccascade_jax.data.tasks.seqio_task import SeqioTask
+from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.data.tasks.task import Example, Task
 from speccascade_jax.methods.autoregressive import Alone
 from speccascade_jax.methods.checking import check_rule
@@ -35,7 +39,9 @@ from speccascade_jax.methods.sequence import SequenceMethod
 from speccascade_jax.methods.settings import Arm, Level, Settings
 from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.metrics.quality import Metric
-from speccascade_jax.models.teacher_forcing import catch_up
+from speccascade_jax.models.teacher_forcing import catch_up, layer_states
+from speccascade_jax.pairs import drafter_files
+from speccascade_jax.pairs.prompts import make_prompt
 from speccascade_jax.rules.rule import Alpha, Rule
 from speccascade_jax.rules.verification import TokenWise, Verdict, Verifier
 from speccascade_jax.stopping.policies import Capped
@@ -57,6 +63,7 @@ __all__ = [
     "LMOutput",
     "LanguageModel",
     "LawPair",
+    "LayeredModel",
     "Level",
     "Method",
     "Metric",
@@ -77,4 +84,10 @@ __all__ = [
     "Verifier",
     "catch_up",
     "check_rule",
+    "drafter_files",
+    "get_task",
+    "laws_and_token",
+    "layer_states",
+    "make_prompt",
+    "rngs",
 ]
