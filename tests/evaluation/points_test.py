@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from speccascade_jax.evaluation import experiment, validation
-from speccascade_jax.evaluation.curves import curve
+from speccascade_jax.evaluation.curves import curve, facts
 from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.points import Evaluation, Level, ModelPair, Point, Settings, recorded
 from speccascade_jax.rules.deferral import RULES
@@ -302,14 +302,12 @@ def test_the_target_alone_is_judged_at_lower_temperatures_too_and_not_timed():
 def test_ways_to_verify_are_swept_by_methods_that_keep_all_the_law_allows():
     own = Settings(method="opt", alpha=0.3, verify="block")
     groups = _points(methods=("spec_decode", "fuzzy", own), alphas={"fuzzy": (0.2,)}, verify=("token", "block"))
-    found = [(curve(p.settings), p.method.verify) for group in groups for p in group][2:]
+    found = [(curve(p.settings), p.settings.verify) for group in groups for p in group][2:]
     assert found == [
         ("spec_decode", "token"), ("spec_decode[block]", "block"), ("fuzzy", "token"), ("opt[block]", "block"),
     ]  # fmt: skip
-    assert (
-        "block-wise" in own.facts()["details"]
-        and own.facts()["law"] == Settings(method="opt", alpha=0.3).facts()["law"]
-    )
+    assert "block-wise" in facts(own)["details"]
+    assert facts(own)["law"] == facts(Settings(method="opt", alpha=0.3))["law"]
     tree = Settings(method="opt", alpha=0.3, tree=(2, 1))
     ((one,),) = _points(methods=(tree,), verify=("token", "block"), bonus="none")[2:]
     assert one.settings.tree == (2, 1) and one.settings.verify == "token" and one.settings.bonus == "none"

@@ -14,6 +14,8 @@ import pytest
 
 from speccascade_jax.evaluation import experiment, pool
 from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
+from speccascade_jax.evaluation.session import Identity
+from speccascade_jax.results.store.record import Provenance
 from speccascade_jax.results.store.result_store import ResultStore, read_records
 from speccascade_jax.runtime.paths import repository_root
 from speccascade_jax.storage.files import plain
@@ -42,13 +44,7 @@ def given(folder, output):
 
 def points(**evaluation):
     small = Evaluation(task="tiny_translation", keep_outputs=False, keep_traces=0, **evaluation)
-    return [
-        Point(
-            pair=ModelPair(name="of_nobody"),
-            evaluation=small,
-            settings=Settings(method="autoregressive"),
-        )
-    ]
+    return [Point(pair=ModelPair(name="of_nobody"), evaluation=small, settings=Settings(method="autoregressive"))]
 
 
 class DiedError(Exception):
@@ -59,6 +55,10 @@ class RaisedError(Exception):
     """As Ray says that an actor raised."""
 
     cause = ValueError("of the worker")
+
+
+def identity_of(letter):
+    return Identity(f"key {letter}", f"judged {letter}", Provenance(code=None, toolchain={}))
 
 
 class Scripted:
@@ -89,7 +89,7 @@ class Scripted:
         self.accelerated = accelerated
         self.started += 1
         return SimpleNamespace(
-            keys=SimpleNamespace(remote=lambda letters: lambda: [f"key {letter}" for letter in letters]),
+            identities=SimpleNamespace(remote=lambda letters: lambda: [identity_of(letter) for letter in letters]),
             measure=SimpleNamespace(remote=self.measure),
         )
 
@@ -130,7 +130,7 @@ def filled(monkeypatch, tmp_path, script, *groups):
     workers = pool.Pool([letter for group in letters for letter in group], 2)
     with ResultStore(tmp_path / "store.jsonl") as store:
         store.append({"key": "key b"})
-        workers.fill(store, letters, workers.keys())
+        workers.fill(store, letters, {point: identity.key for point, identity in workers.identities().items()})
         return ray, [record["key"][-1] for record in store.records]
 
 

@@ -91,7 +91,7 @@ def test_a_record_says_everything(loaded):
     assert record["point"]["method"] == "opt" and "points.Settings:" in record["configuration"]
     assert set(record["versions"]) >= {"python", "jax", "flax", "speccascade_jax"}
     assert record["package"] == environment.package() and set(record["package"]) == {"version", "revision", "dirty"}
-    assert record["fingerprints"]["code"] == loaded.code(_point(alpha=0.6).settings)
+    assert record["provenance"]["code"] == loaded.code(_point(alpha=0.6).settings)
     assert record["device"]["platform"] == jax.default_backend() and record["device"]["count"] >= 1
     assert record["quality"]["low"] <= record["quality"]["high"] and record["quality"]["examples"] == 7
     assert record["latency"]["examples"] == 2 and record["latency"]["trials"] == 2
@@ -214,8 +214,8 @@ def test_a_point_is_measured_on_its_own_examples(loaded):
 def test_a_point_is_timed_on_its_own_examples_as_often_as_it_says(loaded, monkeypatch):
     (record,) = measuring.evaluate(loaded, [_on(loaded, 3, 2, timed=3, trials=1)])
     assert np.shape(record["latency"]["per_example_ms"]) == (1, 3) and record["point"]["first_example"] == 3
-    timed, arguments = [], loaded.arguments
-    monkeypatch.setattr(loaded, "arguments", lambda p, rows, a: timed.append(rows.tolist()) or arguments(p, rows, a))
+    timed, prepare = [], loaded.prepare
+    monkeypatch.setattr(loaded, "prepare", lambda point, rows: timed.append(rows.tolist()) or prepare(point, rows))
     measuring.time_beside_target(loaded, [_on(loaded, 3, 2, timed=3, trials=1)])
     assert timed == [[3], [4], [5]] * 2  # the target alone on the same
 
@@ -264,7 +264,7 @@ def test_a_sweep_stopped_half_way_goes_on_and_repeats_nothing(pair, tmp_path, mo
     panel, cold = panels.panels(results.read_records(tmp_path / "sweep.jsonl"))
     assert not cold.curves and list(panel.cooler) == [0.5] and panel.cooler[0.5].latency is None
     assert panel.target and panel.draft and [spot.alpha for spot in panel.curves["opt"]] == [0.0, 0.4, 0.8]
-    monkeypatch.setattr(experiment, "evaluate", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(experiment, "evaluate", lambda *_, **more: pytest.fail("measured again"))
     assert "no outputs of" not in said
     experiment.sweep(**given | {"evaluation": replace(SMALL, keep_outputs=True)})
     assert "no outputs of 6 of these 6 points lie beside" in capsys.readouterr().out

@@ -291,7 +291,7 @@ def _stop():
 
 
 def test_a_model_that_is_missing_is_named_before_anything_is_measured(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(experiment, "evaluate", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(experiment, "evaluate", lambda *_, **more: pytest.fail("measured"))
     evaluation = Evaluation(task="tiny_translation", quality_examples=2, latency_examples=0)
     given = {"pair": ModelPair(name=str(folder)), "evaluation": evaluation, "output": str(tmp_path / "x.jsonl")}
     with pytest.raises(ValueError, match="holds no model 'large'"):

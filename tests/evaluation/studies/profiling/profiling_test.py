@@ -1,6 +1,7 @@
 """A profile of a very small pair: every part of a round is there, and the parts add up to what the trace took."""
 
 import json
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -132,11 +133,12 @@ def test_programs_of_an_older_source_are_not_taken_from_the_cache(persistent_cac
     def program(scope):
         class Sines:
             @staticmethod
-            def generate(params, seed, max_new_tokens):
+            def generate(params, prompt, seed, max_new_tokens):
                 with jax.named_scope(scope):
                     return jnp.sin(params) @ params + seed
 
-        return profiling._prepare(Sines, [{"max_new_tokens": 1, "params": jnp.eye(3)}], 0)[0].as_text()
+        call = partial(Sines.generate, jnp.eye(3), params=jnp.eye(3), max_new_tokens=1)
+        return profiling._compiled(Sines, [call], 0)[0].as_text()
 
     assert "/first/" in program("first") and list(persistent_cache.iterdir())
     assert "/second/" in program("second")
