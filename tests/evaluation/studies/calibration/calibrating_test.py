@@ -159,14 +159,16 @@ def test_where_nothing_will_do_the_report_comes_before_the_error(calibrate, caps
 
 def test_the_draft_alone_is_a_candidate(calibrate):
     chosen, *_ = calibrate(max_loss=0.3)["settings"]
-    assert chosen["method"]["name"] == "autoregressive_draft" and chosen["latency"][0] == pytest.approx(0.1, abs=0.02)
+    assert chosen["settings"]["method"] == "autoregressive_draft" and chosen["latency"][0] == pytest.approx(
+        0.1, abs=0.02
+    )
 
 
 def test_appendix_d_is_a_mode(calibrate, capsys):
     given = {"settings": Settings(temperature=0.6, top_p=0.9), "seeds": (0, 1)}
     report = calibrate(mode="appendix_d", appendix_d=AppendixD(lengths=(5, 10)), **given)
     assert [each["name"] for each in report["settings"]] == ["Low", "Med", "High", "target"]
-    alphas = [each["method"]["alpha"] for each in report["settings"][:3]]
+    alphas = [each["settings"]["alpha"] for each in report["settings"][:3]]
     assert alphas == sorted(alphas) and report["trail"]["threshold"] == 0.5
     assert [step["held"] for step in report["trail"]["steps"]][-1] is False
     pasted = (calibrate.folder / "found.gin").read_text()

@@ -118,7 +118,7 @@ def test_a_long_prompt_reaches_the_models_whole(pair, monkeypatch):
     class ReachedError(Exception):
         pass
 
-    def generate(program, params, prompt, *arguments, **more):
+    def generate(decoder, prompt, *arguments, **more):
         raise ReachedError(prompt)
 
     monkeypatch.setattr(Decoder, "generate", generate)
