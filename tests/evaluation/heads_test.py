@@ -9,7 +9,7 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.evaluation import experiment, measuring, session
 from speccascade_jax.evaluation.heads import Heads
-from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
+from speccascade_jax.evaluation.points import Point, Settings
 from speccascade_jax.evaluation.studies.profiling import profiling
 from speccascade_jax.evaluation.studies.spec_bench import questions
 from speccascade_jax.evaluation.studies.spec_bench.conversing import Speaker
@@ -17,16 +17,7 @@ from speccascade_jax.pairs import head_files
 from tests.support import conformance, text_pair
 from tests.support.acceptance_heads import head_for
 
-SMALL = Evaluation(
-    task="tiny_translation",
-    keep_outputs=False,
-    keep_traces=0,
-    max_new_tokens=4,
-    quality_examples=3,
-    quality_batch=3,
-    latency_examples=0,
-)
-SOURCE = ModelPair(name="tabular")
+SMALL, SOURCE = text_pair.evaluation(max_new_tokens=4, quality_batch=3), text_pair.SOURCE
 TRAINED_ON = {"temperature": 1.0}
 
 

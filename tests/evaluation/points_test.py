@@ -14,7 +14,6 @@ from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.points import Evaluation, Level, ModelPair, Point, Settings, recorded
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.runtime import gin_flags
-from speccascade_jax.runtime.paths import repository_root
 from speccascade_jax.storage.files import point_key
 
 
@@ -117,12 +116,8 @@ def _point(number, alpha=1.0, **evaluation):
 def test_whole_numbers_and_floats_are_one_point(number):
     assert _point(number, alpha=1) == _point(int)
     assert _point(number).configuration() == _point(int).configuration()
+    assert _point(number, alpha=0.0).configuration() == _point(number, alpha=-0.0).configuration()
     assert point_key(point=_point(number).coordinates()) == point_key(point=_point(int).coordinates())
-
-
-def test_two_zeros_are_one_number():
-    one, other = (_point(int, alpha=zero) for zero in (0.0, -0.0))
-    assert one.configuration() == other.configuration() and "-0.0" not in other.configuration()
 
 
 @pytest.mark.parametrize(
@@ -211,17 +206,17 @@ def test_a_single_point_needs_its_alpha():
             validation.validate(replace(point, settings=settings))
 
 
-def test_unset_split_and_length_are_the_tasks():
-    point = _points()[0][0]
-    assert (point.evaluation.split, point.evaluation.max_new_tokens) == ("test", 64)
-
-
 TWO = ModelPair(name="two", target="a/target", draft=Path("a/draft"), vocabulary="a/tokenizer.json")
 
 
-@pytest.mark.parametrize(("number", "pair"), [*((n, ModelPair(name="pair")) for n in range(4)), (3, TWO)])
+MIDDLE = Level(model="middle", budget=3, block_size=2, drafters=(Level(model="draft", budget=2),))
+STACK = Settings(method="chow", alpha=0.2, drafters=(MIDDLE,))
+
+
+@pytest.mark.parametrize(("number", "pair"), [*((n, ModelPair(name="pair")) for n in range(5)), (3, TWO)])
 def test_a_points_configuration_is_a_gin_file_that_gives_the_point_again(number, pair, tmp_path, monkeypatch):
-    given = {"methods": ("spec_decode", "opt"), "samplings": [{"temperature": 0.7}], "seeds": (3,)}
+    """Of both ends, of rules with and without an α, of a stack of levels, of two checkpoints."""
+    given = {"methods": ("spec_decode", "opt", STACK), "samplings": [{"temperature": 0.7}], "seeds": (3,)}
     point = _points(pair=pair, **given)[number][-1]
     (tmp_path / "point.gin").write_text(point.configuration())
     seen = []
@@ -243,7 +238,7 @@ def test_coordinates_are_flat_and_complete():
     assert coordinates["method"] == "opt" and coordinates["pair"] == "pair" and coordinates["alpha"] == 0.5
     assert not any(isinstance(value, dict) for value in coordinates.values())
     assert {"task", "split", "seed", "temperature", "block_size", "bonus", "max_new_tokens"} <= set(coordinates)
-    assert coordinates["law"] == "opt"
+    assert coordinates["law"] == "opt" and (coordinates["split"], coordinates["max_new_tokens"]) == ("test", 64)
 
 
 @pytest.mark.parametrize(("name", "value"), [("block_size", 3), ("bonus", "rule")])
@@ -321,18 +316,3 @@ def test_ways_to_verify_are_swept_by_methods_that_keep_all_the_law_allows():
         _points(methods=("fuzzy",), alphas={"fuzzy": (0.2,)}, verify=("block",))
     with pytest.raises(ValueError, match="unknown verify='blocks'"):
         _points(methods=("spec_decode",), verify=("blocks",))
-
-
-def test_gin_says_how_blocks_are_verified():
-    files = [
-        str(repository_root() / name)
-        for name in ("gin/run.gin", "gin/models/tatoeba_en_de.gin", "gin/methods/token_v3.gin")
-    ]
-    gin.clear_config()
-    try:
-        gin_flags.parse_gin(
-            [*files, str(repository_root() / "gin/tasks/tiny_translation.gin")], ["Settings.verify = 'block'"]
-        )
-        assert gin.get_configurable(Settings)().verify == "block"
-    finally:
-        gin.clear_config()

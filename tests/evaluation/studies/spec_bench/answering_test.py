@@ -31,11 +31,6 @@ LONGEST = 9
 PLAIN = get_conversation("plain")
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory) -> sc.Pair:
-    return text_pair.make(tmp_path_factory.mktemp("pair"))
-
-
 @pytest.fixture
 def run(pair, tmp_path, monkeypatch):
     monkeypatch.setenv(directory.VARIABLE, str(tmp_path))
