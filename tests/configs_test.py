@@ -77,9 +77,14 @@ def test_the_files_of_a_run_and_the_recipe_in_a_record_are_a_profile_too(tmp_pat
         assert resolve(profiling.profile, ["gin/profiling.gin", *files])[0].name == Path(SHIPPED).stem
 
 
-def test_the_survey_is_of_a_pair_and_a_task():
-    pair, _ = resolve(surveying.survey, ["gin/survey.gin", SHIPPED, "gin/tasks/tiny_translation.gin"])
-    assert pair.name == Path(SHIPPED).stem and set(gin.query_parameter("survey.rules")) <= set(RULES)
+STUDIES = {"survey": surveying.survey, "optimize_hierarchy": optimizing.optimize, "acceptance_data": make_data.make}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_is_of_a_pair_and_a_task(name):
+    pair, _ = resolve(STUDIES[name], [f"gin/{name}.gin", SHIPPED, "gin/tasks/tiny_translation.gin"])
+    assert pair.name == Path(SHIPPED).stem
+    assert name != "survey" or set(gin.query_parameter("survey.rules")) <= set(RULES)
 
 
 @pytest.mark.parametrize("file", ["gin/calibrate.gin", "gin/calibrate_appendix_d.gin"])
@@ -268,34 +273,11 @@ def _bindings(pattern, file) -> set[str]:
 
 
 def test_every_gin_file_is_one_that_these_tests_know():
-    known = {
-        "gin/run.gin",
-        "gin/profiling.gin",
-        "gin/survey.gin",
-        "gin/spec_bench.gin",
-        "gin/calibrate.gin",
-        "gin/calibrate_appendix_d.gin",
-        "gin/optimize_hierarchy.gin",
-        "gin/acceptance_data.gin",
-        "gin/selection_data.gin",
-        HEAD,
-        EXITS,
-        POLICY,
-        *SELECTIONS,
-        *MODELS,
-        *TASK_FILES,
-        *METHODS,
-        *CONFIGS,
-        *SIZES,
-        *TRAINING,
-    }
+    single = ("run", "profiling", "spec_bench", "calibrate", "calibrate_appendix_d", "selection_data", *STUDIES)
+    known = {*(f"gin/{name}.gin" for name in single), HEAD, EXITS, POLICY}
+    known |= {*SELECTIONS, *MODELS, *TASK_FILES, *METHODS, *CONFIGS, *SIZES, *TRAINING}
     found = {str(path.relative_to(ROOT)) for folder in ("gin", "configs") for path in (ROOT / folder).rglob("*.gin")}
     assert found == known
-
-
-def test_a_stack_is_sought_for_a_pair_and_a_task():
-    pair, _ = resolve(optimizing.optimize, ["gin/optimize_hierarchy.gin", SHIPPED, "gin/tasks/tiny_translation.gin"])
-    assert pair.name == Path(SHIPPED).stem
 
 
 @pytest.mark.parametrize("table", ["table3", "table4"])
@@ -307,11 +289,6 @@ def test_the_stacks_of_paper_4_are_sought_among_further_drafts(table):
     parts = ["configs/sizes/published.gin", "gin/models/two_checkpoints.gin", "gin/tasks/cnn_dailymail.gin"]
     pair, loaded = resolve(optimizing.optimize, [config, *parts])
     assert pair.target == "some/target" and loaded.quality_examples == loaded.latency_examples == 500
-
-
-def test_acceptance_data_are_of_a_pair_and_a_task():
-    files = ["gin/acceptance_data.gin", SHIPPED, "gin/tasks/tiny_translation.gin"]
-    assert resolve(make_data.make, files)[0].name == Path(SHIPPED).stem
 
 
 def test_acceptance_heads_are_of_a_pair_and_reported_on_a_task(tmp_path):

@@ -164,10 +164,7 @@ def test_fractions_of_what_is_counted_are_refused(made, message):
             {"stop_thresholds": {"specdecpp": (0.5,)}},
             "names specdecpp, which is not among the methods that lack one: none",
         ),
-        (
-            {"methods": ("specdecpp",), "stop_thresholds": {"specdecpp": ()}},
-            r"stop_thresholds\['specdecpp'\]=\(\) is",
-        ),
+        ({"methods": ("specdecpp",), "stop_thresholds": {"specdecpp": ()}}, r"stop_thresholds\['specdecpp'\]=\(\) is"),
         (
             {"methods": ("specdecpp",), "stop_thresholds": {"specdecpp": (0.7, 70)}},
             "stop_threshold=70 is outside 0 … 1; method 'specdecpp': it drafts until the predicted chance",
@@ -177,10 +174,7 @@ def test_fractions_of_what_is_counted_are_refused(made, message):
             {"methods": (Settings(method="chow", alpha=0.1, head="a"),)},
             "'chow' asks no acceptance head: leave head='a' out",
         ),
-        (
-            {"methods": ("stop_oracle",), "samplings": [{"temperature": 1.0}]},
-            "oracle of greedy decoding, got",
-        ),
+        ({"methods": ("stop_oracle",), "samplings": [{"temperature": 1.0}]}, "oracle of greedy decoding, got"),
         ({"bonus": "maybe"}, "unknown bonus 'maybe': choose one of rule, target, none"),
         ({"seeds": (-1,)}, "seed=-1"),
         ({"evaluation": Evaluation(task="tiny")}, "unknown task 'tiny'"),

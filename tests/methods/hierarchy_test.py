@@ -97,10 +97,7 @@ LEVELS = Level(model="middle", budget=3, drafters=(Level(model="draft", budget=2
             "draft_temperature=0.2 and the temperature=0.7 of the level",
         ),
         ({"drafters": (LOSSY,), "method": "lossy_greedy", "alpha": 0.1}, "defined at temperature 0 only"),
-        (
-            {"drafters": (replace(LEVELS, stop="entropy", stop_threshold=1.0),)},
-            "stop='entropy' of level 'middle'",
-        ),
+        ({"drafters": (replace(LEVELS, stop="entropy", stop_threshold=1.0),)}, "stop='entropy' of level 'middle'"),
         ({"drafters": (replace(LEVELS, block_size=9),)}, "block_size=9 of level 'middle' means nothing"),
         ({"drafters": ("middle",), "method": "seq_cascade", "alpha": -3.0}, "'seq_cascade' has no drafters"),
         ({"drafters": ("middle",), "method": "autoregressive"}, "'autoregressive' has no drafters"),

@@ -167,9 +167,7 @@ def by_hand():
     names = ("fuzzy_tv_scaled", "fuzzy_tv", "fuzzy_kl_scaled")
     lossless = estimates.Curve(alphas=np.array([0.0]), rejection=deferral[:1], deferral=None)
     return estimates.Survey(
-        positions=positions,
-        curves=dict.fromkeys(names, curve) | {"spec_decode": lossless},
-        rows=np.array([0, 0, 0, 1]),
+        positions=positions, curves=dict.fromkeys(names, curve) | {"spec_decode": lossless}, rows=np.array([0, 0, 0, 1])
     )
 
 
