@@ -203,7 +203,7 @@ def test_a_single_point_needs_its_alpha():
 TWO = ModelPair(name="two", target="a/target", draft=Path("a/draft"), vocabulary="a/tokenizer.json")
 
 
-MIDDLE = Level(model="middle", budget=3, block_size=2, drafters=(Level(model="draft", budget=2),))
+MIDDLE = Level(model="draft", budget=3, drafters=(Level(model="draft", budget=2),))
 STACK = Settings(method="chow", alpha=0.2, drafters=(MIDDLE,))
 
 
