@@ -29,7 +29,7 @@ def pair():
 def saved(path, pair, seed=0, **card):
     head = head_for(pair, seed=seed)
     head_files.save(path, head_files.Head(head.params, replace(head.card, **card)))
-    return Settings(method="specdecpp", stop_threshold=0.5, head=path, **TRAINED_ON)
+    return Settings(method="specdecpp", stop_threshold=0.5, head=str(path), **TRAINED_ON)
 
 
 @pytest.fixture
