@@ -23,13 +23,8 @@ def _points(**changes):
 
 
 def test_both_ends_come_first_for_every_sampling_and_seed():
-    groups = _points(
-        methods=("spec_decode", "opt"),
-        alphas={"opt": (0.0, 0.5)},
-        block_sizes=(3, 5),
-        samplings=[{"temperature": 0}, {"temperature": 1}],
-        seeds=(0, 1),
-    )
+    given = {"methods": ("spec_decode", "opt"), "alphas": {"opt": (0.0, 0.5)}, "block_sizes": (3, 5)}
+    groups = _points(**given, samplings=[{"temperature": 0}, {"temperature": 1}], seeds=(0, 1))
     names = [[(p.settings.method, p.settings.alpha, p.settings.block_size) for p in group] for group in groups]
     once = [
         [("autoregressive", None, None)],
@@ -45,13 +40,9 @@ def test_both_ends_come_first_for_every_sampling_and_seed():
 
 
 def test_stop_thresholds_and_heads_are_swept_like_alphas():
+    own = Settings(method="specdecpp", rule="opt", alpha=0.1, stop_threshold=0.9)
     groups = _points(
-        methods=(
-            "spec_decode",
-            "specdecpp",
-            "stop_entropy",
-            Settings(method="specdecpp", rule="opt", alpha=0.1, stop_threshold=0.9),
-        ),
+        methods=("spec_decode", "specdecpp", "stop_entropy", own),
         alphas={"specdecpp[opt]:b@0.9": (0.1,), "specdecpp[opt]:a@0.9": (0.2,)},
         stop_thresholds={"specdecpp": (0.3, 0.5), "stop_entropy": (2.0,)},
         heads=("x/a.msgpack", "x/b.msgpack"),
@@ -83,17 +74,13 @@ def test_heads_whose_files_are_called_alike_are_refused():
     assert len(_points(**given, heads=("./runs/a/x.msgpack", "runs/a/y.msgpack"), **both)) == 5
 
 
-def test_rules_without_named_alphas_get_their_range():
-    (*_, chow, token) = _points(methods=("chow", "token_v3"))
-    assert (chow[0].settings.alpha, chow[-1].settings.alpha) == (0.0, 1.0)
-    assert sum(point.settings.alpha > 0.9 for point in token) >= 4
-
-
-def test_every_default_grid_is_legal():
-    for name, rule in RULES.items():
-        if rule.alpha is not None:
-            for point in _points(methods=(name,))[-1]:
-                validation.validate(point)
+def test_rules_without_named_alphas_get_their_range_and_all_of_it_is_legal():
+    swept = [name for name, rule in RULES.items() if rule.alpha is not None]
+    grids = {name: _points(methods=(name,))[-1] for name in swept}
+    for point in (point for grid in grids.values() for point in grid):
+        validation.validate(point)
+    assert (grids["chow"][0].settings.alpha, grids["chow"][-1].settings.alpha) == (0.0, 1.0)
+    assert sum(point.settings.alpha > 0.9 for point in grids["token_v3"]) >= 4
 
 
 def _point(number, alpha=1.0, **evaluation):
@@ -175,6 +162,11 @@ def test_fractions_of_what_is_counted_are_refused(made, message):
             "'chow' asks no acceptance head: leave head='a' out",
         ),
         ({"methods": ("stop_oracle",), "samplings": [{"temperature": 1.0}]}, "oracle of greedy decoding, got"),
+        (
+            {"methods": (Settings(method="seq_cascade", alpha=-3.0, block_size=3),)},
+            "'seq_cascade' has no block_size, got 3: the draft writes whole outputs",
+        ),
+        ({"methods": (Settings(method="seq_cascade", bonus="rule"),)}, "'seq_cascade' has no bonus, got 'rule': the"),
         ({"bonus": "maybe"}, "unknown bonus 'maybe': choose one of rule, target, none"),
         ({"seeds": (-1,)}, "seed=-1"),
         ({"evaluation": Evaluation(task="tiny")}, "unknown task 'tiny'"),
@@ -233,13 +225,6 @@ def test_coordinates_are_flat_and_complete():
     assert not any(isinstance(value, dict) for value in coordinates.values())
     assert {"task", "split", "seed", "temperature", "block_size", "bonus", "max_new_tokens"} <= set(coordinates)
     assert coordinates["law"] == "opt" and (coordinates["split"], coordinates["max_new_tokens"]) == ("test", 64)
-
-
-@pytest.mark.parametrize(("name", "value"), [("block_size", 3), ("bonus", "rule")])
-def test_a_method_of_whole_outputs_has_neither_block_nor_bonus(name, value):
-    assert recorded(Settings(method="seq_cascade", alpha=-3.0)).block_size is None
-    with pytest.raises(ValueError, match=f"'seq_cascade' has no {name}, got {value!r}: the draft writes whole outputs"):
-        recorded(Settings(method="seq_cascade", alpha=-3.0, **{name: value}))
 
 
 def test_two_checkpoints_are_told_apart_whatever_their_name():

@@ -58,16 +58,8 @@ def test_counts_are_those_of_decode(loaded, pair):
     rows = {}
     for some in (examples[:5], examples[2:]):  # five rows each time: the program of the loaded's batches
         ids = [pair.vocabulary.encode(e.source)[: task.max_input_length] for e in some]
-        out = sc.decode(
-            pair,
-            ids,
-            rule="opt",
-            alpha=0.4,
-            block_size=2,
-            temperature=1.0,
-            max_new_tokens=6,
-            example_ids=[e.id for e in some],
-        )
+        numbers = {"alpha": 0.4, "block_size": 2, "temperature": 1.0, "max_new_tokens": 6}
+        out = sc.decode(pair, ids, rule="opt", **numbers, example_ids=[e.id for e in some])
         for n, example in enumerate(some):
             rows[example.id] = [out.stats["rows"][name][n] for name in counts]
     record = measuring.judge(loaded, [_point(alpha=0.4)])[0]

@@ -39,16 +39,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def measured(pair, folder) -> dict:
-    return profiling.profile(
-        pair=pair,
-        evaluation=EVALUATION,
-        settings=SETTINGS,
-        batch=2,
-        generations=2,
-        trials=2,
-        output=str(folder / "profile.json"),
-        keep=str(folder / "trace"),
-    )
+    files = {"output": str(folder / "profile.json"), "keep": str(folder / "trace")}
+    given = {"pair": pair, "evaluation": EVALUATION, "settings": SETTINGS} | files
+    return profiling.profile(**given, batch=2, generations=2, trials=2)
 
 
 def _seen(measured) -> dict[str, set[str]]:
