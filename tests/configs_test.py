@@ -8,6 +8,7 @@ from pathlib import Path
 import gin
 import pytest
 
+from speccascade_jax.core.names import DRAFT, TARGET
 from speccascade_jax.data.tasks.table import TASKS, get_task
 from speccascade_jax.engine import width_buckets
 from speccascade_jax.evaluation import enumeration, experiment, points
@@ -76,9 +77,14 @@ def test_the_files_of_a_run_and_the_recipe_in_a_record_are_a_profile_too(tmp_pat
         assert resolve(profiling.profile, ["gin/profiling.gin", *files])[0].name == Path(SHIPPED).stem
 
 
-def test_the_survey_is_of_a_pair_and_a_task():
-    pair, _ = resolve(surveying.survey, ["gin/survey.gin", SHIPPED, "gin/tasks/tiny_translation.gin"])
-    assert pair.name == Path(SHIPPED).stem and set(gin.query_parameter("survey.rules")) <= set(RULES)
+STUDIES = {"survey": surveying.survey, "optimize_hierarchy": optimizing.optimize, "acceptance_data": make_data.make}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_is_of_a_pair_and_a_task(name):
+    pair, _ = resolve(STUDIES[name], [f"gin/{name}.gin", SHIPPED, "gin/tasks/tiny_translation.gin"])
+    assert pair.name == Path(SHIPPED).stem
+    assert name != "survey" or set(gin.query_parameter("survey.rules")) <= set(RULES)
 
 
 @pytest.mark.parametrize("file", ["gin/calibrate.gin", "gin/calibrate_appendix_d.gin"])
@@ -110,7 +116,7 @@ def _tiny(config) -> list[str]:
 def test_each_recipe_is_a_sweep_of_the_shipped_pair_and_of_published_sizes(config):
     end = resolve(experiment.sweep, _tiny(config))
     own = "tatoeba_en_de_large" if config == QUICKSTART else Path(SHIPPED).stem
-    assert end.settings.method == points.TARGET and end.pair.name == own
+    assert end.settings.method == TARGET and end.pair.name == own
     if config != QUICKSTART:
         gin.clear_config()
         parts = ["configs/sizes/published.gin", "gin/models/directory.gin", "gin/tasks/wmt14_en_de.gin"]
@@ -191,7 +197,7 @@ def test_each_recipe_runs_for_two_rounds_to_its_tables_and_figures(config, tabul
     gin.get_configurable(experiment.sweep)()
     records = result_store.read_records(tmp_path / "store.jsonl")
     build_drafter = [r for r in records if r["point"]["block_size"] is not None]
-    assert {r["point"]["method"] for r in records} > {points.TARGET, points.DRAFT} and build_drafter
+    assert {r["point"]["method"] for r in records} > {TARGET, DRAFT} and build_drafter
     # only what a stop id cuts short, or fits into one block, takes one round
     long = [
         r["counts"]["committed"] == 2 * 9 and not r["counts"]["unverified"] and r["point"]["block_size"] < 9
@@ -267,34 +273,11 @@ def _bindings(pattern, file) -> set[str]:
 
 
 def test_every_gin_file_is_one_that_these_tests_know():
-    known = {
-        "gin/run.gin",
-        "gin/profiling.gin",
-        "gin/survey.gin",
-        "gin/spec_bench.gin",
-        "gin/calibrate.gin",
-        "gin/calibrate_appendix_d.gin",
-        "gin/optimize_hierarchy.gin",
-        "gin/acceptance_data.gin",
-        "gin/selection_data.gin",
-        HEAD,
-        EXITS,
-        POLICY,
-        *SELECTIONS,
-        *MODELS,
-        *TASK_FILES,
-        *METHODS,
-        *CONFIGS,
-        *SIZES,
-        *TRAINING,
-    }
+    single = ("run", "profiling", "spec_bench", "calibrate", "calibrate_appendix_d", "selection_data", *STUDIES)
+    known = {*(f"gin/{name}.gin" for name in single), HEAD, EXITS, POLICY}
+    known |= {*SELECTIONS, *MODELS, *TASK_FILES, *METHODS, *CONFIGS, *SIZES, *TRAINING}
     found = {str(path.relative_to(ROOT)) for folder in ("gin", "configs") for path in (ROOT / folder).rglob("*.gin")}
     assert found == known
-
-
-def test_a_stack_is_sought_for_a_pair_and_a_task():
-    pair, _ = resolve(optimizing.optimize, ["gin/optimize_hierarchy.gin", SHIPPED, "gin/tasks/tiny_translation.gin"])
-    assert pair.name == Path(SHIPPED).stem
 
 
 @pytest.mark.parametrize("table", ["table3", "table4"])
@@ -306,11 +289,6 @@ def test_the_stacks_of_paper_4_are_sought_among_further_drafts(table):
     parts = ["configs/sizes/published.gin", "gin/models/two_checkpoints.gin", "gin/tasks/cnn_dailymail.gin"]
     pair, loaded = resolve(optimizing.optimize, [config, *parts])
     assert pair.target == "some/target" and loaded.quality_examples == loaded.latency_examples == 500
-
-
-def test_acceptance_data_are_of_a_pair_and_a_task():
-    files = ["gin/acceptance_data.gin", SHIPPED, "gin/tasks/tiny_translation.gin"]
-    assert resolve(make_data.make, files)[0].name == Path(SHIPPED).stem
 
 
 def test_acceptance_heads_are_of_a_pair_and_reported_on_a_task(tmp_path):
@@ -337,13 +315,13 @@ def test_each_training_file_resolves(file):
     ("binding", "message"),
     [
         ("Settings.alfa=1", r"^--gin.Settings.alfa=1: Settings has no 'alfa': did you mean alpha, tail\?$"),
-        ("Metod.alpha=1", r"^--gin.Metod.alpha=1: nothing is called 'Metod': did you mean Method"),
+        ("Metod.alpha=1", r"^--gin.Metod.alpha=1: nothing is called 'Metod': did you mean ModelPair"),
         ("Settings.alpha=", r"^--gin.Settings.alpha=: Unable to parse value."),
         ("Settings.method='bild", r"^--gin.Settings.method='bild: "),
         ("Settings.drafters=(1", "a bracket or a quotation mark is never closed"),
         ("Settings.method=bild", "^--gin.Settings.method=bild: bild is no value: texts stand in quotes"),
-        ("Settings.method=3", "^points.Settings.method=3 is not a text$"),
-        ("Settings.alpha=True", "^points.Settings.alpha=True is not a finite number or None$"),
+        ("Settings.method=3", "^method=3 is not a text"),
+        ("Settings.alpha=True", "^alpha=True is not a finite number or None"),
         ("Evaluation.execute_code='False'", "execute_code='False' is not True or False; write it without quotes"),
         ("Settings.method=%NOWHERE", "^%NOWHERE is used and never given a value: .*add --gin.NOWHERE=VALUE"),
         ("Settings.method=(%gin.REQUIRED,)", "^points.Settings.method has no value"),

@@ -40,7 +40,7 @@ class Alone(Method):
         parts = ("accept", "verify", "stop", "stop_threshold", "tree", "drafters")
         for name, given in meant(settings, *parts, "choose", "policy", "lossy_arms", "tail"):
             raise ValueError(f"method {self.name!r} has no {name}, got {given!r}: one model writes; leave it out")
-        return replace(settings, rule=None, block_size=None, bonus=None, alpha=None)
+        return replace(settings, rule=None, block_size=None, bonus=None)
 
     def controls(self, settings: Settings, rows: int) -> Controls:
         """The sampling of the model's last word: the draft's own where it writes alone, else the target's."""

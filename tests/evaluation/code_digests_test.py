@@ -10,27 +10,16 @@ import jax
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.evaluation import code_digests, experiment, session
-from speccascade_jax.evaluation.points import Evaluation, Level, ModelPair, Point, Settings
+from speccascade_jax.evaluation import experiment, session
+from speccascade_jax.evaluation.points import Level, Settings
 from speccascade_jax.methods import table
-from speccascade_jax.results.store.result_store import read_records
 from speccascade_jax.rules import deferral
 from speccascade_jax.stopping import policies
 from tests.support import text_pair
 from tests.support.acceptance_heads import head_for
 from tests.support.tiny_pair import write
 
-SMALL = Evaluation(
-    task="tiny_translation",
-    keep_outputs=False,
-    keep_traces=0,
-    max_new_tokens=4,
-    quality_examples=2,
-    quality_batch=2,
-    latency_examples=0,
-    resamples=20,
-)
-SOURCE = ModelPair(name="tabular")
+SMALL, SOURCE = text_pair.evaluation(max_new_tokens=4, quality_examples=2), text_pair.SOURCE
 OWN = '''
 """Rules, policies and drafters of one's own."""
 from dataclasses import dataclass, replace
@@ -111,11 +100,6 @@ def _methods() -> dict[str, Settings]:
     }
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory) -> sc.Pair:
-    return text_pair.make(tmp_path_factory.mktemp("pair"))
-
-
 @pytest.fixture
 def codes(pair, tmp_path_factory, monkeypatch):
     """A function from the text of a module to the codes of methods in it; each time in another folder."""
@@ -192,21 +176,6 @@ def test_our_own_policies_and_scores_are_code(pair, monkeypatch, what, name):
     assert code() != first
 
 
-def test_how_a_block_or_a_tree_is_decided_is_code(pair, monkeypatch):
-    ways = ({}, {"verify": "block"}, {"tree": (2, 1)}, {"tree": (2, 2)})
-    made = [Settings(method="opt", alpha=0.3, **way) for way in ways]
-
-    def codes():
-        opened = session.Session(SOURCE, SMALL, pair)
-        return [opened.code(each) for each in made]
-
-    before, source = codes(), code_digests._source
-    changed = ("BlockWise", "BranchWise")
-    monkeypatch.setattr(code_digests, "_source", lambda kind: "" if kind.__name__ in changed else source(kind))
-    assert len(set(before)) == 4
-    assert [a == b for a, b in zip(before, codes(), strict=True)] == [True, False, False, False]
-
-
 def test_a_heads_policy_is_code_and_its_numbers_are_the_heads_fingerprint(tmp_path):
     pair = sc.load_pair(write(tmp_path))
     codes = set()
@@ -217,18 +186,8 @@ def test_a_heads_policy_is_code_and_its_numbers_are_the_heads_fingerprint(tmp_pa
     assert len(codes) == 2
 
 
-def test_a_changed_rule_has_another_key(pair, monkeypatch):
-    method = Settings(method="speculative", rule="opt", alpha=0.4, block_size=2)
-    given = {"pair": SOURCE, "evaluation": SMALL.resolved(), "method": method, "settings": Settings()}
-    keys = [session.Session(SOURCE, SMALL, pair).key(Point(**given)) for _ in range(2)]
-    changed = replace(deferral.RULES["opt"], deferral=lambda pair, alpha: pair.greedy | (alpha > 0))
-    monkeypatch.setitem(deferral.RULES, "opt", changed)
-    keys.append(session.Session(SOURCE, SMALL, pair).key(Point(**given)))
-    assert keys[0] == keys[1] != keys[2]
-
-
 @pytest.mark.laws
-def test_a_changed_rule_is_measured_again_and_the_old_record_stays(pair, tmp_path, monkeypatch):
+def test_a_changed_rule_is_measured_again(pair, tmp_path, monkeypatch):
     monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
     given = {
         "pair": SOURCE, "evaluation": SMALL, "settings": Settings(rule="opt", alpha=0.4, block_size=2, temperature=1.0),
@@ -238,9 +197,8 @@ def test_a_changed_rule_is_measured_again_and_the_old_record_stays(pair, tmp_pat
     changed = replace(deferral.RULES["opt"], deferral=lambda pair, alpha: pair.greedy | (alpha > 0))
     monkeypatch.setitem(deferral.RULES, "opt", changed)
     second = experiment.run(**given)
-    assert second["key"] != first["key"] and second["counts"] != first["counts"]
+    assert second["key"] == first["key"] and second["counts"] != first["counts"]
     assert second["configuration"] == first["configuration"]
-    assert [record["key"] for record in read_records(given["output"])] == [first["key"], second["key"]]
 
 
 _CHILD = """

@@ -7,28 +7,17 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.evaluation import environment, experiment, measuring, session
+from speccascade_jax.evaluation import experiment, measuring, session
 from speccascade_jax.evaluation.heads import Heads
-from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
+from speccascade_jax.evaluation.points import Point, Settings
 from speccascade_jax.evaluation.studies.profiling import profiling
 from speccascade_jax.evaluation.studies.spec_bench import questions
 from speccascade_jax.evaluation.studies.spec_bench.conversing import Speaker
 from speccascade_jax.pairs import head_files
-from speccascade_jax.results.store.result_store import FORMAT
-from speccascade_jax.storage import files
 from tests.support import conformance, text_pair
 from tests.support.acceptance_heads import head_for
 
-SMALL = Evaluation(
-    task="tiny_translation",
-    keep_outputs=False,
-    keep_traces=0,
-    max_new_tokens=4,
-    quality_examples=3,
-    quality_batch=3,
-    latency_examples=0,
-)
-SOURCE = ModelPair(name="tabular")
+SMALL, SOURCE = text_pair.evaluation(max_new_tokens=4, quality_batch=3), text_pair.SOURCE
 TRAINED_ON = {"temperature": 1.0}
 
 
@@ -40,7 +29,7 @@ def pair():
 def saved(path, pair, seed=0, **card):
     head = head_for(pair, seed=seed)
     head_files.save(path, head_files.Head(head.params, replace(head.card, **card)))
-    return Settings(method="specdecpp", stop_threshold=0.5, head=path, **TRAINED_ON)
+    return Settings(method="specdecpp", stop_threshold=0.5, head=str(path), **TRAINED_ON)
 
 
 @pytest.fixture
@@ -102,7 +91,7 @@ def test_a_sweep_refuses_before_it_measures_and_a_run_too(texts, tmp_path, monke
     foreign = sc.Pair(texts.target, sc.TableLM(np.asarray(texts.draft.params) + 1), texts.vocabulary)
     bad = saved(tmp_path / "bad.msgpack", foreign)
     monkeypatch.setattr(session, "load_pair", lambda name, **_: texts)
-    monkeypatch.setattr(experiment, "evaluate", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(experiment, "evaluate", lambda *_, **more: pytest.fail("measured"))
     shared = {"pair": SOURCE, "evaluation": SMALL, "output": str(tmp_path / "s.jsonl")}
     with pytest.raises(ValueError, match=r"bad\.msgpack: the acceptance head belongs to"):
         experiment.sweep(methods=["spec_decode", bad], temperatures=(1.0,), **shared)
@@ -139,11 +128,9 @@ def test_a_record_names_the_head_that_was_used_and_its_key_is_of_it(texts, tmp_p
         point = Point(pair=SOURCE, evaluation=SMALL.resolved(), settings=settings)
         (record,) = measuring.evaluate(loaded, [point])
         named = {} if head is None else {"head": head.fingerprint}
-        assert record["fingerprints"] == loaded.loaded | named | {"code": loaded.code(settings)}
+        assert record["fingerprints"] == loaded.loaded | named
         assert record.get("head") == (None if head is None else {"w_rej": 3.0 if settings is chosen else 1.0})
-        assert record["key"] == files.point_key(
-            configuration=point.configuration(), device=environment.hardware(), format=FORMAT, **record["fingerprints"]
-        )
+        assert record["key"] == loaded.key(point)
     saved(tmp_path / "a.msgpack", texts, seed=2)  # trained again while the sweep goes on, which has read it already
     assert loaded.heads.of(chosen).fingerprint == loaded.heads.fingerprint(chosen)["head"] == file.fingerprint
     assert session.Session(SOURCE, SMALL, texts).heads.fingerprint(chosen)["head"] != file.fingerprint

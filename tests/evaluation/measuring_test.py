@@ -11,34 +11,23 @@ from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
 from speccascade_jax.engine.engine import Engine
 from speccascade_jax.evaluation import latency, measuring, session
-from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
+from speccascade_jax.evaluation.points import Point
 from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.stopping.policies import Fixed
 from tests.support import text_pair
 
-SOURCE = ModelPair(name="tabular")
 LOSSLESS = Speculative(RULES["spec_decode"])
-SMALL = Evaluation(
-    task="tiny_translation",
-    keep_outputs=False,
-    keep_traces=0,
-    max_new_tokens=6,
-    quality_examples=3,
-    quality_batch=2,
-    latency_examples=3,
-    latency_trials=2,
-)
+SMALL = text_pair.evaluation(latency_examples=3, latency_trials=2)
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-    return session.Session(SOURCE, SMALL, text_pair.make(tmp_path_factory.mktemp("pair")))
+def loaded(pair):
+    return session.Session(text_pair.SOURCE, SMALL, pair)
 
 
 def _point(method="spec_decode", **settings) -> Point:
-    chosen = Settings(method=method, temperature=1.0, **settings)
-    return Point(pair=SOURCE, evaluation=SMALL.resolved(), settings=chosen)
+    return text_pair.point(method, SMALL, temperature=1.0, **settings)
 
 
 def test_every_timed_example_of_every_method_has_run_before_the_clock_does(loaded, monkeypatch):

@@ -10,14 +10,13 @@ import pytest
 
 from speccascade_jax.data.tasks.file_task import FileTask
 from speccascade_jax.data.tasks.task import Example, Task
-from speccascade_jax.evaluation import experiment, output_capture, rerun
+from speccascade_jax.evaluation import experiment, rerun
 from speccascade_jax.evaluation.measuring import judge
 from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.metrics import quality
 from speccascade_jax.results.store import outputs
 from speccascade_jax.results.store.result_store import ResultStore, read_records
-from tests.support import text_pair
 
 EVALUATION = Evaluation(
     task="tiny_translation", quality_examples=10, quality_batch=4, latency_examples=0, max_new_tokens=12, keep_traces=3
@@ -26,8 +25,7 @@ TOKEN = Settings(method="token_v3", alpha=0.4, temperature=1.0)
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory):
-    pair = text_pair.make(tmp_path_factory.mktemp("pair"))
+def session(pair):
     return Session(ModelPair(name="tables"), EVALUATION, pair=pair)
 
 
@@ -164,29 +162,6 @@ def test_several_references_are_refused_where_a_metric_takes_one(session, tmp_pa
     asked = replace(EVALUATION, task=str(path), quality_examples=1)
     with pytest.raises(ValueError, match="example 0 has 2 references; bleu compares with one"):
         Session(session.source, asked, pair=session.pair)
-
-
-@pytest.mark.parametrize("most", [1, 10**6])
-def test_batches_without_a_traced_row_record_no_facts_where_these_are_dear(session, monkeypatch, most):
-    seen = []
-    monkeypatch.setattr(output_capture, "_SMALL", most)
-    recording = output_capture.recording
-    monkeypatch.setattr(output_capture, "recording", lambda *given: seen.append(recording(*given)) or seen[-1])
-    (record,) = judge(session, [point(session)])
-    names = [each["record"].__name__ for each in seen]
-    assert names == (["facts", "origins", "origins"] if most == 1 else ["facts"] * 3)
-    assert [each.trace is not None for each in record[outputs.ENTRY]] == [True] * 3 + [False] * 7
-
-
-def test_traced_examples_are_decoded_first_however_long_they_are(session, tmp_path, monkeypatch):
-    seen, recording = [], output_capture.recording
-    monkeypatch.setattr(output_capture, "_SMALL", 1)
-    monkeypatch.setattr(output_capture, "recording", lambda *given: seen.append(recording(*given)) or seen[-1])
-    task = str(rows(tmp_path / "a.csv", 8, 2, 3, 1, 4))  # the longest is the first one, which is traced
-    asked = replace(EVALUATION, task=task, quality_examples=5, keep_traces=1)
-    own = Session(session.source, asked, pair=session.pair)
-    judge(own, [Point(pair=own.source, evaluation=own.evaluation, settings=TOKEN)])
-    assert [each["record"].__name__ for each in seen] == ["facts", "origins"]
 
 
 def test_outputs_stand_in_the_order_of_the_examples(session, tmp_path):

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from speccascade_jax.evaluation import experiment, validation
-from speccascade_jax.evaluation.curves import curve
+from speccascade_jax.evaluation.curves import curve, facts
 from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.points import Evaluation, Level, ModelPair, Point, Settings, recorded
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.runtime import gin_flags
-from speccascade_jax.runtime.paths import repository_root
 from speccascade_jax.storage.files import point_key
 
 
@@ -24,13 +23,8 @@ def _points(**changes):
 
 
 def test_both_ends_come_first_for_every_sampling_and_seed():
-    groups = _points(
-        methods=("spec_decode", "opt"),
-        alphas={"opt": (0.0, 0.5)},
-        block_sizes=(3, 5),
-        samplings=[{"temperature": 0}, {"temperature": 1}],
-        seeds=(0, 1),
-    )
+    given = {"methods": ("spec_decode", "opt"), "alphas": {"opt": (0.0, 0.5)}, "block_sizes": (3, 5)}
+    groups = _points(**given, samplings=[{"temperature": 0}, {"temperature": 1}], seeds=(0, 1))
     names = [[(p.settings.method, p.settings.alpha, p.settings.block_size) for p in group] for group in groups]
     once = [
         [("autoregressive", None, None)],
@@ -46,13 +40,9 @@ def test_both_ends_come_first_for_every_sampling_and_seed():
 
 
 def test_stop_thresholds_and_heads_are_swept_like_alphas():
+    own = Settings(method="specdecpp", rule="opt", alpha=0.1, stop_threshold=0.9)
     groups = _points(
-        methods=(
-            "spec_decode",
-            "specdecpp",
-            "stop_entropy",
-            Settings(method="specdecpp", rule="opt", alpha=0.1, stop_threshold=0.9),
-        ),
+        methods=("spec_decode", "specdecpp", "stop_entropy", own),
         alphas={"specdecpp[opt]:b@0.9": (0.1,), "specdecpp[opt]:a@0.9": (0.2,)},
         stop_thresholds={"specdecpp": (0.3, 0.5), "stop_entropy": (2.0,)},
         heads=("x/a.msgpack", "x/b.msgpack"),
@@ -84,17 +74,13 @@ def test_heads_whose_files_are_called_alike_are_refused():
     assert len(_points(**given, heads=("./runs/a/x.msgpack", "runs/a/y.msgpack"), **both)) == 5
 
 
-def test_rules_without_named_alphas_get_their_range():
-    (*_, chow, token) = _points(methods=("chow", "token_v3"))
-    assert (chow[0].settings.alpha, chow[-1].settings.alpha) == (0.0, 1.0)
-    assert sum(point.settings.alpha > 0.9 for point in token) >= 4
-
-
-def test_every_default_grid_is_legal():
-    for name, rule in RULES.items():
-        if rule.alpha is not None:
-            for point in _points(methods=(name,))[-1]:
-                validation.validate(point)
+def test_rules_without_named_alphas_get_their_range_and_all_of_it_is_legal():
+    swept = [name for name, rule in RULES.items() if rule.alpha is not None]
+    grids = {name: _points(methods=(name,))[-1] for name in swept}
+    for point in (point for grid in grids.values() for point in grid):
+        validation.validate(point)
+    assert (grids["chow"][0].settings.alpha, grids["chow"][-1].settings.alpha) == (0.0, 1.0)
+    assert sum(point.settings.alpha > 0.9 for point in grids["token_v3"]) >= 4
 
 
 def _point(number, alpha=1.0, **evaluation):
@@ -117,12 +103,8 @@ def _point(number, alpha=1.0, **evaluation):
 def test_whole_numbers_and_floats_are_one_point(number):
     assert _point(number, alpha=1) == _point(int)
     assert _point(number).configuration() == _point(int).configuration()
+    assert _point(number, alpha=0.0).configuration() == _point(number, alpha=-0.0).configuration()
     assert point_key(point=_point(number).coordinates()) == point_key(point=_point(int).coordinates())
-
-
-def test_two_zeros_are_one_number():
-    one, other = (_point(int, alpha=zero) for zero in (0.0, -0.0))
-    assert one.configuration() == other.configuration() and "-0.0" not in other.configuration()
 
 
 @pytest.mark.parametrize(
@@ -169,10 +151,7 @@ def test_fractions_of_what_is_counted_are_refused(made, message):
             {"stop_thresholds": {"specdecpp": (0.5,)}},
             "names specdecpp, which is not among the methods that lack one: none",
         ),
-        (
-            {"methods": ("specdecpp",), "stop_thresholds": {"specdecpp": ()}},
-            r"stop_thresholds\['specdecpp'\]=\(\) is",
-        ),
+        ({"methods": ("specdecpp",), "stop_thresholds": {"specdecpp": ()}}, r"stop_thresholds\['specdecpp'\]=\(\) is"),
         (
             {"methods": ("specdecpp",), "stop_thresholds": {"specdecpp": (0.7, 70)}},
             "stop_threshold=70 is outside 0 … 1; method 'specdecpp': it drafts until the predicted chance",
@@ -182,10 +161,12 @@ def test_fractions_of_what_is_counted_are_refused(made, message):
             {"methods": (Settings(method="chow", alpha=0.1, head="a"),)},
             "'chow' asks no acceptance head: leave head='a' out",
         ),
+        ({"methods": ("stop_oracle",), "samplings": [{"temperature": 1.0}]}, "oracle of greedy decoding, got"),
         (
-            {"methods": ("stop_oracle",), "samplings": [{"temperature": 1.0}]},
-            "oracle of greedy decoding, got",
+            {"methods": (Settings(method="seq_cascade", alpha=-3.0, block_size=3),)},
+            "'seq_cascade' has no block_size, got 3: the draft writes whole outputs",
         ),
+        ({"methods": (Settings(method="seq_cascade", bonus="rule"),)}, "'seq_cascade' has no bonus, got 'rule': the"),
         ({"bonus": "maybe"}, "unknown bonus 'maybe': choose one of rule, target, none"),
         ({"seeds": (-1,)}, "seed=-1"),
         ({"evaluation": Evaluation(task="tiny")}, "unknown task 'tiny'"),
@@ -211,17 +192,17 @@ def test_a_single_point_needs_its_alpha():
             validation.validate(replace(point, settings=settings))
 
 
-def test_unset_split_and_length_are_the_tasks():
-    point = _points()[0][0]
-    assert (point.evaluation.split, point.evaluation.max_new_tokens) == ("test", 64)
-
-
 TWO = ModelPair(name="two", target="a/target", draft=Path("a/draft"), vocabulary="a/tokenizer.json")
 
 
-@pytest.mark.parametrize(("number", "pair"), [*((n, ModelPair(name="pair")) for n in range(4)), (3, TWO)])
+MIDDLE = Level(model="draft", budget=3, drafters=(Level(model="draft", budget=2),))
+STACK = Settings(method="chow", alpha=0.2, drafters=(MIDDLE,))
+
+
+@pytest.mark.parametrize(("number", "pair"), [*((n, ModelPair(name="pair")) for n in range(5)), (3, TWO)])
 def test_a_points_configuration_is_a_gin_file_that_gives_the_point_again(number, pair, tmp_path, monkeypatch):
-    given = {"methods": ("spec_decode", "opt"), "samplings": [{"temperature": 0.7}], "seeds": (3,)}
+    """Of both ends, of rules with and without an α, of a stack of levels, of two checkpoints."""
+    given = {"methods": ("spec_decode", "opt", STACK), "samplings": [{"temperature": 0.7}], "seeds": (3,)}
     point = _points(pair=pair, **given)[number][-1]
     (tmp_path / "point.gin").write_text(point.configuration())
     seen = []
@@ -243,14 +224,7 @@ def test_coordinates_are_flat_and_complete():
     assert coordinates["method"] == "opt" and coordinates["pair"] == "pair" and coordinates["alpha"] == 0.5
     assert not any(isinstance(value, dict) for value in coordinates.values())
     assert {"task", "split", "seed", "temperature", "block_size", "bonus", "max_new_tokens"} <= set(coordinates)
-    assert coordinates["law"] == "opt"
-
-
-@pytest.mark.parametrize(("name", "value"), [("block_size", 3), ("bonus", "rule")])
-def test_a_method_of_whole_outputs_has_neither_block_nor_bonus(name, value):
-    assert recorded(Settings(method="seq_cascade", alpha=-3.0)).block_size is None
-    with pytest.raises(ValueError, match=f"'seq_cascade' has no {name}, got {value!r}: the draft writes whole outputs"):
-        recorded(Settings(method="seq_cascade", alpha=-3.0, **{name: value}))
+    assert coordinates["law"] == "opt" and (coordinates["split"], coordinates["max_new_tokens"]) == ("test", 64)
 
 
 def test_two_checkpoints_are_told_apart_whatever_their_name():
@@ -302,14 +276,12 @@ def test_the_target_alone_is_judged_at_lower_temperatures_too_and_not_timed():
 def test_ways_to_verify_are_swept_by_methods_that_keep_all_the_law_allows():
     own = Settings(method="opt", alpha=0.3, verify="block")
     groups = _points(methods=("spec_decode", "fuzzy", own), alphas={"fuzzy": (0.2,)}, verify=("token", "block"))
-    found = [(curve(p.settings), p.method.verify) for group in groups for p in group][2:]
+    found = [(curve(p.settings), p.settings.verify) for group in groups for p in group][2:]
     assert found == [
         ("spec_decode", "token"), ("spec_decode[block]", "block"), ("fuzzy", "token"), ("opt[block]", "block"),
     ]  # fmt: skip
-    assert (
-        "block-wise" in own.facts()["details"]
-        and own.facts()["law"] == Settings(method="opt", alpha=0.3).facts()["law"]
-    )
+    assert "block-wise" in facts(own)["details"]
+    assert facts(own)["law"] == facts(Settings(method="opt", alpha=0.3))["law"]
     tree = Settings(method="opt", alpha=0.3, tree=(2, 1))
     ((one,),) = _points(methods=(tree,), verify=("token", "block"), bonus="none")[2:]
     assert one.settings.tree == (2, 1) and one.settings.verify == "token" and one.settings.bonus == "none"
@@ -323,18 +295,3 @@ def test_ways_to_verify_are_swept_by_methods_that_keep_all_the_law_allows():
         _points(methods=("fuzzy",), alphas={"fuzzy": (0.2,)}, verify=("block",))
     with pytest.raises(ValueError, match="unknown verify='blocks'"):
         _points(methods=("spec_decode",), verify=("blocks",))
-
-
-def test_gin_says_how_blocks_are_verified():
-    files = [
-        str(repository_root() / name)
-        for name in ("gin/run.gin", "gin/models/tatoeba_en_de.gin", "gin/methods/token_v3.gin")
-    ]
-    gin.clear_config()
-    try:
-        gin_flags.parse_gin(
-            [*files, str(repository_root() / "gin/tasks/tiny_translation.gin")], ["Settings.verify = 'block'"]
-        )
-        assert gin.get_configurable(Settings)().verify == "block"
-    finally:
-        gin.clear_config()

@@ -13,11 +13,13 @@ from types import SimpleNamespace
 import pytest
 
 from speccascade_jax.evaluation import experiment, pool
-from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
+from speccascade_jax.evaluation.points import ModelPair
+from speccascade_jax.evaluation.session import Identity
+from speccascade_jax.results.store.record import Provenance
 from speccascade_jax.results.store.result_store import ResultStore, read_records
 from speccascade_jax.runtime.paths import repository_root
 from speccascade_jax.storage.files import plain
-from tests.support import tiny_pair
+from tests.support import text_pair, tiny_pair
 
 ROOT = repository_root()
 POINTS = 2 + 1 + 3  # the two ends, spec_decode, chow at three α's
@@ -25,30 +27,14 @@ POINTS = 2 + 1 + 3  # the two ends, spec_decode, chow at three α's
 
 def given(folder, output):
     """Of a small sweep."""
-    small = Evaluation(
-        task="tiny_translation",
-        keep_outputs=False,
-        keep_traces=0,
-        max_new_tokens=6,
-        quality_examples=3,
-        latency_examples=0,
-        resamples=10,
-    )
     return {
-        "pair": ModelPair(name=str(folder)), "evaluation": small, "methods": ["spec_decode", "chow"],
+        "pair": ModelPair(name=str(folder)), "evaluation": text_pair.evaluation(), "methods": ["spec_decode", "chow"],
         "alphas": {"chow": (0.2, 0.5, 0.8)}, "block_sizes": (2,), "output": str(output), "cooler": (),
     }  # fmt: skip
 
 
 def points(**evaluation):
-    small = Evaluation(task="tiny_translation", keep_outputs=False, keep_traces=0, **evaluation)
-    return [
-        Point(
-            pair=ModelPair(name="of_nobody"),
-            evaluation=small,
-            settings=Settings(method="autoregressive"),
-        )
-    ]
+    return [text_pair.point("autoregressive", text_pair.evaluation(**evaluation))]
 
 
 class DiedError(Exception):
@@ -59,6 +45,10 @@ class RaisedError(Exception):
     """As Ray says that an actor raised."""
 
     cause = ValueError("of the worker")
+
+
+def identity_of(letter):
+    return Identity(f"key {letter}", f"judged {letter}", Provenance(code=None, toolchain={}))
 
 
 class Scripted:
@@ -89,7 +79,7 @@ class Scripted:
         self.accelerated = accelerated
         self.started += 1
         return SimpleNamespace(
-            keys=SimpleNamespace(remote=lambda letters: lambda: [f"key {letter}" for letter in letters]),
+            identities=SimpleNamespace(remote=lambda letters: lambda: [identity_of(letter) for letter in letters]),
             measure=SimpleNamespace(remote=self.measure),
         )
 
@@ -130,7 +120,7 @@ def filled(monkeypatch, tmp_path, script, *groups):
     workers = pool.Pool([letter for group in letters for letter in group], 2)
     with ResultStore(tmp_path / "store.jsonl") as store:
         store.append({"key": "key b"})
-        workers.fill(store, letters, workers.keys())
+        workers.fill(store, letters, {point: identity.key for point, identity in workers.identities().items()})
         return ray, [record["key"][-1] for record in store.records]
 
 

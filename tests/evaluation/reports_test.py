@@ -29,5 +29,5 @@ def test_neither_survey_nor_profile_writes_over_a_store(tmp_path):
     with pytest.raises(ValueError, match=r"sweep\.jsonl is no report"):
         surveying.survey(**SHARED, rules=("opt",), output=str(store))
     with pytest.raises(ValueError, match=r"sweep\.jsonl is no report"):
-        profiling.profile(**SHARED, method=Settings(method="spec_decode"), output=str(store))
+        profiling.profile(**SHARED, output=str(store))
     assert store.read_text() == '{"key":"x","point":{}}\n'

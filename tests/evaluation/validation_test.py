@@ -76,11 +76,7 @@ def test_what_sweeps_use_is_no_cause_for_a_word():
 
 def test_single_examples_are_not_timed_where_rows_are_spread():
     timed = Evaluation(task="tiny_translation", latency_examples=3)
-    point = Point(
-        pair=ModelPair(name="p", mesh=(2, 4)),
-        evaluation=timed,
-        settings=Settings(method="spec_decode"),
-    )
+    point = Point(pair=ModelPair(name="p", mesh=(2, 4)), evaluation=timed, settings=Settings(method="spec_decode"))
     with pytest.raises(ValueError, match=r"latency_examples=3 .* mesh=\(2, 4\) .* or time on a mesh of \(1, 4\)"):
         validate(point)
     validate(replace(point, pair=ModelPair(name="p", mesh=(1, 8))))

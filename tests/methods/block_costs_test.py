@@ -136,7 +136,7 @@ def test_streams_are_what_decode_writes(pair, kept):
 def test_an_engine_without_costs_says_where_they_come_from(pair):
     engine, params = assemble(pair, **AUTO)
     prompt = Prompt(jnp.ones((1, 2), jnp.int32), jnp.full(1, 2))
-    with pytest.raises(ValueError, match=r"costs are not known: .*methods\.costs\.ready"):
+    with pytest.raises(ValueError, match=r"costs are not known: .*methods\.block_costs\.ready"):
         generate(engine, params, prompt, controls=conformance.controls(1), max_new_tokens=4)
     told = planning.told(params, planning.forcing(LENGTHS, 0))
     assert block_costs.ready(pair, engine, told, prompt, conformance.controls(1), max_new_tokens=4) is told

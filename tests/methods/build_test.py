@@ -65,9 +65,6 @@ def test_one_type_does_not_pass_for_another(pair):
             decoder_for(pair, "decode", given).controls(1)
     with pytest.raises(ValueError, match="block_size=True is not a whole number"):
         decoder_for(pair, "decode", {"rule": "token_v3", "alpha": 1, "temperature": 1, "block_size": True})
-
-
-def test_nor_inside_a_level(pair):
     for inside in (lambda level: level, lambda level: Level(model="draft", budget=2, drafters=(level,))):
         given = [{"drafters": (inside(Level(model="draft", budget=2, temperature=heat)),)} for heat in (1, True)]
         decoder_for(pair, "decode", given[0]).controls(1)

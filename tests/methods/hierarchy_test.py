@@ -97,10 +97,7 @@ LEVELS = Level(model="middle", budget=3, drafters=(Level(model="draft", budget=2
             "draft_temperature=0.2 and the temperature=0.7 of the level",
         ),
         ({"drafters": (LOSSY,), "method": "lossy_greedy", "alpha": 0.1}, "defined at temperature 0 only"),
-        (
-            {"drafters": (replace(LEVELS, stop="entropy", stop_threshold=1.0),)},
-            "stop='entropy' of level 'middle'",
-        ),
+        ({"drafters": (replace(LEVELS, stop="entropy", stop_threshold=1.0),)}, "stop='entropy' of level 'middle'"),
         ({"drafters": (replace(LEVELS, block_size=9),)}, "block_size=9 of level 'middle' means nothing"),
         ({"drafters": ("middle",), "method": "seq_cascade", "alpha": -3.0}, "'seq_cascade' has no drafters"),
         ({"drafters": ("middle",), "method": "autoregressive"}, "'autoregressive' has no drafters"),
@@ -262,36 +259,8 @@ def test_three_levels_are_swept_and_tabulated_by_gin_alone(folder, tmp_path, cap
     assert lines[at + 2].split(",")[-5:-3] == ["lowest draft", f"{level['draft_steps'] / tokens:.3f}"]
 
 
-def test_a_records_configuration_runs_its_stack_again(folder, tmp_path):
-    file, output = tmp_path / "stack.gin", tmp_path / "stack.jsonl"
-    file.write_text(SWEEP.format(folder=str(folder), output=str(output)))
-    seen = []
-    gin.clear_config()
-    gin_flags.parse_gin(
-        [str(file)], ["sweep.methods = (@points.Settings(),)", "sweep.alphas = {}"], [str(repository_root())]
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "open_session", lambda points: seen.extend(points) or _stop())
-        with pytest.raises(KeyboardInterrupt):
-            gin.get_configurable(experiment.sweep)()
-        point = seen[-1]
-        again = tmp_path / "again.gin"
-        again.write_text(point.configuration())
-        gin.clear_config()
-        gin_flags.parse_gin([str(again)])
-        seen.clear()
-        with pytest.raises(KeyboardInterrupt):
-            gin.get_configurable(experiment.run)()
-    gin.clear_config()
-    assert seen == [point] and isinstance(point.settings.drafters[0], Level)
-
-
-def _stop():
-    raise KeyboardInterrupt
-
-
 def test_a_model_that_is_missing_is_named_before_anything_is_measured(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(experiment, "evaluate", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(experiment, "evaluate", lambda *_, **more: pytest.fail("measured"))
     evaluation = Evaluation(task="tiny_translation", quality_examples=2, latency_examples=0)
     given = {"pair": ModelPair(name=str(folder)), "evaluation": evaluation, "output": str(tmp_path / "x.jsonl")}
     with pytest.raises(ValueError, match="holds no model 'large'"):

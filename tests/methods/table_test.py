@@ -218,17 +218,8 @@ def test_bild_is_the_naive_algorithm():
 @pytest.mark.parametrize("method", ["token_cascade", "bild"])
 def test_what_is_committed_unverified_is_counted(method):
     q_table, p_table = conformance.tables(6, seed=46)
-    more = {"stop_threshold": 0.6} if method == "bild" else {}
-    out = run(
-        conformance.tabular_pair(q_table, p_table),
-        method,
-        500,
-        stop_ids=[STOP],
-        alpha=0.6,
-        temperature=1.0,
-        block_size=4,
-        **more,
-    )
+    numbers = {"alpha": 0.6, "temperature": 1.0} | ({"stop_threshold": 0.6} if method == "bild" else {})
+    out = run(conformance.tabular_pair(q_table, p_table), method, 500, stop_ids=[STOP], block_size=4, **numbers)
     s = {name: np.asarray(getattr(out.stats, name)) for name in out.stats.__dataclass_fields__}
     assert 0 < s["unverified"].sum() < 500 and s["unverified"].max() == 1
     np.testing.assert_array_equal(s["drafted"] + s["target_calls"], s["committed"] + s["discarded"])
@@ -280,31 +271,33 @@ def test_what_has_no_meaning_is_refused_before_anything_is_compiled(arguments, m
         sc.decode(pair, [[0]], **arguments)
 
 
-@pytest.mark.parametrize("method", ["specdecpp", "specdecpp_lag0", "stop_confidence", "stop_cumulative_confidence"])
-def test_a_threshold_of_a_probability_is_one(method):
-    for value in (70, -0.01, [0.5, 1.01]):
-        with pytest.raises(ValueError, match=rf"stop_threshold=.* is outside 0 … 1; method '{method}': it drafts"):
+@pytest.mark.parametrize(
+    ("method", "outside", "inside", "said"),
+    [
+        *(
+            (method, (70, -0.01, [0.5, 1.01]), (0, 1), rf"is outside 0 … 1; method '{method}': it drafts")
+            for method in ("specdecpp", "specdecpp_lag0", "stop_confidence", "stop_cumulative_confidence")
+        ),
+        ("stop_entropy", (-1,), (0, 12), r"is outside 0 … inf; .* the entropy of q .*\(nats\)"),
+    ],
+)
+def test_a_threshold_has_the_range_of_what_it_is_compared_with(method, outside, inside, said):
+    for value in outside:
+        with pytest.raises(ValueError, match=rf"stop_threshold=.* {said}"):
             conformance.controls(2, method=method, stop_threshold=value)
-    edges = conformance.controls(2, method=method, stop_threshold=[0, 1]).stop_threshold
-    assert edges.tolist() == [0, 1]
-
-
-def test_a_threshold_of_an_entropy_is_not_negative():
-    with pytest.raises(ValueError, match=r"stop_threshold=-1 is outside 0 … inf; .* the entropy of q .*\(nats\)"):
-        conformance.controls(1, method="stop_entropy", stop_threshold=-1)
-    assert conformance.controls(1, method="stop_entropy", stop_threshold=12.0).stop_threshold.tolist() == [12]
+    assert conformance.controls(2, method=method, stop_threshold=[*inside]).stop_threshold.tolist() == [*inside]
 
 
 def test_every_method_can_be_put_together():
     pair = conformance.tabular_pair(*conformance.tables(5, seed=48))
     pair = dataclasses.replace(pair, head=head_for(pair))
-    for name, recipe in table.METHODS.items():
+    for name, method in table.METHODS.items():
         settings = Settings(method=name)
-        assert recipe.name == name and recipe.heading(settings)
-        program, params = build(pair, settings)
-        assert set(params) == ({"draft", "target"} if isinstance(recipe, SequenceMethod) else {"drafter", "target"})
-        alpha = None if recipe.alpha(settings) is None else 0.4
-        threshold = 0.5 if recipe.threshold(settings) else None
+        assert method.name == name and method.heading(settings)
+        whole_outputs = isinstance(method, SequenceMethod)
+        assert set(build(pair, settings).params) == ({"draft"} if whole_outputs else {"drafter"}) | {"target"}
+        alpha = None if method.alpha(settings) is None else 0.4
+        threshold = 0.5 if method.threshold(settings) else None
         conformance.controls(2, method=name, alpha=alpha, stop_threshold=threshold)
     out = sc.decode(pair, [[0]], method="bild", alpha=2.0, stop_threshold=1.0, temperature=1.0, max_new_tokens=9)
     assert out.lengths.tolist() == [9] and out.stats["draft_share"] > 0

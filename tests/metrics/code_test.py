@@ -100,8 +100,7 @@ def test_an_evaluation_runs_what_the_pair_wrote_behind_the_prompt(programs, tmp_
     sizes = {"quality_examples": 4, "quality_batch": 4, "latency_examples": 0, "resamples": 2}
     evaluation = Evaluation(task="toy", execute_code=True, **sizes).resolved()
     pair = _writes_spaces(text_pair.make(tmp_path))
-    method = Settings(method="autoregressive")
-    alone = Point(pair=ModelPair(name="p"), evaluation=evaluation, settings=method)
+    alone = Point(pair=ModelPair(name="p"), evaluation=evaluation, settings=Settings(method="autoregressive"))
     (record,) = measuring.judge(Session(alone.pair, evaluation, pair), [alone])
     wrote = sc.decode(pair, [one.question for one in asked], method="autoregressive", max_new_tokens=6).texts
     assert sorted(programs) == sorted(code.program(text.rstrip(), HARNESS) for text in wrote)

@@ -8,7 +8,7 @@ import pytest
 from speccascade_jax.engine.generate import compilations
 from speccascade_jax.evaluation import experiment
 from speccascade_jax.evaluation.enumeration import enumerate_points
-from speccascade_jax.evaluation.points import Arm, Evaluation, Settings
+from speccascade_jax.evaluation.points import Arm, Evaluation, Settings, recorded
 from speccascade_jax.results.analysis import panels
 from speccascade_jax.results.report.tables import best_arms, selection
 from speccascade_jax.results.store import outputs
@@ -140,9 +140,10 @@ def test_what_a_further_drafter_costs_is_told_by_hand(two_sets):
 @pytest.mark.tools
 def test_a_method_that_is_lossy_makes_all_its_arms_lossy(pair, tmp_path):
     drafters = ("draft", "middle", "autoregressive")
-    method = Settings(method="token_v3", alpha=0.5, drafters=drafters, choose="random", lossy_arms=True, block_size=2)
-    told = {"evaluation": domains(latency_examples=0)[0], "settings": Settings(temperature=1.0)}
-    record = experiment.run(pair=pair, method=method, output=str(tmp_path / "a.jsonl"), **told)
+    chosen = {"drafters": drafters, "choose": "random", "lossy_arms": True}
+    settings = Settings(method="token_v3", alpha=0.5, block_size=2, temperature=1.0, **chosen)
+    evaluation = domains(latency_examples=0)[0]
+    record = experiment.run(pair=pair, evaluation=evaluation, settings=settings, output=str(tmp_path / "a.jsonl"))
     assert record["selection"]["lossy_arms"] == ["draft", "middle"] and not record["point"]["lossless"]
     (grid,) = selection.selection_grids(panels.panels([record]))
     assert any(
@@ -176,19 +177,14 @@ def test_a_lossy_arm_is_refused_unless_asked_for(pair, tmp_path):
     with pytest.raises(ValueError, match="takes rule spec_decode, not 'chow'"):
         compare(pair, tmp_path / "refused.jsonl", drafters=LOSSY)
     with pytest.raises(ValueError, match="'chow', which is lossy"):
-        Settings(method="speculative", drafters=LOSSY, choose="random", block_size=2, alpha=0.3)
+        recorded(Settings(drafters=LOSSY, choose="random", block_size=2, alpha=0.3))
 
 
 @pytest.mark.tools
 def test_one_that_is_asked_for_is_told_by_the_table(pair, tmp_path):
-    method = Settings(method="speculative", drafters=LOSSY, choose="random", lossy_arms=True, block_size=2, alpha=0.3)
-    record = experiment.run(
-        pair=pair,
-        evaluation=domains()[0],
-        method=method,
-        settings=Settings(temperature=1.0),
-        output=str(tmp_path / "a.jsonl"),
-    )
+    chosen = {"drafters": LOSSY, "choose": "random", "lossy_arms": True}
+    settings = Settings(alpha=0.3, block_size=2, temperature=1.0, **chosen)
+    record = experiment.run(pair=pair, evaluation=domains()[0], settings=settings, output=str(tmp_path / "a.jsonl"))
     assert record["selection"]["lossy_arms"] == ["first"] and record["selection"]["rules"] == ["chow", "spec_decode"]
     assert not record["point"]["lossless"]
     (grid,) = selection.selection_grids(panels.panels([record]))

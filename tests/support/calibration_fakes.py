@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from speccascade_jax.evaluation.heads import Heads
+from speccascade_jax.evaluation.measuring import Earlier, never
 from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
+from speccascade_jax.evaluation.session import Identity
+from speccascade_jax.results.store.record import Provenance
 from speccascade_jax.results.store.result_store import FORMAT, Record
 from speccascade_jax.storage.files import plain, point_key
 
@@ -37,7 +40,10 @@ class FakeSession:
     def key(self, point: Point) -> str:
         return point_key(configuration=point.configuration())
 
-    def evaluate(self, points: Sequence[Point]) -> Iterator[Record]:
+    def identity(self, point: Point) -> Identity:
+        return Identity(self.key(point), self.key(point), Provenance(code=None, toolchain={}))
+
+    def evaluate(self, points: Sequence[Point], earlier: Earlier = never) -> Iterator[Record]:
         for point in points:
             self.asked.append(point)
             yield plain(self._record(point))

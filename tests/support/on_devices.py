@@ -38,6 +38,7 @@ if __name__ == "__main__":
     from speccascade_jax.core.types import BoundModel, Prompt
     from speccascade_jax.engine.generate import compiled_for
     from speccascade_jax.methods import table
+    from speccascade_jax.methods.build import build
     from speccascade_jax.methods.settings import Settings
     from speccascade_jax.models import sharding, t5_layers
     from speccascade_jax.models.decoder import DecoderLM, tiny
@@ -86,7 +87,7 @@ if __name__ == "__main__":
 
     STACK = (sc.Level(model="middle", budget=4, block_size=2, drafters=("draft",)),)
     WAYS: dict[str, Settings] = {
-        "greedy": Settings(rule="token_v3", alpha=0.3, block_size=GAMMA),
+        "greedy": Settings(method="token_v3", alpha=0.3, block_size=GAMMA),
         "sampled": Settings(block_size=GAMMA, temperature=1.0, top_p=0.9),
         "blocks": Settings(block_size=GAMMA, verify="block", temperature=1.0),
         "tree": Settings(tree=(2, 2, 1)),
@@ -98,16 +99,10 @@ if __name__ == "__main__":
 
     def generation(kind: str, way: str, mesh: Any, **more: Any) -> Any:
         settings, models = WAYS[way], pair(kind, mesh, **more)
-        recipe = table.get(settings.method if way != "greedy" else "token_v3")
-        settings = replace(settings, method=recipe.name, rule=None) if way == "greedy" else settings
-        settings = recipe.resolved(settings)
-        built = recipe.build(models, settings, (1,))
-        given = sharding.by_rows(
-            (prompts(kind), recipe.controls(settings, ROWS), np.arange(ROWS, dtype=np.int32)), mesh
-        )
-        return built.program.generate(
-            built.params, given[0], 0, controls=given[1], example_ids=given[2], max_new_tokens=WRITTEN
-        )
+        decoder = build(models, settings, stop_ids=(1,))
+        prompt, ids = sharding.by_rows((prompts(kind), np.arange(ROWS, dtype=np.int32)), mesh)
+        controls = decoder.controls(ROWS)
+        return decoder.generate(prompt, 0, controls=controls, example_ids=ids, max_new_tokens=WRITTEN)
 
     def in_chunks(case: Any) -> Any:
         """What it finds where an encoder's prompts attend in chunks of two tokens."""
@@ -136,11 +131,11 @@ if __name__ == "__main__":
             # merged: weights on the mesh, and XLA left to find out how caches lie whose rows and heads are one axis
             bound[name] = BoundModel(laid, model if merged else replace(model, mesh=mesh))
         made = Pair(bound["target"], bound["draft"])
-        recipe = table.get("token_v3")
-        settings = recipe.resolved(Settings(method="token_v3", alpha=0.3, block_size=GAMMA, top_p=0.9, top_k=40))
-        engine, params = recipe.engine(made, settings, (1,))
+        method = table.get("token_v3")
+        settings = method.resolved(Settings(method="token_v3", alpha=0.3, block_size=GAMMA, top_p=0.9, top_k=40))
+        engine, params = method.engine(made, settings, (1,))
         rows = jax.NamedSharding(mesh, sharding.ROWS)
-        controls = recipe.controls(replace(settings, temperature=1.0), ROWS)
+        controls = method.controls(replace(settings, temperature=1.0), ROWS)
         given = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(np.shape(x), np.asarray(x).dtype, sharding=rows), (prompts(kind), controls)
         )

@@ -9,8 +9,21 @@ import numpy as np
 import speccascade_jax as sc
 from speccascade_jax.data.tasks.table import TASKS
 from speccascade_jax.data.vocabularies import load
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
 
 PIECES = 320
+SOURCE = ModelPair(name="tabular")
+
+
+def evaluation(**changes) -> Evaluation:
+    """Few sentences and short outputs, of which nothing is timed or kept."""
+    few = {"quality_examples": 3, "quality_batch": 2, "latency_examples": 0, "max_new_tokens": 6, "resamples": 10}
+    return Evaluation(**{"task": "tiny_translation", "keep_outputs": False, "keep_traces": 0} | few | changes)
+
+
+def point(method: str, on: Evaluation, seed: int = 0, **settings) -> Point:
+    """A point of the pair."""
+    return Point(pair=SOURCE, evaluation=on.resolved(), settings=Settings(method=method, **settings), seed=seed)
 
 
 def make(folder: Path) -> sc.Pair:

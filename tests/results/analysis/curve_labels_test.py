@@ -38,12 +38,12 @@ def test_a_curve_is_named_by_its_method_and_by_what_was_chosen_for_it(chosen, te
 
 
 def test_what_sets_it_apart_comes_last_and_a_threshold_may_be_what_the_curve_runs_along():
-    stopped = record(name="specdecpp", stop_threshold=0.7)
+    stopped = record(method="specdecpp", stop_threshold=0.7)
     assert label(stopped, " (γ = 20)", threshold=False) == "SpecDec++ (γ = 20)"
 
 
 def test_curves_come_in_the_papers_order():
     given = ["token_v3", "fuzzy", "bild", "opt", "spec_decode"]
-    assert sorted(given, key=lambda name: place(record(name=name), name)) == [
+    assert sorted(given, key=lambda name: place(record(method=name), name)) == [
         "bild", "spec_decode", "opt", "token_v3", "fuzzy",
     ]  # fmt: skip

@@ -79,7 +79,7 @@ def test_points_of_one_curve_whose_rule_changed_between_them_are_named():
     for alpha, code in ((0.1, "x"), (0.2, "y"), (0.3, "x")):
         one = hand.point("token_v3") | {"package": FIRST, "versions": {"jax": "0.10"}}
         one["point"] |= {"alpha": alpha}
-        one["fingerprints"] = one["fingerprints"] | {"code": code}
+        one["provenance"] = {"code": code, "toolchain": {"jax": "0.10"}}
         records.append(copy.deepcopy(one))
     (note,) = provenance.notes(panels.panels(records))
     assert note == "Rule, stop policy or drafter changed between points of SpecCascade [Token]: measure them again."

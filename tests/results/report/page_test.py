@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
@@ -30,12 +29,8 @@ def trace(tmp_path_factory):
     pair = text_pair.make(tmp_path_factory.mktemp("pair"))
     asked = Evaluation(task="tiny_translation", quality_examples=2, latency_examples=0, max_new_tokens=30)
     session = Session(ModelPair(name="tables"), asked, pair=pair)
-    method = Settings(method="token_v3", alpha=0.4)
-    point = Point(
-        pair=session.source,
-        evaluation=session.evaluation,
-        settings=replace(method, temperature=1.0),
-    )
+    settings = Settings(method="token_v3", alpha=0.4, temperature=1.0)
+    point = Point(pair=session.source, evaluation=session.evaluation, settings=settings)
     return judge(session, [point])[0][outputs.ENTRY][0].trace
 
 

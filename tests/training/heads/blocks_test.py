@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from dataclasses import replace
 
 import jax
 import numpy as np
@@ -41,12 +40,8 @@ def loaded(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def blocks(loaded):
-    method = Settings(method="speculative", rule="token_v3", alpha=0.5, block_size=3)
-    point = Point(
-        pair=ModelPair(name="tiny"),
-        evaluation=SMALL,
-        settings=replace(method, temperature=1.0),
-    )
+    settings = Settings(rule="token_v3", alpha=0.5, block_size=3, temperature=1.0)
+    point = Point(pair=ModelPair(name="tiny"), evaluation=SMALL, settings=settings)
     return acceptance_blocks.collect(loaded, point)
 
 

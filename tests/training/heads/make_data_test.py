@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import zipfile
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -45,8 +44,8 @@ def loaded(tmp_path_factory):
 
 
 def point(rule="spec_decode", alpha=None, temperature=1.0, **more):
-    method = Settings(method="speculative", rule=rule, alpha=alpha)
-    return Point(pair=SOURCE, evaluation=SMALL, settings=replace(method, temperature=temperature), **more)
+    settings = Settings(rule=rule, alpha=alpha, temperature=temperature)
+    return Point(pair=SOURCE, evaluation=SMALL, settings=settings, **more)
 
 
 def files(folder):

@@ -142,7 +142,7 @@ def run(
     identity: Record = {"settings": record_key.canonical(settings), "form": asdict(form)}
     identity |= {"seed": speakers[0].seed, "max_new_tokens": speakers[0].max_new_tokens}  # as whole numbers
     identity |= {"instruction": instruction, "device": hardware()}
-    identity |= {"weights": loaded.fingerprint, **Heads(loaded).fingerprint(settings)}
+    identity |= {"weights": loaded.fingerprint, **Heads(loaded).fingerprint(settings), "code": speakers[0].code()}
     files = [_answer_file(output, pair, speaker.settings) for speaker in speakers]
     for file in files:
         check_file(file, [_key(question, file, identity) for question in asked])

@@ -10,7 +10,7 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.data.tasks.table import TASKS
 from speccascade_jax.evaluation import experiment, session
-from speccascade_jax.evaluation.points import Evaluation, Settings
+from speccascade_jax.evaluation.points import Settings
 from speccascade_jax.evaluation.studies.calibration import calibrating
 from speccascade_jax.evaluation.studies.calibration.thresholds import AppendixD
 from speccascade_jax.results.store import result_store
@@ -41,17 +41,9 @@ def calibrate(tmp_path, monkeypatch):
         call.loaded = loaded or calibration_fakes.FakeSession(law, noise=0.5)
         monkeypatch.setattr(calibrating, "Session", lambda *_: call.loaded)
         shared = {"pair": calibration_fakes.SOURCE, "evaluation": calibration_fakes.TASK, "settings": Settings()}
-        shared |= {
-            "methods": ("spec_decode", "opt"),
-            "alphas": {"opt": (0.0, 0.1, 0.2, 0.3, 0.4)},
-            "block_sizes": (3, 5),
-        }
-        shared |= {
-            "search_examples": 120,
-            "test_examples": 60,
-            "held_out_examples": 100,
-            "output": str(tmp_path / "new" / "found.jsonl"),
-        }
+        shared |= {"methods": ("spec_decode", "opt"), "alphas": {"opt": (0.0, 0.1, 0.2, 0.3, 0.4)}}
+        shared |= {"block_sizes": (3, 5), "output": str(call.folder / "found.jsonl")}
+        shared |= {"search_examples": 120, "test_examples": 60, "held_out_examples": 100}
         return calibrating.calibrate(**shared | given)
 
     call.folder = tmp_path / "new"
@@ -159,14 +151,16 @@ def test_where_nothing_will_do_the_report_comes_before_the_error(calibrate, caps
 
 def test_the_draft_alone_is_a_candidate(calibrate):
     chosen, *_ = calibrate(max_loss=0.3)["settings"]
-    assert chosen["method"]["name"] == "autoregressive_draft" and chosen["latency"][0] == pytest.approx(0.1, abs=0.02)
+    assert chosen["settings"]["method"] == "autoregressive_draft" and chosen["latency"][0] == pytest.approx(
+        0.1, abs=0.02
+    )
 
 
 def test_appendix_d_is_a_mode(calibrate, capsys):
     given = {"settings": Settings(temperature=0.6, top_p=0.9), "seeds": (0, 1)}
     report = calibrate(mode="appendix_d", appendix_d=AppendixD(lengths=(5, 10)), **given)
     assert [each["name"] for each in report["settings"]] == ["Low", "Med", "High", "target"]
-    alphas = [each["method"]["alpha"] for each in report["settings"][:3]]
+    alphas = [each["settings"]["alpha"] for each in report["settings"][:3]]
     assert alphas == sorted(alphas) and report["trail"]["threshold"] == 0.5
     assert [step["held"] for step in report["trail"]["steps"]][-1] is False
     pasted = (calibrate.folder / "found.gin").read_text()
@@ -215,15 +209,10 @@ def test_what_has_no_meaning_is_refused_before_anything_is_loaded(calibrate, mon
     assert not calibrate.loaded.asked and not calibrate.folder.exists()
 
 
-def test_a_task_with_too_few_examples_is_refused(tmp_path, monkeypatch):
-    pair = text_pair.make(tmp_path)
+def test_a_task_with_too_few_examples_is_refused(pair, tmp_path, monkeypatch):
     monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
-    given = {
-        "pair": calibration_fakes.SOURCE,
-        "evaluation": calibration_fakes.TASK,
-        "settings": Settings(),
-        "max_loss": 0.1,
-    }
+    given = {"pair": calibration_fakes.SOURCE, "evaluation": calibration_fakes.TASK}
+    given |= {"settings": Settings(), "max_loss": 0.1}
     with pytest.raises(ValueError, match="200 examples in split 'test', fewer than the 308 asked for"):
         calibrating.calibrate(
             **given, search_examples=200, test_examples=8, held_out_examples=100, output=str(tmp_path / "out.jsonl")
@@ -247,15 +236,7 @@ def test_a_tabular_pair_is_calibrated_from_end_to_end(tmp_path, monkeypatch):
     monkeypatch.setitem(
         TASKS, "words", dataclasses.replace(TASKS["tiny_translation"], name="words", metrics=("rougeL",))
     )
-    small = Evaluation(
-        task="words",
-        keep_outputs=False,
-        keep_traces=0,
-        max_new_tokens=6,
-        quality_batch=16,
-        latency_examples=8,
-        resamples=10,
-    )
+    small = text_pair.evaluation(task="words", quality_examples=64, quality_batch=16, latency_examples=8)
     given = {
         "pair": calibration_fakes.SOURCE, "evaluation": small, "settings": Settings(), "methods": ("spec_decode",),
         "block_sizes": (2,), "max_loss": 0.0, "search_examples": 64, "test_examples": 16,

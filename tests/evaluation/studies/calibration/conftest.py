@@ -10,7 +10,7 @@ from tests.support.calibration_fakes import FakeSession
 def _sessions_that_are_fakes_measure_themselves(monkeypatch):
     real = experiment.evaluate
 
-    def evaluate(session, points):
-        return session.evaluate(points) if isinstance(session, FakeSession) else real(session, points)
+    def evaluate(session, points, **more):
+        return session.evaluate(points) if isinstance(session, FakeSession) else real(session, points, **more)
 
     monkeypatch.setattr(experiment, "evaluate", evaluate)

@@ -52,7 +52,9 @@ def test_the_draft_is_greedy_and_the_bonus_the_targets(tmp_path):
     _, loaded = _run(tmp_path)
     assert {tuple(sampling_of(each.settings).values()) for each in loaded.asked} == {(0.6, 0.9, 0, 0.0)}
     assert {each.settings.bonus for each in loaded.asked} == {"target", None}
-    assert {each.settings.decides.name for each in loaded.asked if each.settings.alpha} == {"fuzzy_js_reference"}
+    assert {each.method.rule(each.settings).name for each in loaded.asked if each.settings.alpha} == {
+        "fuzzy_js_reference"
+    }
 
 
 def test_blocks_grow_where_nearly_all_is_kept(tmp_path):

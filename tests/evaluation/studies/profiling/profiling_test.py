@@ -1,6 +1,7 @@
 """A profile of a very small pair: every part of a round is there, and the parts add up to what the trace took."""
 
 import json
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -38,16 +39,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def measured(pair, folder) -> dict:
-    return profiling.profile(
-        pair=pair,
-        evaluation=EVALUATION,
-        settings=SETTINGS,
-        batch=2,
-        generations=2,
-        trials=2,
-        output=str(folder / "profile.json"),
-        keep=str(folder / "trace"),
-    )
+    files = {"output": str(folder / "profile.json"), "keep": str(folder / "trace")}
+    given = {"pair": pair, "evaluation": EVALUATION, "settings": SETTINGS} | files
+    return profiling.profile(**given, batch=2, generations=2, trials=2)
 
 
 def _seen(measured) -> dict[str, set[str]]:
@@ -132,11 +126,12 @@ def test_programs_of_an_older_source_are_not_taken_from_the_cache(persistent_cac
     def program(scope):
         class Sines:
             @staticmethod
-            def generate(params, seed, max_new_tokens):
+            def generate(params, prompt, seed, max_new_tokens):
                 with jax.named_scope(scope):
                     return jnp.sin(params) @ params + seed
 
-        return profiling._prepare(Sines, [{"max_new_tokens": 1, "params": jnp.eye(3)}], 0)[0].as_text()
+        call = partial(Sines.generate, jnp.eye(3), params=jnp.eye(3), max_new_tokens=1)
+        return profiling._compiled(Sines, [call], 0)[0].as_text()
 
     assert "/first/" in program("first") and list(persistent_cache.iterdir())
     assert "/second/" in program("second")

@@ -16,25 +16,20 @@ def _own(*events: tuple[str, float, float]):
     return {name: (each.running, each.waiting, each.count) for name, each in spent.items() if each.total}
 
 
-def test_one_after_another():
-    assert _own(("a", 0, 10), ("b", 10, 14), ("a", 14, 15)) == {"a": (11, 0, 2), "b": (4, 0, 1)}
-
-
-def test_a_gap_is_waiting_of_the_next():
-    assert _own(("a", 0, 10), ("b", 13, 14)) == {"a": (10, 0, 1), "b": (1, 3, 1)}
-
-
-def test_a_loop_has_no_time_of_its_own():
-    assert _own(("while", 0, 17), ("a", 2, 5), ("b", 5, 17)) == {"a": (3, 2, 1), "b": (12, 0, 1)}
-
-
-def test_a_loop_that_became_one_kernel_is_an_instruction():
-    assert _own(("while.1", 0, 4), ("a", 5, 6)) == {"while.1": (4, 0, 1), "a": (1, 1, 1)}
-
-
-def test_two_at_once_share_the_time():
-    assert _own(("a", 0, 10), ("b", 4, 6)) == {"a": (9, 0, 1), "b": (1, 0, 1)}
-    assert _own(("a", 0, 10), ("b", 6, 12)) == {"a": (8, 0, 1), "b": (4, 0, 1)}
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([("a", 0, 10), ("b", 10, 14), ("a", 14, 15)], {"a": (11, 0, 2), "b": (4, 0, 1)}),  # one after another
+        ([("a", 0, 10), ("b", 13, 14)], {"a": (10, 0, 1), "b": (1, 3, 1)}),  # a gap is waiting of the next
+        # a loop has no time of its own, but where it became one kernel it is an instruction
+        ([("while", 0, 17), ("a", 2, 5), ("b", 5, 17)], {"a": (3, 2, 1), "b": (12, 0, 1)}),
+        ([("while.1", 0, 4), ("a", 5, 6)], {"while.1": (4, 0, 1), "a": (1, 1, 1)}),
+        ([("a", 0, 10), ("b", 4, 6)], {"a": (9, 0, 1), "b": (1, 0, 1)}),  # two at once share the time
+        ([("a", 0, 10), ("b", 6, 12)], {"a": (8, 0, 1), "b": (4, 0, 1)}),
+    ],
+)
+def test_time_is_charged_to_what_ran(events, expected):
+    assert _own(*events) == expected
 
 
 def test_time_between_two_runs_belongs_to_nobody():

@@ -17,7 +17,6 @@ from speccascade_jax.methods import table
 from speccascade_jax.methods.method import Decoder
 from speccascade_jax.pairs import prompts
 from speccascade_jax.pairs.prompts import text_ids
-from speccascade_jax.results.store.result_store import ResultStore
 from speccascade_jax.rules.deferral import RULES
 from tests.support import text_pair
 from tests.support.acceptance_heads import head_for
@@ -29,11 +28,6 @@ QUESTIONS = [
 ]
 LONGEST = 9
 PLAIN = get_conversation("plain")
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory) -> sc.Pair:
-    return text_pair.make(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture
@@ -118,7 +112,7 @@ def test_a_long_prompt_reaches_the_models_whole(pair, monkeypatch):
     class ReachedError(Exception):
         pass
 
-    def generate(program, params, prompt, *arguments, **more):
+    def generate(decoder, prompt, *arguments, **more):
         raise ReachedError(prompt)
 
     monkeypatch.setattr(Decoder, "generate", generate)
@@ -163,24 +157,6 @@ def test_speeds_are_means_over_questions_and_accepted_tokens_over_rounds():
     assert (overall.questions, overall.speed) == (3, pytest.approx(53 / 3))
     with pytest.raises(ValueError, match="different questions"):
         answering.table(ours, alone[:-1])
-
-
-def test_who_answers_first_alternates(tmp_path):
-    said = []
-
-    class Fake:
-        def __init__(self, name):
-            self.name = name
-
-        def converse(self, question):
-            said.append(self.name)
-            return [conversing.Turn(text="x", new_tokens=1, target_calls=1, seconds=1.0, accept_lengths=[1])]
-
-    questions = [Question(n, "qa", ("x",)) for n in range(3)]
-    with ResultStore(tmp_path / "a.jsonl") as one, ResultStore(tmp_path / "b.jsonl") as other:
-        sides = [answering.Side(Fake(store.path.stem), store, {}) for store in (one, other)]
-        answering.answer_all(sides, questions)
-    assert said == ["a", "b", "b", "a", "a", "b"]
 
 
 @pytest.mark.parametrize(

@@ -167,9 +167,7 @@ def by_hand():
     names = ("fuzzy_tv_scaled", "fuzzy_tv", "fuzzy_kl_scaled")
     lossless = estimates.Curve(alphas=np.array([0.0]), rejection=deferral[:1], deferral=None)
     return estimates.Survey(
-        positions=positions,
-        curves=dict.fromkeys(names, curve) | {"spec_decode": lossless},
-        rows=np.array([0, 0, 0, 1]),
+        positions=positions, curves=dict.fromkeys(names, curve) | {"spec_decode": lossless}, rows=np.array([0, 0, 0, 1])
     )
 
 
@@ -222,11 +220,3 @@ def test_every_fuzzy_rule_says_what_it_compares():
 def test_what_has_no_meaning_is_refused(rule, tau, message):
     with pytest.raises(ValueError, match=message):
         bounds.bound(by_hand(), rule, tau)
-
-
-def test_rows_are_printed(capsys):
-    found = bounds.bound(by_hand(), "fuzzy_tv_scaled", 0.2)
-    bounds.show([{"rule": "fuzzy_tv_scaled", "tau": 0.2, "along": "rule"} | found._asdict()], 2)
-    said = capsys.readouterr().out
-    for text in ("fuzzy_tv_scaled", "0.75", "0.15", "0.3", "proven", "Means over 2 outputs"):
-        assert text in said

@@ -8,7 +8,6 @@ import speccascade_jax as sc
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.evaluation.studies.survey import estimates
-from speccascade_jax.rules import measures
 from tests.support import conformance, reference
 
 LENGTH = 8
@@ -115,10 +114,3 @@ def test_what_has_no_meaning_is_refused():
     ):
         with pytest.raises(ValueError, match=message):
             call()
-
-
-def test_quantities_are_one_number_per_position():
-    pair = conformance.law_pair(*conformance.logit_pairs(count=20), 1.0)
-    found = estimates.quantities(pair, jnp.zeros((20,), jnp.int32))
-    assert {value.shape for value in found.values()} == {(20, 1)}
-    assert measures.entropy(pair.q).shape == (20, 1) and set(found) >= {"js", "tv", "max_p", "q_of_token"}

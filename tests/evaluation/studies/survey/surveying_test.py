@@ -1,6 +1,5 @@
 """Surveys of a task: printed, held against real runs, and planning a sweep."""
 
-import dataclasses
 import json
 import warnings
 from dataclasses import replace
@@ -10,27 +9,18 @@ import pytest
 
 import speccascade_jax as sc
 from speccascade_jax.evaluation import experiment, session
-from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
+from speccascade_jax.evaluation.points import Point, Settings
 from speccascade_jax.evaluation.studies.survey import surveying
 from tests.support import text_pair
 
-SOURCE = ModelPair(name="tabular")
-SMALL = Evaluation(
-    task="tiny_translation",
-    keep_outputs=False,
-    keep_traces=0,
-    max_new_tokens=8,
-    quality_examples=16,
-    quality_batch=16,
-    latency_examples=0,
-    resamples=10,
-)
+SOURCE = text_pair.SOURCE
+SMALL = text_pair.evaluation(max_new_tokens=8, quality_examples=16, quality_batch=16)
 SHARED = {"pair": SOURCE, "evaluation": SMALL}
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-    return session.Session(SOURCE, SMALL, text_pair.make(tmp_path_factory.mktemp("pair")))
+def loaded(pair):
+    return session.Session(SOURCE, SMALL, pair)
 
 
 @pytest.fixture(autouse=True)
@@ -53,9 +43,8 @@ def test_estimates_are_printed_written_and_checked(tmp_path, capsys):
 
 
 def test_a_batch_that_is_filled_up_counts_no_row_twice(loaded):
-    method = Settings(method="diff", alpha=0.1, block_size=2)
-    odd = dataclasses.replace(SMALL, quality_batch=12)  # 16 examples: a batch, and four rows filled up with themselves
-    point = Point(pair=SOURCE, evaluation=odd, settings=replace(method, temperature=1.0))
+    odd = replace(SMALL, quality_batch=12)  # 16 examples: a batch, and four rows filled up with themselves
+    point = text_pair.point("diff", odd, alpha=0.1, block_size=2, temperature=1.0)
     written = surveying.write(loaded, point)
     assert [each.counts.sum() for each in written] == [12, 4]
     lengths = [np.asarray(each.generation.lengths) for each in written]
@@ -67,8 +56,7 @@ def test_a_batch_that_is_filled_up_counts_no_row_twice(loaded):
 
 def _written(session, along):
     """The point, what its writer wrote greedily, and those outputs `[16, 8]`."""
-    method = surveying.WRITERS[along]
-    point = Point(pair=SOURCE, evaluation=SMALL, settings=replace(method, temperature=0.0))
+    point = Point(pair=SOURCE, evaluation=SMALL, settings=surveying.WRITERS[along])
     (written,) = surveying.write(session, point)
     return point, written, np.asarray(written.generation.tokens)
 
@@ -98,8 +86,8 @@ def test_outputs_that_met_no_law_are_left_out_of_a_survey(loaded, along, capsys)
 def test_a_survey_of_nothing_is_refused(loaded):
     broken = sc.TableLM(np.full((text_pair.PIECES, text_pair.PIECES), np.nan))
     for model, along in (("target", "target"), ("target", "mixed"), ("draft", "target")):
-        opened = session.Session(SOURCE, SMALL, dataclasses.replace(loaded.pair, **{model: broken}))
-        point = dataclasses.replace(_written(loaded, "target")[0], settings=surveying.WRITERS[along])
+        opened = session.Session(SOURCE, SMALL, replace(loaded.pair, **{model: broken}))
+        point = replace(_written(loaded, "target")[0], settings=surveying.WRITERS[along])
         with warnings.catch_warnings(), pytest.raises(FloatingPointError, match="no output is left to survey: "):
             warnings.simplefilter("ignore")
             surveying.take(opened, point, {"diff": (0.1,)})
