@@ -16,10 +16,8 @@ from speccascade_jax.core.arrays import is_stop, write_slots
 from speccascade_jax.core.protocols import (
     Drafter,
     LanguageModel,
-    LayeredModel,
     Outcome,
     Planner,
-    PromptSummary,
     Request,
     Start,
     Target,
@@ -27,19 +25,9 @@ from speccascade_jax.core.protocols import (
 )
 from speccascade_jax.core.sampling import make_law_pair
 from speccascade_jax.core.trees import Tree
-from speccascade_jax.core.types import (
-    Array,
-    Cache,
-    Controls,
-    Draft,
-    LawPair,
-    Laws,
-    Params,
-    Prompt,
-    PyTree,
-    Round,
-)
+from speccascade_jax.core.types import Array, Cache, Controls, Draft, LawPair, Laws, Params, Prompt, PyTree, Round
 from speccascade_jax.engine.counters import Counters, Tally, count_round
+from speccascade_jax.engine.reading import check_layers, prefilled, prompt_features
 from speccascade_jax.engine.tree_scoring import Scored, extended, straight_draft, straightened
 from speccascade_jax.engine.width_buckets import Judged, by_width, cut, kept_whole, widths, without_failed
 from speccascade_jax.rules.verification import Verifier
@@ -133,9 +121,7 @@ class Engine:
             raise ValueError("drafts that branch go with a verifier of the same tree (rules.branching.BranchWise)")
         if self.tree is not None and not self.verify_final:
             raise ValueError("drafts that branch are always verified: set verify_final=True")
-        if self.layers and not isinstance(self.target, LayeredModel):
-            kind = type(self.target).__name__
-            raise ValueError(f"the drafter reads layers {self.layers} of the target, but {kind} has no extend_layers")
+        check_layers(self.target, self.layers)
         object.__setattr__(self, "stop_ids", tuple(int(i) for i in self.stop_ids))
 
     @cached_property
@@ -204,7 +190,7 @@ class Engine:
         room = max_new_tokens + block + 1  # a block is scored, and written, before it is cut to what fits
         back = taken_back + block + 1  # a cache that forgets must keep what a rejection may bring back
         whole = None if self.tree is not None else back  # a tree's slots are no positions
-        cache, hidden = self._prefilled(params["target"], prompt, width + room, whole)
+        cache, hidden = prefilled(self.target, params["target"], prompt, width + room, whole, self.layers)
         features = prompt_features(self.target, cache) if self.drafter.reads_features else None
         target = Target(params["target"], cache)
         return DecodeState(
@@ -224,15 +210,6 @@ class Engine:
             tally=Tally.zeros(rows, self.block),
             failed_at=jnp.full((rows, 2), -1, jnp.int32),
         )
-
-    def _prefilled(
-        self, params: Params, prompt: Prompt, slots: int, max_rollback: int | None
-    ) -> tuple[Cache, Array | None]:
-        """Returns the target's cache, and its states `[B, P, L, D]` along the prompt if the drafter reads some."""
-        if not self.layers:
-            return self.target.prefill(params, prompt, slots, max_rollback), None
-        assert isinstance(self.target, LayeredModel)
-        return self.target.prefill_layers(params, prompt, slots, self.layers, max_rollback)
 
     def _longest(self, params: Params) -> int:
         """The longest block with these parameters: a planner without some of them may settle less."""
@@ -427,14 +404,3 @@ class Engine:
             tally=count_round(state.tally, turn, self.verifier.defers, self.bonus),
             failed_at=failed_at,
         )
-
-
-def prompt_features(target: LanguageModel, cache: Cache) -> Array:
-    """float `[B, D]`, what the target's prefill made of the prompt.
-
-    Raises:
-        ValueError: a model that says nothing of it.
-    """
-    if not isinstance(target, PromptSummary):
-        raise ValueError(f"the drafter reads the target's features, but {type(target).__name__} has no prompt_features")
-    return target.prompt_features(cache)
