@@ -239,10 +239,8 @@ def show(found: Measured, rows: Sequence[Row], point: Point, unit: str, dear: Se
         "both as they were. The last two are whole generations, per token, beside the target's; 95%: over examples and "
         "trials. The overshoot optimum is searched, the paper's exact (hierarchy.solve)."
     )
-    stacks = Table(title="Stacks: times the target's speed", caption=note, title_justify="left", caption_justify="left")
     heads = ("", "models", "budgets", "predicted", "with overshoot", "SWI", "by coin", "realised", "95%")
-    for n, head in enumerate(heads):
-        stacks.add_column(head, justify="left" if n < 3 else "right")
+    stacks = _table("Stacks: times the target's speed", note, heads, left=3)
     for row in rows:
         stacks.add_row(row["name"], " → ".join(row["models"]), ", ".join(map(str, row["budgets"])), *_cells(found, row))
     console.print(stacks)
@@ -252,14 +250,19 @@ def _matrix(found: Measured, point: Point, unit: str) -> Table:
     heat = point.settings.temperature
     note = f"E [1 − TV] along {found.positions:,} positions of the target's outputs, T = {heat:g}; "
     note += f"the triangle inequality is broken by {found.breach:.1g} at most."
-    matrix = Table(title="Acceptance", caption=note, title_justify="left", caption_justify="left")
     scale, head = (1e3, "ms a call") if unit == "ms" else (1.0, "cost of a call")
-    for name in ("of", head, *(f"by {name}" for name in found.names[1:])):
-        matrix.add_column(name, justify="left" if name == "of" else "right")
+    matrix = _table("Acceptance", note, ("of", head, *(f"by {name}" for name in found.names[1:])), left=1)
     for i, (name, cost) in enumerate(zip(found.names, found.costs, strict=True)):
         cells = [f"{found.acceptance[i, j]:.3f}" if j > i else "" for j in range(1, len(found.names))]
         matrix.add_row(name, f"{scale * cost:.3f}", *cells)
     return matrix
+
+
+def _table(title: str, note: str, heads: Sequence[str], left: int) -> Table:
+    table = Table(title=title, caption=note, title_justify="left", caption_justify="left")
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="left" if number < left else "right")
+    return table
 
 
 def _cells(found: Measured, row: Row) -> list[str]:

@@ -6,6 +6,7 @@ judges as many policies as one likes. What a policy's choices are worth in time,
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -52,17 +53,21 @@ def curves(
     total = len(selection_data.read(trainer.data).features)
     most = len(split(total, trainer.held_out, 0, trainer.seed)[0])
     counts = sorted({count for count in queries if count < most} | {most})
-    runs = []  # all are checked before one is trained
-    for objective in objectives:
-        for count in counts:
-            for seed in seeds:
-                own: Row = {"hidden": ()} if objective == LINEAR else {"objective": objective}
-                own["run_dir"] = _below(trainer, "curves", f"{objective}-{count}-{seed}")
-                runs.append((objective, replace(trainer, **own, queries=count, seed=seed)))
-    rows = [{"objective": name, "queries": each.queries, "seed": each.seed, **each.run()} for name, each in runs]
+    points = list(itertools.product(objectives, counts, seeds))
+    runs = [_curve_trainer(trainer, *point) for point in points]  # all are checked before one is trained
+    rows = [
+        {"objective": objective, "queries": count, "seed": seed, **run.run()}
+        for (objective, count, seed), run in zip(points, runs, strict=True)
+    ]
     _keep(trainer, "curves", rows)
     _show_curves(rows)
     return rows
+
+
+def _curve_trainer(trainer: PolicyTrainer, objective: str, count: int, seed: int) -> PolicyTrainer:
+    kind: Row = {"hidden": ()} if objective == LINEAR else {"objective": objective}
+    folder = Path(trainer.run_dir, "curves", f"{objective}-{count}-{seed}")
+    return replace(trainer, **kind, run_dir=str(folder), queries=count, seed=seed)
 
 
 def weights(trainer: PolicyTrainer, *, alignment_weights: Sequence[float] = (0.0, 0.5, 1.0)) -> list[Row]:
@@ -72,17 +77,12 @@ def weights(trainer: PolicyTrainer, *, alignment_weights: Sequence[float] = (0.0
         The rows, one for each weight: `alignment_weight`, `best`, `reward`, `choices`.
     """
     several("alignment_weights", alignment_weights, 1)
-    where = [_below(trainer, "weights", f"{weight:g}") for weight in alignment_weights]
-    each = zip(alignment_weights, where, strict=True)
-    runs = [replace(trainer, alignment_weight=weight, run_dir=path) for weight, path in each]
-    rows = [{"alignment_weight": own.alignment_weight, **own.run()} for own in runs]
+    folder = Path(trainer.run_dir, "weights")
+    runs = [replace(trainer, alignment_weight=w, run_dir=str(folder / f"{w:g}")) for w in alignment_weights]
+    rows = [{"alignment_weight": run.alignment_weight, **run.run()} for run in runs]
     _keep(trainer, "weights", rows)
     _show_weights(rows)
     return rows
-
-
-def _below(trainer: PolicyTrainer, *parts: str) -> str:
-    return str(Path(trainer.run_dir, *parts))
 
 
 def _keep(trainer: PolicyTrainer, name: str, rows: list[Row]) -> None:
@@ -102,8 +102,8 @@ def _show_curves(rows: list[Row]) -> None:
         some = [row for row in rows if row["queries"] == count]
         table.add_row(str(count), *(_means([row for row in some if row["objective"] == name]) for name in objectives))
     console.print(table)
-    told = {name: value for name, value in rows[-1]["reward"].items() if name not in ("greedy", "dynamic")}
-    console.print(", ".join(f"{name} {value:.4f}" for name, value in told.items()), "(last seed)")
+    rewards = [f"{name} {value:.4f}" for name, value in rows[-1]["reward"].items() if name not in ("greedy", "dynamic")]
+    console.print(", ".join(rewards), "(last seed)")
 
 
 def _means(rows: list[Row]) -> str:

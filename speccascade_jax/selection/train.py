@@ -150,19 +150,16 @@ class Run(EpochRun):
             directory begun with other settings.
     """
 
-    def prepare(self) -> Params:
-        """Loads the data, deals its queries to training and judging; returns fresh layers."""
+    def prepare(self) -> tuple[Params, optax.GradientTransformation]:
+        """Loads the data, deals its queries to training and judging; returns fresh layers and AdamW."""
         trainer, data = self.trainer, selection_data.read(self.trainer.data)
         self.data = data.among(trainer.arms or data.arms)
         self.rewards = self.data.rewards(trainer.alignment_weight, trainer.costs)
         self.rows, self.held_out = split(len(self.rewards), trainer.held_out, trainer.queries, trainer.seed)
         self.steps_per_epoch = -(-len(self.rows) // trainer.batch)
         self.total = self.steps_per_epoch * trainer.epochs
-        return initial(self.data.features.shape[1], trainer.hidden, len(self.data.arms), trainer.seed)
-
-    def make_optimizer(self) -> optax.GradientTransformation:
-        """Returns AdamW at the trainer's rate."""
-        return optimizer(self.trainer.rate, self.trainer.betas, self.trainer.weight_decay)
+        params = initial(self.data.features.shape[1], trainer.hidden, len(self.data.arms), trainer.seed)
+        return params, optimizer(trainer.rate, trainer.betas, trainer.weight_decay)
 
     def finish(self) -> dict[str, Any]:
         """Trains until the last epoch is done and writes the policy; returns what the held-out queries make of it."""

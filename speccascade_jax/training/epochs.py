@@ -98,21 +98,16 @@ class EpochRun:
 
     def __init__(self, trainer: Any):
         self.trainer, self.directory = trainer, files.expanded(trainer.run_dir)
-        params = self.prepare()
+        params, self.optimizer = self.prepare()
         files.claim(self.directory / "settings.json", self.settings(), "name another run_dir, or remove it")
-        self.optimizer = self.make_optimizer()
         self.state, logged = TrainState.fresh(params, self.optimizer), None
         if saved := runs.load_state(self.directory, self.state):
             self.state, logged = jax.tree.map(jnp.asarray, saved[0]), saved[1].get("logged")
             logging.info("resuming %s at step %d of %d", self.directory, int(self.state.step), self.total)
         self.log = runs.MetricsLog(self.directory / runs.METRICS_FILE, int(self.state.step), logged)
 
-    def prepare(self) -> Params:
-        """Loads the data, sets the numbers of steps; returns the parameters to begin with."""
-        raise NotImplementedError
-
-    def make_optimizer(self) -> optax.GradientTransformation:
-        """Returns the optimiser of all steps."""
+    def prepare(self) -> tuple[Params, optax.GradientTransformation]:
+        """Loads the data, sets the numbers of steps; returns the parameters to begin with and the optimiser."""
         raise NotImplementedError
 
     def batches(self, epoch: int) -> Iterable[Any]:
@@ -164,22 +159,18 @@ class AcceptanceRun(EpochRun):
     FREE = (*EpochRun.FREE, "log_every", "pair")
     evaluated: dict[str, Any] | None = None
 
-    def prepare(self) -> Params:
-        """Loads the pair and its data."""
+    def prepare(self) -> tuple[Params, optax.GradientTransformation]:
+        """Loads the pair and its data; returns what `initial` gives, and AdamW with a warm-up."""
         trainer = self.trainer
         self.data = read(trainer.data)
         self.pair = load_source(trainer.pair)
-        self.check()
         prompts = prompt_keys(self.data.examples.prompt())
         self.train_rows, self.held_out_rows = split(prompts, trainer.held_out, trainer.seed)
         self.cuts = Batches(self.data.examples, trainer.batch_positions)
         self.steps_per_epoch = len(self.cuts.cut(self.train_rows))
         self.total = self.steps_per_epoch * trainer.epochs
-        return self.initial()
-
-    def make_optimizer(self) -> optax.GradientTransformation:
-        """Returns AdamW with a warm-up."""
-        return optimizer(self.trainer.peak, self.warmup_steps(), self.total, self.trainer.weight_decay)
+        params = self.initial()
+        return params, optimizer(trainer.peak, self.warmup_steps(), self.total, trainer.weight_decay)
 
     def batches(self, epoch: int) -> list[Batch]:
         """Returns an epoch's batches of the prompts that are not held out."""
@@ -203,12 +194,8 @@ class AcceptanceRun(EpochRun):
         self.write()
         return self.evaluate() if self.evaluated is None else self.evaluated
 
-    def check(self) -> None:
-        """Refuses data that were not made with this pair."""
-        raise NotImplementedError
-
     def initial(self) -> Params:
-        """Returns the parameters to begin with."""
+        """Returns the parameters to begin with; refuses data that were not made with this pair."""
         raise NotImplementedError
 
     def warmup_steps(self) -> int:

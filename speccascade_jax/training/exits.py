@@ -147,8 +147,8 @@ class Run(AcceptanceRun):
         ValueError: no such layer, data or heads of another target, or a run directory begun with other settings.
     """
 
-    def check(self) -> None:
-        """Refuse data that were made with another pair, layers that there are not, heads of another target."""
+    def _check(self) -> None:
+        """Refuses data that were made with another pair, layers that there are not, heads of another target."""
         made, found = self.data.manifest["pair_fingerprint"], self.pair.fingerprint
         if made != found:
             raise ValueError(
@@ -164,7 +164,8 @@ class Run(AcceptanceRun):
             self.given.check(self.pair.target, self.trainer.init_from)
 
     def initial(self) -> Params:
-        """The given heads, and the target's own where none is."""
+        """Returns the given heads, and the target's own where none is."""
+        self._check()
         given = {} if self.given is None else self.given.kernels
         own = jnp.asarray(shared_head(self.pair.target))
         # arrays of their own: a step gives up those of the state before it

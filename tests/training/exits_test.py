@@ -22,10 +22,9 @@ from speccascade_jax.pairs import exit_files
 from speccascade_jax.storage.errors import CheckpointError
 from speccascade_jax.training import exits
 from speccascade_jax.training import runs as storage
-from speccascade_jax.training.heads import shards
 from tests.support import tiny_decoders, tiny_pair
 from tests.support.killing import killed_at
-from tests.training.heads.train_test import PROMPTS, examples
+from tests.training.heads.train_test import write_data
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +38,7 @@ def folder(tmp_path_factory):
     draws = np.random.default_rng(1)
     flat = {name: draws.normal(size=shape) / 2 for name, shape in expected_shapes(config).items()}
     checkpoints.save(path / "pair" / "target", T5(config), unflatten_dict(flat, sep="/"), overwrite=True)
-    pair = sc.load_pair(path / "pair")
-    manifest = dict.fromkeys(shards.MEANING) | {"format": 1, "rule": "spec_decode", "temperature": 1.0}
-    manifest |= {"top_p": 1.0, "top_k": 0, "pair": "tiny", "prompts": PROMPTS, "shard_size": PROMPTS}
-    manifest |= {"pair_fingerprint": pair.fingerprint}
-    shards.begin(path / "data", manifest)
-    shards.write_shard(path / "data", 0, manifest, examples())
+    write_data(path / "data", sc.load_pair(path / "pair"))
     return path
 
 

@@ -117,12 +117,9 @@ class Run(AcceptanceRun):
         ValueError: data made with another draft, or a run directory begun with other settings.
     """
 
-    def check(self) -> None:
-        """Refuse data that another draft proposed."""
-        check_draft(self.data, fingerprints.of_model(self.pair.draft), self.pair.name)
-
     def initial(self) -> Params:
-        """Fresh heads."""
+        """Returns fresh heads; refuses data that another draft proposed."""
+        check_draft(self.data, fingerprints.of_model(self.pair.draft), self.pair.name)
         size = teacher_forcing.features(self.pair.draft)
         if size is None:
             raise ValueError(f"the draft of pair {self.pair.name!r} gives no hidden states: no head can read it")

@@ -52,20 +52,24 @@ def examples(seed=0, prompts=PROMPTS, shortest=9):
     )
 
 
+def write_data(folder, pair, shard_size=PROMPTS, **more):
+    """A folder of `examples` as the pair's; `more` entries of its manifest."""
+    manifest = dict.fromkeys(shards.MEANING) | {"format": 1, "rule": "spec_decode", "temperature": 1.0, "top_p": 1.0}
+    manifest |= {"top_k": 0, "pair": "tiny", "prompts": PROMPTS, "shard_size": shard_size}
+    manifest |= {"pair_fingerprint": pair.fingerprint, "draft_fingerprint": fingerprints.of_model(pair.draft)} | more
+    shards.begin(folder, manifest)
+    for number, first in enumerate(range(0, PROMPTS, shard_size)):
+        rows = np.arange(first, min(first + shard_size, PROMPTS))
+        shards.write_shard(folder, number, manifest, examples().rows(rows))
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A pair on disk in `pair`, data of its draft in `data`."""
     path = tmp_path_factory.mktemp("heads")
     (path / "pair").mkdir()
     tiny_pair.write(path / "pair")
-    pair = load_pair(path / "pair")
-    manifest = dict.fromkeys(shards.MEANING) | {"format": 1, "rule": "spec_decode", "temperature": 1.0}
-    manifest |= {"top_p": 1.0, "top_k": 0, "pair": "tiny", "prompts": PROMPTS, "shard_size": 40}
-    manifest |= {"pair_fingerprint": pair.fingerprint, "draft_fingerprint": fingerprints.of_model(pair.draft)}
-    shards.begin(path / "data", manifest)
-    whole = examples()
-    for number, rows in enumerate((np.arange(40), np.arange(40, PROMPTS))):
-        shards.write_shard(path / "data", number, manifest, whole.rows(rows))
+    write_data(path / "data", load_pair(path / "pair"), shard_size=40)
     return path
 
 
@@ -156,10 +160,7 @@ def test_no_prompt_is_both_trained_on_and_held_out(prompts, held_out, seed):
 
 
 def test_the_same_prompts_under_two_seeds_are_held_out_together(folder, tmp_path):
-    manifest = json.loads((folder / "data" / shards.MANIFEST).read_text())
-    manifest |= {"seed": 1, "shard_size": PROMPTS}
-    shards.begin(tmp_path / "data", manifest)
-    shards.write_shard(tmp_path / "data", 0, manifest, examples())
+    write_data(tmp_path / "data", load_pair(folder / "pair"), seed=1)
     both = (str(folder / "data"), str(tmp_path / "data"))
     run = acceptance.Run(trainer(folder, tmp_path / "run", data=both, held_out=0.3))
     assert len(run.data.examples.ids) == 2 * PROMPTS and len(run.held_out_rows)
