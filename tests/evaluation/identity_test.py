@@ -59,7 +59,9 @@ def test_other_code_under_the_same_toolchain_is_measured_anew_and_said(tmp_path,
     second = run(path)
     assert "1 of 1 points were measured by other code: they are measured anew" in capsys.readouterr().out
     assert second["key"] == first["key"] and second["supersedes"] == first["provenance"]["code"]
-    assert second["started"] != first["started"] and [r["provenance"]["code"] for r in read_records(path)] == ["changed"]
+    assert second["started"] != first["started"] and [r["provenance"]["code"] for r in read_records(path)] == [
+        "changed"
+    ]
     assert run(path) == second
 
 
