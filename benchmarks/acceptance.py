@@ -50,7 +50,7 @@ def run(bench: Bench) -> Rows:
         texts = texts_of(bench, task, outputs)
         bleu = quality.score([task.main_metric], texts, [example.reference for example in examples])
         seen = summarise(outputs.stats, outputs.lengths, draft_alone=method.method == DRAFT)
-        alone = {} if method.autoregressive else {name: seen[name] for name in _MEASURES}
+        alone = {} if method.method in (TARGET, DRAFT) else {name: seen[name] for name in _MEASURES}
         row = {"task": task.name, "examples": len(examples), "method": method.method, "temperature": temperature}
         row |= {"block_size": method.block_size, "quality": bleu[task.main_metric], "metric": task.main_metric}
         rows.append(row | alone | {"tokens": float(np.mean(outputs.lengths))})

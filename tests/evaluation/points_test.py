@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-import gin
 import numpy as np
 import pytest
 
@@ -13,8 +12,8 @@ from speccascade_jax.evaluation.curves import curve, facts
 from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.points import Evaluation, Level, ModelPair, Point, Settings, recorded
 from speccascade_jax.rules.deferral import RULES
-from speccascade_jax.runtime import gin_flags
 from speccascade_jax.storage.files import point_key
+from tests.support.recipes import resolve, stop_before_loading  # noqa: F401 (a fixture)
 
 
 def _points(**changes):
@@ -200,23 +199,13 @@ STACK = Settings(method="chow", alpha=0.2, drafters=(MIDDLE,))
 
 
 @pytest.mark.parametrize(("number", "pair"), [*((n, ModelPair(name="pair")) for n in range(5)), (3, TWO)])
-def test_a_points_configuration_is_a_gin_file_that_gives_the_point_again(number, pair, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("stop_before_loading")
+def test_a_points_configuration_is_a_gin_file_that_gives_the_point_again(number, pair, tmp_path):
     """Of both ends, of rules with and without an α, of a stack of levels, of two checkpoints."""
     given = {"methods": ("spec_decode", "opt", STACK), "samplings": [{"temperature": 0.7}], "seeds": (3,)}
     point = _points(pair=pair, **given)[number][-1]
     (tmp_path / "point.gin").write_text(point.configuration())
-    seen = []
-    monkeypatch.setattr(experiment, "open_session", lambda points: seen.extend(points) or _stop())
-    gin.clear_config()
-    gin_flags.parse_gin([str(tmp_path / "point.gin")])
-    with pytest.raises(KeyboardInterrupt):
-        gin.get_configurable(experiment.run)()
-    gin.clear_config()
-    assert seen == [point]
-
-
-def _stop():
-    raise KeyboardInterrupt
+    assert resolve(experiment.run, [tmp_path / "point.gin"]) == point
 
 
 def test_coordinates_are_flat_and_complete():

@@ -14,10 +14,9 @@ from speccascade_jax.evaluation.points import Settings
 from speccascade_jax.evaluation.studies.calibration import calibrating
 from speccascade_jax.evaluation.studies.calibration.thresholds import AppendixD
 from speccascade_jax.results.store import result_store
-from speccascade_jax.runtime import gin_flags
-from speccascade_jax.runtime.paths import repository_root
 from speccascade_jax.storage.files import plain
 from tests.support import calibration_fakes, text_pair
+from tests.support.recipes import resolve, stop_before_loading  # noqa: F401 (a fixture)
 
 HELD_OUT = set(range(180, 280))
 
@@ -100,25 +99,17 @@ def test_a_missing_head_is_refused_before_anything_is_measured(calibrate):
     assert calibrate.loaded.asked == []
 
 
-def test_the_gin_file_is_a_run_with_the_files_of_a_run(calibrate, monkeypatch):
-    report = calibrate(max_loss=0.035)
-    seen = []
-    monkeypatch.setattr(experiment, "open_session", lambda points: seen.extend(points) or _stop())
+@pytest.mark.usefixtures("stop_before_loading")
+def test_the_gin_file_is_a_run_with_the_files_of_a_run(calibrate):
+    report, seen = calibrate(max_loss=0.035), []
     files = ["gin/run.gin", "gin/models/tatoeba_en_de.gin", "gin/tasks/tiny_translation.gin"]
     text = (calibrate.folder / "found.gin").read_text()
     for block in [text, _uncommented(text)]:
         (calibrate.folder / "some.gin").write_text(block)
         gin.clear_config()
-        gin_flags.parse_gin([*(str(repository_root() / name) for name in files), str(calibrate.folder / "some.gin")])
-        with pytest.raises(KeyboardInterrupt):
-            gin.get_configurable(experiment.run)()
-    gin.clear_config()
+        seen.append(resolve(experiment.run, [*files, calibrate.folder / "some.gin"]))
     wanted = [entry["settings"] for entry in report["settings"][:2]]
     assert [plain(dataclasses.asdict(point.settings)) for point in seen] == wanted
-
-
-def _stop():
-    raise KeyboardInterrupt
 
 
 def _uncommented(text: str) -> str:
