@@ -18,14 +18,14 @@ def pair(tmp_path_factory):
 
 @pytest.fixture
 def write_policy(pair):
-    """A function that writes a perceptron which always takes arm `best` of some arms; `card`: more of its card."""
+    """A function that writes a perceptron which always takes the drafter `best`; `card`: more of its card."""
 
-    def write(path, arms, best, **card):
+    def write(path, drafters, best, **card):
         loaded = sc.load_pair(pair.name)
         target, features = build_selection.target_of(loaded)
-        prints = build_selection.prints(loaded, arms)
-        bias = np.where(np.arange(len(arms)) == best, 9, 0).astype(np.float32)
-        layer = {"kernel": np.zeros((features, len(arms)), np.float32), "bias": bias}
+        prints = build_selection.prints(loaded, drafters)
+        bias = np.where(np.arange(len(drafters)) == best, 9, 0).astype(np.float32)
+        layer = {"kernel": np.zeros((features, len(drafters)), np.float32), "bias": bias}
         facts = {"arms": tuple(prints), "prints": tuple(prints.values()), "target": target} | card
         policy = Policy({"layers_0": layer}, Card(scores="perceptron", features=features, **facts))
         policy_files.save(path, policy)
