@@ -22,6 +22,7 @@ from speccascade_jax.core.protocols import (
     LayeredModel,
     Outcome,
     Planner,
+    ReadsLayers,
     Request,
     Start,
     StopPolicy,
@@ -39,7 +40,7 @@ from speccascade_jax.methods.sequence import SequenceMethod
 from speccascade_jax.methods.settings import Arm, Level, Settings
 from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.metrics.quality import Metric
-from speccascade_jax.models.teacher_forcing import catch_up, layer_states
+from speccascade_jax.models.teacher_forcing import catch_up, layer_states, plain_params
 from speccascade_jax.pairs import drafter_files
 from speccascade_jax.pairs.prompts import make_prompt
 from speccascade_jax.rules.rule import Alpha, Rule
@@ -69,6 +70,7 @@ __all__ = [
     "Metric",
     "Outcome",
     "Planner",
+    "ReadsLayers",
     "Prompt",
     "Request",
     "Rule",
@@ -89,5 +91,6 @@ __all__ = [
     "laws_and_token",
     "layer_states",
     "make_prompt",
+    "plain_params",
     "rngs",
 ]

@@ -10,7 +10,7 @@ from typing import Any
 from speccascade_jax.core import names
 from speccascade_jax.core.checks import whole
 from speccascade_jax.core.names import TARGET, shown
-from speccascade_jax.core.protocols import Drafter
+from speccascade_jax.core.protocols import Drafter, PromptSummary
 from speccascade_jax.core.types import Params
 from speccascade_jax.drafters.chooser import Chooser, always, at_random
 from speccascade_jax.drafters.nested import NestedDrafter
@@ -168,7 +168,7 @@ def target_of(pair: Pair) -> tuple[str, int]:
         ValueError: a target that gives none.
     """
     found = features(pair.target)
-    if found is None or not hasattr(pair.target.model, "prompt_features"):
+    if found is None or not isinstance(pair.target.model, PromptSummary):
         raise ValueError(
             f"the target of pair {pair.name!r} says nothing of a prompt, so that nothing can be chosen by it"
         )

@@ -188,7 +188,7 @@ class Bootstrap:
         Raises:
             ValueError: as `latency_ratio`.
         """
-        cells, key = self._timed_cells(records), "".join(record["key"] for record in records)
+        cells, key = self._timed_cells(records), "".join(map(_seed, records))
         made = [cells["tokens"]], [cells["seconds"]]
         beside = made[0] + [cells["alone_seconds"]], made[1] + [cells["alone_tokens"]]
         return self._ratios(*made, key), self._ratios(*beside, key)
@@ -228,7 +228,7 @@ class Bootstrap:
 
     def _latency(self, record: Record) -> np.ndarray:
         own, target = (np.atleast_2d(record[name]["per_example_ms"]) for name in ("latency", "target_latency"))
-        return self._ratios([own], [target], record["key"])
+        return self._ratios([own], [target], _seed(record))
 
     def _count_sums(self, record: Record) -> np.ndarray:
         """`[1 + samples, len(PER_EXAMPLE)]`."""
@@ -272,6 +272,12 @@ class Bootstrap:
         """The first of `scores`, `[1 + samples]`, and what lies between its quantiles over the others."""
         low, high = np.quantile(scores[1:], [(1 - self.confidence) / 2, (1 + self.confidence) / 2])
         return Interval(float(scores[0]), float(low), float(high))
+
+
+def _seed(record: Record) -> str:
+    """Returns the text that seeds a record's resamples: its key when it was measured, so that intervals stay."""
+    key: str = record["former_key"] if "former_key" in record else record["key"]
+    return key
 
 
 def trials(records: Sequence[Record]) -> int:
