@@ -86,6 +86,7 @@ lint: $(BIN)/.ready-test  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(BIN)/.ready-test  ## let ruff mend what it can
+format: $(BIN)/.ready-test  ## write what is generated from Settings, and let ruff mend what it can
+	$(BIN)/python -m tests.support.settings_dict
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
