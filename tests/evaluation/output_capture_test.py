@@ -143,31 +143,34 @@ def rows(path, *lengths):
     return path
 
 
+def opened(session, task, examples):
+    """A session on another task."""
+    asked = replace(EVALUATION, task=task, quality_examples=examples)
+    return Session(session.source, asked, pair=session.pair)
+
+
 @pytest.mark.parametrize("too_long", ["cut", "skip"])
 def test_long_prompts_are_cut_or_passed_over_and_counted(session, tmp_path, too_long):
     task = FileTask(path=rows(tmp_path / "a.csv", 2, 90, 3, 90, 4), too_long=too_long, max_input_length=40)
-    asked = replace(EVALUATION, task=task, quality_examples=3)
     with pytest.warns(UserWarning, match=r"a: [12] prompts of more than 40 tokens were (cut|passed over)"):
-        found = Session(session.source, asked, pair=session.pair)
+        found = opened(session, task, 3)
     assert [each.id for each in found.examples] == ([0, 1, 2] if too_long == "cut" else [0, 2, 4])
     assert found.fitted.told() == ({"prompts_cut": 1} if too_long == "cut" else {"prompts_skipped": 2})
     if too_long == "skip":
         with pytest.raises(ValueError, match=r"a has 3 examples of at most 40 tokens, fewer than the 4"):
-            Session(session.source, replace(asked, quality_examples=4), pair=session.pair)
+            opened(session, task, 4)
 
 
 def test_several_references_are_refused_where_a_metric_takes_one(session, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"source": "cold", "reference": ["kalt", "kühl"]}) + "\n")
-    asked = replace(EVALUATION, task=str(path), quality_examples=1)
     with pytest.raises(ValueError, match="example 0 has 2 references; bleu compares with one"):
-        Session(session.source, asked, pair=session.pair)
+        opened(session, str(path), 1)
 
 
 def test_outputs_stand_in_the_order_of_the_examples(session, tmp_path):
     """They are decoded by length."""
-    asked = replace(EVALUATION, task=str(rows(tmp_path / "a.csv", 6, 2, 8, 1, 4)), quality_examples=5)
-    own = Session(session.source, asked, pair=session.pair)
+    own = opened(session, str(rows(tmp_path / "a.csv", 6, 2, 8, 1, 4)), 5)
     assert list(np.argsort(np.asarray(own.prompts.length), kind="stable")) != list(range(5))
     (record,) = judge(own, [Point(pair=own.source, evaluation=own.evaluation, settings=TOKEN)])
     kept = record[outputs.ENTRY]
@@ -178,17 +181,14 @@ def test_outputs_stand_in_the_order_of_the_examples(session, tmp_path):
 
 def test_a_prompt_of_just_the_limit_is_whole(session, tmp_path, recwarn):
     path = rows(tmp_path / "a.csv", 8)
-    ids = Session(session.source, replace(EVALUATION, task=str(path), quality_examples=1), pair=session.pair)
-    longest = len(ids.fitted.prompts[0])
-    task = FileTask(path=path, max_input_length=longest)
-    found = Session(session.source, replace(EVALUATION, task=task, quality_examples=1), pair=session.pair)
+    longest = len(opened(session, str(path), 1).fitted.prompts[0])
+    found = opened(session, FileTask(path=path, max_input_length=longest), 1)
     assert found.fitted.told() == {} and not [each for each in recwarn if "were cut" in str(each.message)]
 
 
 def test_a_task_made_in_python_is_measured_and_says_how_to_run_it_again(session):
     task = Task(name="own", splits=("test",), read=lambda split: [Example(n, "cold", "kalt") for n in range(4)])
-    asked = replace(EVALUATION, task=task, quality_examples=4)
-    own = Session(session.source, asked, pair=session.pair)
+    own = opened(session, task, 4)
     chosen = Point(pair=own.source, evaluation=own.evaluation, settings=TOKEN)
     (record,) = judge(own, [chosen])
     assert record["quality"]["examples"] == 4
@@ -214,10 +214,7 @@ def test_a_record_runs_again_to_the_same_tokens_by_its_configuration(tmp_path, m
     gin.clear_config()
     said = rerun.compared(record, store, second, "results/b.jsonl")
     assert said == "the same key; the same tokens in 3 of 3 outputs"
-    changed = json.loads(json.dumps(second)) | {
-        "key": "f" * 32,
-        "fingerprints": {**second["fingerprints"], "code": "x"},
-    }
+    changed = second | {"key": "f" * 32, "provenance": {**second["provenance"], "code": "x"}}
     assert "another key" in rerun.compared(record, store, changed, "results/b.jsonl")
     assert "other code" in rerun.compared(record, store, changed, "results/b.jsonl")
 
