@@ -16,7 +16,7 @@ from speccascade_jax.evaluation.studies.profiling import profiling
 from speccascade_jax.evaluation.studies.survey import surveying
 from speccascade_jax.hierarchy import optimizing
 from speccascade_jax.metrics import sandbox
-from speccascade_jax.runtime import gin_flags
+from speccascade_jax.runtime import gin_errors, gin_flags
 from speccascade_jax.runtime.paths import repository_root
 from speccascade_jax.selection import make_data as selection_data
 from speccascade_jax.selection import report, serving
@@ -195,5 +195,6 @@ def _wrongs(message, named):
     if len(message.splitlines()) > 2 or len(message) > 700:
         yield "too long"
     words = [word for each in named for word in (each, repr(each), *re.findall(r"'\w+'", each))]
-    if named and not any(word in message for word in [*words, "mutated.gin"]):
+    places = [*words, "mutated.gin", gin_errors.DEEP]  # of a value that names itself nobody knows the place
+    if named and not any(word in message for word in places):
         yield "neither value nor binding"
