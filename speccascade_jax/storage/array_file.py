@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import flax.serialization
 import jax
@@ -20,11 +20,16 @@ from speccascade_jax.storage.checksums import array_digest
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, damaged
 from speccascade_jax.storage.files import expanded, write_atomically
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
 FORMAT = 1
-CardT = TypeVar("CardT", bound="DataclassInstance")
+
+
+class _Dataclass(Protocol):
+    """Any dataclass; `typing` has no name for them."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+CardT = TypeVar("CardT", bound=_Dataclass)
 
 
 @dataclass(frozen=True, repr=False)
