@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
+from speccascade_jax.core.trees import Tree
 from speccascade_jax.methods.build import assemble
 from speccascade_jax.models.decoder import tiny
 from speccascade_jax.models.fake import FakeLM
@@ -156,3 +157,15 @@ def test_models_that_know_no_trees_are_named():
     pair = Pair(target=bound, draft=replace(bound, model=Plain()))
     with pytest.raises(ValueError, match="'draft' is a Plain, which knows no trees"):
         sc.decode(pair, [[0]], tree=(2, 1))
+
+
+@pytest.mark.laws
+def test_more_branches_keep_more_and_counts_add_up():
+    settings = {"rule": "token_v3", "alpha": 0.3, "temperature": 1.0, "max_new_tokens": 24}
+    efficiency = {}
+    for tree in ((1, 1), (2, 1), (3, 2)):
+        stats = sc.decode(pair_of_tables(), [[n % 6] for n in range(200)], tree=tree, **settings).stats
+        efficiency[tree] = stats["block_efficiency"]
+        assert stats["examined"] == stats["kept"] + stats["rejected"] and stats["committed"] == 200 * 24
+        assert stats["drafted"] <= Tree.of_branching(tree).size * stats["rounds"]
+    assert efficiency[1, 1] < efficiency[2, 1] < efficiency[3, 2]
