@@ -87,7 +87,7 @@ def test_prompts_are_cut_and_tokenised_as_seqio_does_it(name, source, long_texts
     )
     theirs = next(dataset.as_numpy_iterator())
     point = Point(pair=source, evaluation=small(name), settings=Settings(method=TARGET))
-    ours = Session(source, small(name)).arguments(point, [0], [0.0])["prompt"].encoder_tokens[0]
+    ours = Session(source, small(name)).prepare(point, np.array([0])).args[0].encoder_tokens[0]
     assert len(theirs["inputs"]) == task.max_input_length and theirs["inputs"][-1] == vocabulary.eos_id
     assert (
         ours[: task.max_input_length].tolist() == theirs["inputs"].tolist() and not ours[task.max_input_length :].any()

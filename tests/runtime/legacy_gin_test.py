@@ -139,7 +139,7 @@ SAID = "points.Method.name is now points.Settings.method; the old name works unt
 def test_files_their_includes_bindings_and_records_are_read(read, tmp_path):
     (tmp_path / "method.gin").write_text(f"{HEAD}points.Method:\n  name = 'chow'\n")
     (tmp_path / "run.gin").write_text(f"{HEAD}include 'method.gin'\n{RUN}")
-    bindings = ["Method.alpha = 0.3", "points.Sampling.temperature = 1.0", "recorded.seed = 7"]
+    bindings = ["points.Method.alpha = 0.3", "points.Sampling.temperature = 1.0", "recorded.seed = 7"]
     gin.add_config_file_search_path(str(tmp_path))
     assert read(["run.gin"], bindings) == (("chow", 0.3, 1.0), 7)
     assert read([], text=f"{HEAD}{RUN}points.Method.name = 'opt'\n") == (("opt", None, 0.0), 0)

@@ -235,7 +235,7 @@ def test_inputs_may_be_longer_than_a_pairs_own_limit(register, tmp_path):
     source = ModelPair(name=str(tiny_pair.write(tmp_path)))
     task = own_task(max_input_length=2048, splits=("test",))
     loaded = Session(source, Evaluation(task=task, quality_examples=1, latency_examples=0))
-    assert np.count_nonzero(loaded.arguments(point(task), np.array([0]), [0.5])["prompt"].encoder_tokens) == 2048
+    assert np.count_nonzero(loaded.prepare(point(task), np.array([0])).args[0].encoder_tokens) == 2048
 
 
 def test_a_misspelt_metric_is_refused_before_anything_is_loaded():
