@@ -17,6 +17,9 @@ from speccascade_jax.core.types import Array, Controls, Params, PyTree, Round
 from speccascade_jax.engine.counters import Tally
 from speccascade_jax.engine.engine import DecodeState, Engine
 from speccascade_jax.engine.width_buckets import at_most_once
+from speccascade_jax.runtime import moved
+
+__getattr__ = moved.attributes_of("speccascade_jax.engine.engine")
 
 Unfinished = Callable[[DecodeState], Array]
 OnRound = Callable[[PyTree, Round], PyTree]

@@ -1,6 +1,7 @@
 """Tasks through seqio: paper 1's three data sets, mocked by TensorFlow Datasets, and somebody's own, end to end."""
 
 import gin
+import numpy as np
 import pytest
 
 from speccascade_jax.core.names import TARGET

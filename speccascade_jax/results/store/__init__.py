@@ -1,1 +1,5 @@
 """The store of records and what lies beside it."""
+
+from speccascade_jax.runtime import moved
+
+__getattr__ = moved.attributes_of("speccascade_jax.results.store.result_store")
