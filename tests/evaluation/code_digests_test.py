@@ -1,4 +1,4 @@
-"""Keys know the code: another rule, policy or drafter is another record; comments, places and processes are not."""
+"""Digests of code: another rule, policy or drafter has another one; comments, places and processes do not matter."""
 
 import importlib
 import os
@@ -10,7 +10,7 @@ import jax
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.evaluation import experiment, session
+from speccascade_jax.evaluation import code_digests, experiment, session
 from speccascade_jax.evaluation.points import Level, Settings
 from speccascade_jax.methods import table
 from speccascade_jax.rules import deferral
@@ -174,6 +174,20 @@ def test_our_own_policies_and_scores_are_code(pair, monkeypatch, what, name):
             importlib.import_module("speccascade_jax.methods.sequence").SCORES, "sum", lambda x, y: x[:, 0]
         )
     assert code() != first
+
+
+def test_how_a_block_or_a_tree_is_decided_is_code(pair, monkeypatch):
+    ways = ({}, {"verify": "block"}, {"tree": (2, 1)}, {"tree": (2, 2)})
+
+    def codes():
+        opened = session.Session(SOURCE, SMALL, pair)
+        return [opened.code(Settings(method="opt", alpha=0.3, **way)) for way in ways]
+
+    before, source = codes(), code_digests._source
+    changed = ("BlockWise", "BranchWise")
+    monkeypatch.setattr(code_digests, "_source", lambda kind: "" if kind.__name__ in changed else source(kind))
+    assert len(set(before)) == 4
+    assert [a == b for a, b in zip(before, codes(), strict=True)] == [True, False, False, False]
 
 
 def test_a_heads_policy_is_code_and_its_numbers_are_the_heads_fingerprint(tmp_path):

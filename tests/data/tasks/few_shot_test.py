@@ -144,6 +144,10 @@ def test_sizes(name):
     assert len(load_or_skip(name, ROWS[name].splits[0])) == SIZES[name]
 
 
+def test_another_split_has_its_own_size():
+    assert len(load_or_skip("mmlu", "validation")) == 1530
+
+
 @pytest.mark.parametrize("name", [name for name in ROWS if name not in ("humaneval", "mbpp", "triviaqa")])
 def test_the_references_themselves_score_100(name):
     task = ROWS[name]

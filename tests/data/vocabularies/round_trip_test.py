@@ -60,7 +60,15 @@ def test_every_text_survives_a_round_trip(made, kind, text):
     assert not vocabulary.specials & set(ids)
 
 
-@pytest.mark.parametrize("text", [tokenizer_files.SENTENCES[0], "unseen: 日本, ☃ and Zyklop", ""])
+def test_known_pieces_of_the_stories_vocabulary(made):
+    vocabulary = made("stories")
+    pieces = [vocabulary.piece(token) for token in vocabulary.encode("Once upon a time")]
+    assert vocabulary.vocab_size == 512 and pieces == ["▁Once", "▁upon", "▁a", "▁time"]
+
+
+@pytest.mark.parametrize(
+    "text", ["Das Kind trägt große Äpfel.", tokenizer_files.SENTENCES[0], "unseen: 日本, ☃ and Zyklop", ""]
+)
 def test_text_of_t5_survives_without_unknown_pieces(made, text):
     ids = made("t5").encode(text)
     assert made("t5").decode(ids) == text and not {0, 1, 2} & set(ids)
