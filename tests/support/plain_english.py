@@ -133,7 +133,9 @@ def complaints(rooms: dict[str, Reading]) -> list[str]:
             lines.append(f"{room}: {len(reading.vague)} of {reading.names} identifiers are vague ({top(reading)})")
         lines += [f"{place}: open with a verb (functions) or a noun" for place in reading.openings]
         if reading.comment_share < (least := COMMENTED.get(room, 0.0)):
-            lines.append(f"{room}: {reading.comment_share:.3f} comment lines per code line, at least {least} are wanted")
+            lines.append(
+                f"{room}: {reading.comment_share:.3f} comment lines per code line, at least {least} are wanted"
+            )
     return lines
 
 
