@@ -12,16 +12,19 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md", "CONTRIBUTING.md": "CONTRIBUTING.md"}
 """Files of the root -> what they are called in the site."""
+FOLDERS = {"Results": "results", "Decisions": "adr"}
+"""Entries of the navigation -> folders of docs/ whose pages they list."""
 _LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)\s]*)?\))")
 
 
 def on_config(config: Any) -> Any:
-    """All pages of results/ in the navigation, in the order of their names, the overview first."""
-    names = sorted(path.name for path in (ROOT / "docs" / "results").glob("*.md"))
-    names.sort(key=lambda name: name != "README.md")
+    """Lists every page of a folder in the navigation, in the order of their names, the overview first."""
     for entry in config.nav:
-        if "Results" in entry:
-            entry["Results"] = [f"results/{name}" for name in names]
+        for title, folder in FOLDERS.items():
+            if title in entry:
+                names = sorted(path.name for path in (ROOT / "docs" / folder).glob("*.md"))
+                names.sort(key=lambda name: name != "README.md")
+                entry[title] = [f"{folder}/{name}" for name in names]
     return config
 
 
