@@ -163,3 +163,30 @@ def test_every_page_names_files_that_exist():
 def test_no_number_is_still_to_be_measured():
     for page in PAGES:
         assert not re.search(r"\b[A-Z]+_(TIME|OUTPUT|TABLE)\b|^OUTPUT$", page.read_text(encoding="utf-8")), page.name
+
+
+WORDS = 15_500
+"""How many words the pages of docs/ may have together; measurements go to docs/results/, which is not counted."""
+UNWANTED = {
+    r"\blaws?\b": "'distribution', or 'exactness tests'",
+    r"\bpapers? [1-5]\b": "authors and year, with a link on the first mention",
+}
+"""Words of prose -> their replacement. Code, where names such as `target_law` stay, is not read."""
+
+
+def prose(page):
+    """A page without its fenced code, its code spans and the targets of its links."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return re.sub(r"`[^`]+`|\]\([^)]*\)", "", text)
+
+
+def test_the_pages_stay_within_their_budget():
+    words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in DOCS.glob("*.md")}
+    assert sum(words.values()) <= WORDS, f"move measurements to docs/results/, and delete repetition: {words}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_use_the_words_of_the_field(page):
+    for word, instead in UNWANTED.items():
+        lines = [line.strip() for line in prose(page).splitlines() if re.search(word, line, re.IGNORECASE)]
+        assert not lines, f"{page.name}: write {instead} in {lines}"
