@@ -17,8 +17,8 @@ from speccascade_jax.core.names import DRAFT, TARGET
 from speccascade_jax.core.sampling import argmax, softmax
 from speccascade_jax.core.types import Array, BoundModel, Prompt
 from speccascade_jax.data.tasks.table import Task, get_task
+from speccascade_jax.engine.counters import summarise
 from speccascade_jax.engine.generate import generate, raise_on_failure
-from speccascade_jax.engine.measures import summarise
 from speccascade_jax.evaluation.points import Settings, recorded
 from speccascade_jax.metrics import quality
 

@@ -19,8 +19,8 @@ from benchmarks.random_models import held_as, random
 from benchmarks.setting import Bench, Rows
 from speccascade_jax.api import decode
 from speccascade_jax.core.types import BoundModel, Prompt
+from speccascade_jax.engine.counters import level_counters
 from speccascade_jax.engine.generate import Generation
-from speccascade_jax.engine.measures import level_counters
 from speccascade_jax.methods.settings import DRAFT_MODEL, Level
 from speccascade_jax.models.decoder import DecoderConfig
 from speccascade_jax.pairs.pair import Pair

@@ -15,8 +15,8 @@ from benchmarks.prediction import Costs, expected_tokens, speed_up
 from benchmarks.rounds import call_loops, one_by_one
 from benchmarks.setting import Bench, Rows, Run
 from speccascade_jax.core.names import TARGET
+from speccascade_jax.engine.counters import summarise
 from speccascade_jax.engine.generate import Generation
-from speccascade_jax.engine.measures import summarise
 from speccascade_jax.evaluation import latency
 from speccascade_jax.evaluation.points import Settings, recorded
 from speccascade_jax.rules.deferral import RULES

@@ -107,9 +107,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.convert",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m experiments.convert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("source", metavar="SOURCE", help="the checkpoint: a directory or a file")
     parser.add_argument("destination", metavar="DESTINATION", nargs="?", help="the directory to create")

@@ -18,8 +18,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from speccascade_jax.results.analysis import curve_labels, families, histograms, panels
-from speccascade_jax.results.report.figures import acceptance, histogram, pareto, tradeoff
+from speccascade_jax.results.analysis import families, histograms, panels
+from speccascade_jax.results.report.figures import studies, tradeoff
 from speccascade_jax.results.store import result_store
 from speccascade_jax.runtime import interrupts
 from speccascade_jax.storage.files import expanded
@@ -33,13 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         stem = Path(args.records[0]).stem
         if args.histograms:
             paths = [folder / f"{stem}-histogram.{args.format}"]
-            histogram.draw(histograms.read(args.records), paths[0])
+            studies.draw_histograms(histograms.read(args.records), paths[0])
         elif args.acceptance:
             paths = [folder / f"{stem}-acceptance.{args.format}"]
-            acceptance.draw(acceptance.read(args.records), paths[0])
+            studies.draw_acceptance(studies.read_acceptance(args.records), paths[0])
         elif args.pareto:
             every = families.of_records(result_store.read_records(*args.records))
-            paths, missing = pareto.draw_all(every, folder, stem, args.format)
+            paths, missing = tradeoff.draw_fronts(every, folder, stem, args.format)
             if not paths:
                 raise ValueError("\nerror: ".join(missing))
             for reason in missing:
@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--format", choices=("png", "svg", "pdf"), default="png")
     parser.add_argument(
         "--share",
-        choices=tuple(curve_labels.SHARES),
+        choices=tuple(panels.SHARES),
         default="rejection_rate",
         help="x-axis of the right-hand plot",
     )

@@ -13,8 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from speccascade_jax.core.checks import whole
-from speccascade_jax.results.analysis.curve_labels import MIXABLE
-from speccascade_jax.results.analysis.panels import panels, read_points
+from speccascade_jax.results.analysis.panels import MIXABLE, panels, read_points
 from speccascade_jax.results.report import page
 from speccascade_jax.runtime import interrupts
 from speccascade_jax.storage.files import expanded

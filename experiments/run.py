@@ -22,7 +22,7 @@ from pathlib import Path
 
 from absl import flags
 
-from speccascade_jax.evaluation import experiment, rerun
+from speccascade_jax.evaluation import experiment
 from speccascade_jax.results.store.result_store import Record
 from speccascade_jax.runtime import gin_flags, hosts, interrupts, own_files
 
@@ -43,8 +43,8 @@ def _recorded() -> str:
     """The configuration of the record that is asked for."""
     if FROM_RECORD.value is None:
         return ""
-    record, store = rerun.find(FROM_RECORD.value, STORE.value)
-    _FOUND.append((record, store, rerun.output(record)))
+    record, store = experiment.find_record(FROM_RECORD.value, STORE.value)
+    _FOUND.append((record, store, experiment.rerun_store(record)))
     own_files.load_again(record.get("imports", {}))
     return f"{record['configuration']}\nexperiment.run.output = {_FOUND[0][2]!r}\n"
 
@@ -52,7 +52,7 @@ def _recorded() -> str:
 def _compared(new: Record) -> None:
     """Say what became of a record that was run again."""
     for old, store, output in _FOUND if new and hosts.first() else ():
-        print(f"{old['key']} of {store}, run again: {rerun.compared(old, store, new, output)}")
+        print(f"{old['key']} of {store}, run again: {experiment.compare_rerun(old, store, new, output)}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from speccascade_jax.metrics import quality
 from speccascade_jax.results.analysis import example_diff
@@ -43,10 +43,6 @@ def _line(text: str) -> str:
     return " ".join(text.split()) + "\n"
 
 
-def _reference(each: Output) -> str:
-    return each.reference if isinstance(each.reference, str) else each.reference[0]
-
-
 def hand_over(folder: Path, found: Sequence[tuple[Record, list[Output]]]) -> None:
     """Write the text files; all points must have been judged on the same examples."""
     ids = [each.id for each in found[0][1]]
@@ -54,7 +50,8 @@ def hand_over(folder: Path, found: Sequence[tuple[Record, list[Output]]]) -> Non
         raise ValueError("the points were judged on different examples: hand over a store of one task")
     first = found[0][1]
     write_atomically(folder / "sources.txt", *(_line(each.prompt) for each in first))
-    write_atomically(folder / "references.txt", *(_line(_reference(each)) for each in first))
+    references = [each.reference if isinstance(each.reference, str) else each.reference[0] for each in first]
+    write_atomically(folder / "references.txt", *map(_line, references))
     for record, kept in found:
         write_atomically(folder / f"{record['key'][:12]}.out.txt", *(_line(each.output) for each in kept))
     rows = "".join(f"{record['key'][:12]}.out.txt\t{example_diff.title(record)}\n" for record, _ in found)
@@ -87,7 +84,10 @@ def _score(store: str, found: Sequence[tuple[Record, list[Output]]], metrics: Se
         if quality.get_metric(name).executes:
             raise ValueError(f"{name} runs what models wrote: name it in the task, with Evaluation.execute_code")
     rows = [_row(record, kept, metrics) for record, kept in found]
-    _print(rows, metrics)
+    table = Table("key", "point", *(Column(name, justify="right") for name in metrics))
+    for row in rows:
+        table.add_row(*map(escape, row))
+    Console().print(table)
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows([["key", "point", *metrics], *rows])
     path = expanded(store).with_suffix(".scores.csv")
@@ -98,17 +98,6 @@ def _score(store: str, found: Sequence[tuple[Record, list[Output]]], metrics: Se
 def _row(record: Record, kept: Sequence[Output], metrics: Sequence[str]) -> list[str]:
     scores = quality.score(metrics, [each.output for each in kept], [each.reference for each in kept])
     return [record["key"][:12], example_diff.title(record), *(f"{scores[name]:.2f}" for name in metrics)]
-
-
-def _print(rows: Sequence[Sequence[str]], metrics: Sequence[str]) -> None:
-    table = Table()
-    for name in ("key", "point"):
-        table.add_column(name)
-    for name in metrics:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    Console().print(table)
 
 
 if __name__ == "__main__":

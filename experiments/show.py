@@ -98,9 +98,8 @@ class Page:
 
     def legend(self) -> Text:
         """What the looks mean."""
-        return Text("   ").join(
-            [*(self._dressed(name, name) for name in LOOKS), Text(f"{ROUND} next round   {END} end")]
-        )
+        names = [self._dressed(name, name) for name in LOOKS]
+        return Text("   ").join([*names, Text(f"{ROUND} next round   {END} end")])
 
     def _dressed(self, text: str, source: str) -> Text:
         style, (before, after) = LOOKS[source]
@@ -161,43 +160,22 @@ def _pair() -> sc.Pair:
 
 def _settings() -> dict[str, Any]:
     flagged = (METHOD, ALPHA, BLOCK_SIZE, VERIFY, STOP_THRESHOLD, TEMPERATURE, TOP_P, TOP_K, SEED, MAX_NEW_TOKENS)
-    return {flag.name: flag.value for flag in flagged} | {"tree": _tree()}
-
-
-def _tree() -> tuple[int, ...] | None:
-    if TREE.value is None:
-        return None
     try:
-        return tuple(map(int, TREE.value))
+        tree = None if TREE.value is None else tuple(map(int, TREE.value))
     except ValueError:
         raise ValueError(f"--tree={','.join(TREE.value)} is no list of whole numbers: write --tree=3,2,1") from None
+    return {flag.name: flag.value for flag in flagged} | {"tree": tree}
 
 
 _TEXTS = ("proposed", "written", "fate")
+_COLUMNS = ("round", *_TEXTS, "q", "p", "π", "rank", "H", "max q", "product", "TV", "r", "stop")
 
 
 def positions(trace: Trace) -> Table:
     """Every position of a trace, as a table."""
-    table = Table(
-        title="rank: by q, by p; H: entropy of q in nats; product: of max q; stop: what the policy compared",
-        padding=0,
-    )
-    for name in (
-        "round",
-        "proposed",
-        "written",
-        "fate",
-        "q",
-        "p",
-        "π",
-        "rank",
-        "H",
-        "max q",
-        "product",
-        "TV",
-        "r",
-        "stop",
-    ):
+    title = "rank: by q, by p; H: entropy of q in nats; product: of max q; stop: what the policy compared"
+    table = Table(title=title, padding=0)
+    for name in _COLUMNS:
         table.add_column(name, no_wrap=True, justify="left" if name in _TEXTS else "right")
     for number, one in enumerate(trace.rounds):
         for step in one.steps:

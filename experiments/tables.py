@@ -42,15 +42,14 @@ from functools import partial
 
 from rich.console import Console
 
-from speccascade_jax.results.analysis import curve_labels, families, panels
+from speccascade_jax.results.analysis import families, panels
 from speccascade_jax.results.report import printing
-from speccascade_jax.results.report.tables import levels, selection, stopping, table2, verification
+from speccascade_jax.results.report.tables import levels, selection, stopping, table2
 from speccascade_jax.results.report.tables.grid import Grid
 from speccascade_jax.results.store import result_store
 from speccascade_jax.runtime import interrupts
 from speccascade_jax.storage import files
 
-OF_FAMILIES = {**stopping.GRIDS, verification.VERIFICATION: verification.verification_grids}
 LEVELS, SELECTION = "levels", "selection"
 """The measure that stacks have, and the one of methods that choose among drafters."""
 
@@ -107,9 +106,9 @@ def _measured(
     """
     grids, missing = list[Grid](), list[str]()
     asked: list[tuple[str, panels.Panel, Callable[[], list[Grid]]]] = []
-    if paper3 := [what for what in measures if what in OF_FAMILIES]:
+    if paper3 := [what for what in measures if what in stopping.GRIDS]:
         each = itertools.product(families.of_records(records), paper3)
-        asked += [(what, found.panel, partial(OF_FAMILIES[what], found)) for found, what in each]
+        asked += [(what, found.panel, partial(stopping.GRIDS[what], found)) for found, what in each]
     if LEVELS in measures:
         asked += [(LEVELS, panel, partial(levels.level_grids, panel)) for panel in shown]
     if SELECTION in measures and shown:
@@ -151,10 +150,10 @@ def _parser() -> argparse.ArgumentParser:
         help="how much quality the second speed-up may cost, in units of the metric (default %(default)g)",
     )
     parser.add_argument(
-        "--measures", nargs="+", choices=(*OF_FAMILIES, LEVELS, SELECTION), help="these tables instead of Table 2"
+        "--measures", nargs="+", choices=(*stopping.GRIDS, LEVELS, SELECTION), help="these tables instead of Table 2"
     )
     parser.add_argument("--beside", help="compare every point with this method's point of the nearest --share")
-    parser.add_argument("--share", choices=tuple(curve_labels.SHARES), default="draft_share")
+    parser.add_argument("--share", choices=tuple(panels.SHARES), default="draft_share")
     parser.add_argument("--together", nargs="+", default=(), choices=tuple(panels.MIXABLE), help=panels.TOGETHER)
     return parser
 

@@ -24,7 +24,7 @@ import gin
 from absl import app, flags, logging
 
 from speccascade_jax.runtime import gin_flags, interrupts, malloc
-from speccascade_jax.selection import comparing, train
+from speccascade_jax.selection import train
 
 gin_flags.define_flags()
 MODE = flags.DEFINE_enum(
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> None:
         if MODE.value == "train":
             print(json.dumps(trainer.run(), indent=1))
         else:
-            gin.get_configurable(comparing.curves if MODE.value == "curves" else comparing.weights)(trainer)
+            gin.get_configurable(train.curves if MODE.value == "curves" else train.weights)(trainer)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ import gin
 from absl import app, flags, logging
 
 from speccascade_jax.runtime import compilation_cache, gin_flags, interrupts, malloc
-from speccascade_jax.training.t5 import export, loop, outputs
+from speccascade_jax.training.t5 import loop, outputs
 
 gin_flags.define_flags()
 MODE = flags.DEFINE_enum(
@@ -72,23 +72,13 @@ def main(argv: list[str]) -> None:
             logging.info("%s", gin.config_str())
             print(json.dumps(trainer.run()))
         elif MODE.value == "export":
-            print(json.dumps(export.export(trainer, Path(OUTPUT.value), DTYPE.value)))
+            print(json.dumps(loop.export(trainer, Path(OUTPUT.value), DTYPE.value)))
         elif MODE.value == "translate":
-            print(json.dumps(_outputs(trainer).write()))
+            flagged = (CHECKPOINT, EXAMPLES, TEMPERATURE, CANDIDATES, LEAST)
+            chosen = {flag.name: flag.value for flag in flagged}
+            print(json.dumps(outputs.Outputs(trainer=trainer, path=OUTPUT.value, **chosen).write()))
         else:
-            print(json.dumps(export.evaluate(trainer, CHECKPOINT.value, EXAMPLES.value)))
-
-
-def _outputs(trainer: loop.Trainer) -> outputs.Outputs:
-    return outputs.Outputs(
-        trainer=trainer,
-        checkpoint=CHECKPOINT.value,
-        path=OUTPUT.value,
-        examples=EXAMPLES.value,
-        temperature=TEMPERATURE.value,
-        candidates=CANDIDATES.value,
-        least=LEAST.value,
-    )
+            print(json.dumps(loop.evaluate(trainer, CHECKPOINT.value, EXAMPLES.value)))
 
 
 if __name__ == "__main__":

@@ -13,12 +13,12 @@ import numpy as np
 
 from speccascade_jax.core.checks import check_example_ids, check_seed
 from speccascade_jax.core.controls import make_controls
-from speccascade_jax.core.fetching import fetch
-from speccascade_jax.core.sampling import log_laws, make_law_pair, softmax, transform
+from speccascade_jax.core.sampling import law_pair_of
+from speccascade_jax.core.transfers import fetch
 from speccascade_jax.core.types import Array, Controls, Prompt
 from speccascade_jax.data.vocabularies.vocabulary import Ids, added_texts
+from speccascade_jax.engine.counters import summarise
 from speccascade_jax.engine.generate import Failure, Generation, failures, model_names, raise_if_failed
-from speccascade_jax.engine.measures import summarise
 from speccascade_jax.methods.build import decoder_for
 from speccascade_jax.methods.build_drafter import check_length, threshold_text
 from speccascade_jax.methods.method import Decoder
@@ -186,7 +186,10 @@ def target_law(
     if q_logits.shape != p_logits.shape:
         raise ValueError(f"q_logits have shape {q_logits.shape} and p_logits {p_logits.shape}; they must agree")
     for name, logits in (("draft", q_logits), ("target", p_logits)):
-        _check_finite(name, np.asarray(logits))
+        # as `decode` does, refuses rows in which the largest entry is no number; -inf masks an entry
+        if (bad := ~np.isfinite(np.asarray(logits).max(-1, initial=-np.inf))).any():
+            at = ", ".join(map(str, np.argwhere(bad)[0])) or "the only row"
+            raise FloatingPointError(f"the {name} model's logits hold NaN or infinity, or nothing but -inf, at [{at}]")
     lead = p_logits.shape[:-1]
     rows = math.prod(lead)
     chosen.check_temperatures(temperature, draft_temperature)
@@ -199,17 +202,6 @@ def target_law(
     return _target_law(chosen, q_flat, p_flat, controls).reshape(p_logits.shape)
 
 
-def _check_finite(name: str, logits: np.ndarray) -> None:
-    """Refuse what `decode` refuses: rows in which the largest entry is no number; -inf masks an entry."""
-    if (bad := ~np.isfinite(logits.max(-1, initial=-np.inf))).any():
-        at = ", ".join(map(str, np.argwhere(bad)[0])) or "the only row"
-        raise FloatingPointError(f"the {name} model's logits hold NaN or infinity, or nothing but -inf, at [{at}]")
-
-
 @partial(jax.jit, static_argnames="rule")
 def _target_law(rule: Rule, q_logits: Array, p_logits: Array, controls: Controls) -> Array:
-    greedy = controls.draft.temperature <= 0
-    q, q_tilde = softmax(q_logits), transform(q_logits, controls.draft)
-    logs = log_laws(q_logits, q_tilde, controls.draft)
-    pair = make_law_pair(q, q_tilde, greedy, p_logits, controls.target, logs)
-    return rule.target_law(pair, controls.alpha[:, None])
+    return rule.target_law(law_pair_of(q_logits, p_logits, controls), controls.alpha[:, None])

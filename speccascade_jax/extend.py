@@ -33,10 +33,9 @@ from speccascade_jax.data.tasks.file_task import FileTask
 from speccascade_jax.data.tasks.seqio_task import SeqioTask
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.data.tasks.task import Example, Task
-from speccascade_jax.methods.autoregressive import Alone
 from speccascade_jax.methods.checking import check_rule
+from speccascade_jax.methods.generations import Alone, SequenceMethod
 from speccascade_jax.methods.method import Decoder, Method
-from speccascade_jax.methods.sequence import SequenceMethod
 from speccascade_jax.methods.settings import Arm, Level, Settings
 from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.metrics.quality import Metric
@@ -48,49 +47,10 @@ from speccascade_jax.rules.verification import TokenWise, Verdict, Verifier
 from speccascade_jax.stopping.policies import Capped
 
 __all__ = [
-    "Alone",
-    "Alpha",
-    "Arm",
-    "BoundModel",
-    "Capped",
-    "Controls",
-    "Decision",
-    "Decoder",
-    "Draft",
-    "DraftStep",
-    "Drafter",
-    "Example",
-    "FileTask",
-    "LMOutput",
-    "LanguageModel",
-    "LawPair",
-    "LayeredModel",
-    "Level",
-    "Method",
-    "Metric",
-    "Outcome",
-    "Planner",
-    "ReadsLayers",
-    "Prompt",
-    "Request",
-    "Rule",
-    "SeqioTask",
-    "SequenceMethod",
-    "Settings",
-    "Speculation",
-    "Start",
-    "StopPolicy",
-    "Task",
-    "TokenWise",
-    "Verdict",
-    "Verifier",
-    "catch_up",
-    "check_rule",
-    "drafter_files",
-    "get_task",
-    "laws_and_token",
-    "layer_states",
-    "make_prompt",
-    "plain_params",
+    "Alone", "Alpha", "Arm", "BoundModel", "Capped", "Controls", "Decision", "Decoder", "Draft", "DraftStep",
+    "Drafter", "Example", "FileTask", "LMOutput", "LanguageModel", "LawPair", "LayeredModel", "Level", "Method",
+    "Metric", "Outcome", "Planner", "ReadsLayers", "Prompt", "Request", "Rule", "SeqioTask", "SequenceMethod",
+    "Settings", "Speculation", "Start", "StopPolicy", "Task", "TokenWise", "Verdict", "Verifier", "catch_up",
+    "check_rule", "drafter_files", "get_task", "laws_and_token", "layer_states", "make_prompt", "plain_params",
     "rngs",
-]
+]  # fmt: skip

@@ -4,8 +4,7 @@ The rounds are those that `generate` loops over on the device (`engine.loop`). H
 transfer of a few integers per round, while everything else stays on the device.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Unpack
@@ -24,6 +23,7 @@ from speccascade_jax.engine.generate import argument, failures, model_names, rai
 from speccascade_jax.engine.loop import one_round
 from speccascade_jax.methods.build import decoder_for
 from speccascade_jax.methods.build_drafter import check_length
+from speccascade_jax.methods.method import Decoder
 from speccascade_jax.methods.settings import with_settings
 from speccascade_jax.methods.settings_dict import SettingsDict
 from speccascade_jax.pairs.pair import Pair
@@ -83,17 +83,15 @@ def stream(
         FloatingPointError: NaN logits, when the iterator reaches them.
     """
     decoder = decoder_for(pair, "stream", settings, stop_ids)
-    longest, engine = check_length(max_new_tokens, decoder.settings), decoder.require_engine()
+    longest = check_length(max_new_tokens, decoder.settings)
+    decoder.require_engine()
     padded = make_prompt(pair, prompt, max_new_tokens=longest)
     rows = padded.tokens.shape[0]
     if rows != 1:
         raise ValueError(f"stream takes one prompt, not {rows}: give one text or one list of ids, or call decode")
-    controls = decoder.controls(1)
+    decoder.controls(1)  # checks the numbers
     decoder.method.warn_of_alpha(decoder.settings, pair.target.model.vocab_size)
-    ids = check_example_ids([example_id], 1)
-    compiling = partial(decoder.compiling, "stream", padded, longest)
-    ready = partial(decoder.ready, padded, longest)
-    rounds = _rounds(engine, ready, padded, check_seed(seed), controls, longest, ids, compiling)
+    rounds = _rounds(decoder, padded, check_seed(seed), check_example_ids([example_id], 1), longest)
     return _tokens(rounds, pair.vocabulary, decoder.method.draft_alone, decoder_context(padded)[0])
 
 
@@ -106,22 +104,10 @@ class _Round(NamedTuple):
     failed_at: np.ndarray
 
 
-def _rounds(
-    engine: Engine,
-    ready: Callable[[], Params],
-    prompt: Prompt,
-    seed: int,
-    controls: Controls,
-    longest: int,
-    ids: np.ndarray,
-    running: Callable[[], AbstractContextManager[None]],
-) -> Iterator[_Round]:
-    """Round after round until the row is done; the next one runs while its predecessor is looked at.
-
-    `ready`: gives the parameters; `running`: what is put around the calls that may compile.
-    """
-    params = ready()
-    with running():
+def _rounds(decoder: Decoder, prompt: Prompt, seed: int, ids: np.ndarray, longest: int) -> Iterator[_Round]:
+    """Round after round until the row is done; the next one runs while its predecessor is looked at."""
+    engine, controls, params = decoder.require_engine(), decoder.controls(1), decoder.ready(prompt, longest)
+    with decoder.compiling("stream", prompt, longest):
         state = _init(engine, params, prompt, argument(seed, np.uint32), argument(ids, np.int32), longest)
         state, seen = _step(engine, params, state, controls)
     while True:
@@ -167,14 +153,8 @@ def _tokens(
             last = turn.done and slot + 1 == len(turn.tokens)
             text = "" if vocabulary is None else settled(vocabulary.decode(ids, after=after), last)[len(shown) :]
             shown += text
-            yield StreamedToken(
-                id=token,
-                text=text,
-                source="draft" if draft_alone else SOURCES[source],
-                round=number,
-                slot=slot,
-                position=len(ids) - 1,
-            )
+            name = "draft" if draft_alone else SOURCES[source]
+            yield StreamedToken(token, text, name, number, slot, position=len(ids) - 1)
 
 
 def compilations() -> int:

@@ -1,8 +1,9 @@
-"""The walkthroughs of the documentation run, from files of one's own, outside of the package."""
+"""The walkthroughs of the documentation run, from files of one's own, outside of the package; so do its commands."""
 
 import importlib
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -14,10 +15,12 @@ import speccascade_jax as sc
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.evaluation import experiment
 from speccascade_jax.pairs import drafter_files
-from speccascade_jax.runtime import gin_flags
+from speccascade_jax.runtime import cli, gin_flags
+from speccascade_jax.runtime.paths import repository_root
 from tests.support import conformance, tiny_pair
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = repository_root()
+DOCS = ROOT / "docs"
 IDEAS, HEAD = "my_ideas", "my_head"
 
 
@@ -53,17 +56,20 @@ def test_it_is_held_to_what_rules_are_held_to(ideas):
     exec(blocks("executed by tests/docs_test.py")[1], {})
 
 
+UNTRAINED = {"mix": (6, 3), "wi": (6, 6), "wo": (6, 3)}
+
+
 @pytest.mark.laws
-@pytest.mark.parametrize(
-    "chosen",
-    [
-        {"stop": "my_ideas.Surprise", "stop_threshold": 0.5, "block_size": 4},
-        {"drafters": ("my_ideas.repeats",)},
-    ],
-)
+@pytest.mark.parametrize("chosen", [
+    {"stop": "my_ideas.Surprise", "stop_threshold": 0.5, "block_size": 4}, {"drafters": ("my_ideas.repeats",)},
+    {"drafters": ("my_head.head",), "block_size": 3},
+])  # fmt: skip
 def test_what_stops_and_what_drafts_leave_the_targets_law_alone(ideas, chosen):
+    """The head is untrained, on a tabular pair, whose states of every layer are its rows."""
     q_table, p_table = conformance.tables(3, seed=61)
-    pair = conformance.tabular_pair(q_table, p_table)
+    pair, draws = conformance.tabular_pair(q_table, p_table), np.random.default_rng(0)
+    params = {name: draws.normal(size=shape).astype(np.float32) for name, shape in UNTRAINED.items()}
+    drafter_files.save("my_head.msgpack", params, pair, layers=(0, 1))
     out = sc.decode(pair, [[0, 1, 0]] * 20_000, **chosen, temperature=1.0, max_new_tokens=6)
     assert 0.05 < out.stats["acceptance_rate"] < 1
     law = conformance.law_by_rule(sc.RULES["spec_decode"], q_table, p_table, 0.0, 1.0, 1.0)
@@ -98,17 +104,14 @@ def test_all_of_them_are_swept_tabulated_and_drawn_by_the_gin_file(ideas, tmp_pa
     assert len(lossless) == 5 and len({r["quality"]["value"] for r in lossless}) == 1  # greedy
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"rule": "my_ideas.favourit"}, "module 'my_ideas' has no 'favourit'"),
-        ({"rule": "my_idea.FAVOURITE"}, "there is no module 'my_idea'; its file lies where you start from"),
-        ({"rule": "my_ideas.favourite"}, "it must be a Rule"),
-        ({"stop": "my_ideas.Surprises", "stop_threshold": 0.1}, "module 'my_ideas' has no 'Surprises'"),
-        ({"drafters": ("my_ideas.Repeats",)}, "it must be a function"),
-        ({"stop": "my_ideas.FAVOURITE", "stop_threshold": 0.1}, "stop policy 'my_ideas.FAVOURITE' is none"),
-    ],
-)
+@pytest.mark.parametrize(("given", "said"), [
+    ({"rule": "my_ideas.favourit"}, "module 'my_ideas' has no 'favourit'"),
+    ({"rule": "my_idea.FAVOURITE"}, "there is no module 'my_idea'; its file lies where you start from"),
+    ({"rule": "my_ideas.favourite"}, "it must be a Rule"),
+    ({"stop": "my_ideas.Surprises", "stop_threshold": 0.1}, "module 'my_ideas' has no 'Surprises'"),
+    ({"drafters": ("my_ideas.Repeats",)}, "it must be a function"),
+    ({"stop": "my_ideas.FAVOURITE", "stop_threshold": 0.1}, "stop policy 'my_ideas.FAVOURITE' is none"),
+])  # fmt: skip
 def test_slips_are_named(ideas, given, said):
     pair = conformance.tabular_pair(*conformance.tables(3, seed=61))
     with pytest.raises(ValueError, match=said):
@@ -132,37 +135,14 @@ def test_the_pages_head_is_trained_read_from_its_file_and_writes_what_the_target
         importlib.import_module(HEAD).head(conformance.tabular_pair(*conformance.tables(3, seed=61)), 2)
 
 
-@pytest.mark.laws
-def test_the_pages_head_leaves_the_targets_law_alone(ideas):
-    """Untrained, on a tabular pair, whose states of every layer are its rows; another head would draft as wrongly."""
-    q_table, p_table = conformance.tables(3, seed=61)
-    pair = conformance.tabular_pair(q_table, p_table)
-    draws = np.random.default_rng(0)
-    shapes = {"mix": (6, 3), "wi": (6, 6), "wo": (6, 3)}
-    params = {name: draws.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-    drafter_files.save("my_head.msgpack", params, pair, layers=(0, 1))
-    drafting = {"drafters": ("my_head.head",), "block_size": 3}
-    out = sc.decode(pair, [[0, 1, 0]] * 20_000, **drafting, temperature=1.0, max_new_tokens=6)
-    assert 0.05 < out.stats["acceptance_rate"] < 0.95
-    law = conformance.law_by_rule(sc.RULES["spec_decode"], q_table, p_table, 0.0, 1.0, 1.0)
-    assert conformance.sequence_p_value(out.tokens, law) > 1e-3
-
-
-PAGES = [*DOCS.rglob("*.md"), *(DOCS.parent / name for name in ("README.md", "CONTRIBUTING.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 
 
 def test_every_page_names_files_that_exist():
-    root = DOCS.parent
     for page in PAGES:
         for path in re.findall(r"`([\w/]+\.(?:py|gin|md))`", page.read_text(encoding="utf-8")):
-            assert (root / path).exists() or (root / "speccascade_jax" / path).exists() or path.startswith(IDEAS), (
-                f"{page.name} names {path}"
-            )
-
-
-def test_no_number_is_still_to_be_measured():
-    for page in PAGES:
-        assert not re.search(r"\b[A-Z]+_(TIME|OUTPUT|TABLE)\b|^OUTPUT$", page.read_text(encoding="utf-8")), page.name
+            there = (ROOT / path).exists() or (ROOT / "speccascade_jax" / path).exists()
+            assert there or path.startswith(IDEAS), f"{page.name} names {path}"
 
 
 WORDS = 15_500
@@ -190,3 +170,63 @@ def test_pages_use_the_words_of_the_field(page):
     for word, instead in UNWANTED.items():
         lines = [line.strip() for line in prose(page).splitlines() if re.search(word, line, re.IGNORECASE)]
         assert not lines, f"{page.name}: write {instead} in {lines}"
+
+
+# --- every command that pages show: its program is there, its files are, and what it sets can be set; what is left open
+# ("…") is passed over, and placeholders that stand for a reader's own files are not looked up
+
+_FENCED = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
+_INLINE = re.compile(r"`([^`\n]+)`")
+OWN = ("my_ideas.gin", "my_rules.py")
+"""Files that a reader writes."""
+
+
+def commands(page: Path) -> list[str]:
+    """The commands of a page, each in one line."""
+    text = page.read_text(encoding="utf-8")
+    found = []
+    for block in _FENCED.findall(text):
+        lines = re.sub(r"\\\n\s*", " ", block).splitlines()
+        found += [line.split("     ")[0].partition(" #")[0].strip() for line in lines]
+    found += _INLINE.findall(_FENCED.sub("", text))
+    return [each for each in found if re.match(r"(env \S+ )?python -m experiments\.\w+", each)]
+
+
+ALL = [(page.relative_to(ROOT).as_posix(), command) for page in PAGES for command in commands(page)]
+
+
+@pytest.mark.parametrize(("page", "command"), ALL)
+def test_its_program_and_its_files_are_there(page, command):
+    name = re.search(r"experiments\.(\w+)", command)[1]
+    assert name in cli.commands(), command
+    for file in re.findall(r"--gin_file[= ](\S+\.gin)", command):
+        assert file in OWN or (ROOT / file).is_file(), f"{page}: {file}"
+
+
+MAKES = {"make_acceptance_data": "heads.make_data.make", "make_selection_data": "selection.make_data.make"}
+"""Programs -> their own `make`: each command imports one, and this process, by other tests, perhaps both."""
+
+
+def _settings(command: str) -> tuple[list[str], list[str]] | None:
+    """Gin files and bindings of a command that can be read as it stands."""
+    if any(each in command for each in ("…", "$", " -- ")) or "--gin_file" not in command:
+        return None
+    words = shlex.split(command)
+    files = [word.partition("=")[2] for word in words if word.startswith("--gin_file=")]
+    own = next((making for name, making in MAKES.items() if f"experiments.{name} " in command), "make")
+    told = [re.sub(r"^--gin\.make\.", f"--gin.{own}.", word) for word in words]
+    bindings = [word.removeprefix("--gin.").replace("=", " = ", 1) for word in told if word.startswith("--gin.")]
+    return None if set(files) & set(OWN) else (files, bindings)
+
+
+READ = [(page, command) for page, command in ALL if _settings(command)]
+
+
+@pytest.mark.parametrize(("page", "command"), READ)
+def test_what_it_sets_can_be_set(page, command):
+    files, bindings = _settings(command)
+    gin.clear_config()
+    try:
+        gin_flags.parse_gin([str(ROOT / file) for file in files], bindings)
+    finally:
+        gin.clear_config()

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from tests.support import conformance, mixed_rules, reference
+from speccascade_jax.methods.settings import Arm, Level
+from speccascade_jax.pairs.pair import Pair
+from tests.support import conformance, reference
 
 many_rows = pytest.mark.usefixtures("optimised")  # running costs more there than compiling
 
@@ -29,66 +31,54 @@ def test_whole_sequences(name, way):
 @pytest.mark.parametrize(("way", "rows"), [("token", 7_000), ("block", 5_000), ("tree", 3_000)])
 def test_whole_sequences_of_deferral_rules_each_row_under_its_own(way, rows):
     rules = [rule for rule in SAMPLED if rule.deferral is not None]
-    mixed_rules.check_sequence_laws(rules, rows=rows, **WAYS[way])
+    conformance.check_sequence_laws(rules, rows=rows, **WAYS[way])
 
 
 @many_rows
 @pytest.mark.laws
-@pytest.mark.parametrize(
-    ("name", "engine"),
-    [
-        ("spec_decode", {"block_size": 5}),
-        ("token_v3", {"block_size": 5}),
-        ("token_v3", {"block_size": 7, "verify": "block"}),
-        ("token_v3", {"block_size": 7, "verify": "block", "bonus": "none"}),
-        ("token_v3", {"tree": (3, 1, 2)}),  # three siblings of four tokens, deeper than wide
-        ("token_v3", {"tree": (3, 1, 2), "bonus": "none"}),
-    ],
-)
+@pytest.mark.parametrize(("name", "engine"), [
+    ("spec_decode", {"block_size": 5}),
+    ("token_v3", {"block_size": 5}),
+    ("token_v3", {"block_size": 7, "verify": "block"}),
+    ("token_v3", {"block_size": 7, "verify": "block", "bonus": "none"}),
+    ("token_v3", {"tree": (3, 1, 2)}),  # three siblings of four tokens, deeper than wide
+    ("token_v3", {"tree": (3, 1, 2), "bonus": "none"}),
+])  # fmt: skip
 def test_transitions_at_every_position(name, engine):
     conformance.check_transition_law(ALL[name], **engine)
 
 
 @pytest.mark.laws
-@pytest.mark.parametrize(
-    ("name", "engine"),
-    [
-        ("token_v3", {"block_size": 1}),
-        ("token_v3", {"block_size": 2, "bonus": "none"}),
-        ("lossy", {"block_size": 2, "bonus": "none"}),
-        ("token_v3", {"block_size": 2, "accept": "deferral"}),
-        ("bild_star", {"block_size": 2, "accept": "deferral"}),
-    ],
-)
+@pytest.mark.parametrize(("name", "engine"), [
+    ("token_v3", {"block_size": 1}),
+    ("token_v3", {"block_size": 2, "bonus": "none"}),
+    ("lossy", {"block_size": 2, "bonus": "none"}),
+    ("token_v3", {"block_size": 2, "accept": "deferral"}),
+    ("bild_star", {"block_size": 2, "accept": "deferral"}),
+])  # fmt: skip
 def test_whole_sequences_in_short_blocks(name, engine):
     conformance.check_sequence_law(ALL[name], **engine)
 
 
 @pytest.mark.laws
-@pytest.mark.parametrize(
-    ("name", "way"),
-    [
-        ("spec_decode", "token"),
-        ("token_v3", "token"),
-        ("bild_star", "token"),
-        ("token_v3", "block"),
-        ("spec_decode", "tree"),  # further siblings are the next most likely tokens, each as sure as the first
-    ],
-)
+@pytest.mark.parametrize(("name", "way"), [
+    ("spec_decode", "token"),
+    ("token_v3", "token"),
+    ("bild_star", "token"),
+    ("token_v3", "block"),
+    ("spec_decode", "tree"),  # further siblings are the next most likely tokens, each as sure as the first
+])  # fmt: skip
 def test_a_greedy_draft_under_a_sampled_target(name, way):
     conformance.check_cold_draft_law(ALL[name], **WAYS[way])
 
 
 @pytest.mark.laws
-@pytest.mark.parametrize(
-    "engine",
-    [
-        {"verify": "block", "block_size": 5, "stop": "confidence", "stop_threshold": 0.4},
-        {"verify": "block", "block_size": 5, "stop": "cumulative_confidence", "stop_threshold": 0.7},
-        {"verify": "block", "block_size": 5, "stop": "entropy", "stop_threshold": 1.0},
-        {"tree": (2, 1, 1)},
-    ],
-)
+@pytest.mark.parametrize("engine", [
+    {"verify": "block", "block_size": 5, "stop": "confidence", "stop_threshold": 0.4},
+    {"verify": "block", "block_size": 5, "stop": "cumulative_confidence", "stop_threshold": 0.7},
+    {"verify": "block", "block_size": 5, "stop": "entropy", "stop_threshold": 1.0},
+    {"tree": (2, 1, 1)},
+])  # fmt: skip
 def test_rows_that_end_in_a_stop_id_and_blocks_that_end_early(engine):
     """Behind a stop id stands more of it: the law is a chain's with an absorbing state."""
     q_table, p_table = conformance.tables(3, seed=31)
@@ -134,3 +124,37 @@ def test_streams_traces_and_neighbours(way):
         assert streamed == out.tokens[row, : out.lengths[row]].tolist()
         for name in ("rounds", "kept", "rejected", "examined", "committed", "drafted"):
             assert trace.counts()[name] == out.stats["rows"][name][row], name
+
+
+# --- block verification in hierarchies, beside other drafters, and under planned lengths (exactly, one block at a time:
+# `tests/rules/block_wise_test.py`)
+
+SMALL, MIDDLE = conformance.tables(3, seed=21)
+LARGE = conformance.tables(3, seed=22)[1]
+
+
+def decoded(**settings):
+    """Tokens `[20000, 6]` behind one prompt."""
+    small, middle, large = (sc.TableLM(table) for table in (SMALL, MIDDLE, LARGE))
+    pair = Pair(target=large, draft=small, others={"middle": middle})
+    return np.asarray(sc.decode(pair, [[0]] * 20_000, max_new_tokens=6, **settings).tokens)
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize(("above", "below"), [("token", "block"), ("block", "token"), ("block", "block")])
+def test_a_block_verified_level_hands_up_its_law(above, below):
+    level = Level(model="middle", budget=4, block_size=3, rule="opt", alpha=0.2, temperature=0.7, verify=below)
+    tokens = decoded(rule="token_v3", alpha=0.4, drafters=(level,), temperature=0.9, verify=above, seed=2)
+    handed = reference.transitions("opt", SMALL, MIDDLE, 0.2, 0.7)
+    law = reference.law_over_handed("token_v3", np.log(np.maximum(handed, 1e-300)), handed, LARGE, 0.4, 0.9)
+    assert conformance.sequence_p_value(tokens, law) > 1e-3
+
+
+ARMS = ("draft", Arm(drafter="middle", block_size=2), "autoregressive")
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize("drafters", [{"drafters": ARMS, "choose": "random"}, {"block_size": "auto"}])
+def test_drafters_beside_each_other_and_lengths_that_are_planned(drafters):
+    law = reference.transitions("spec_decode", SMALL, LARGE, 0.0, 1.0)
+    assert conformance.sequence_p_value(decoded(temperature=1.0, verify="block", **drafters), law) > 1e-3

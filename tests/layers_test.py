@@ -1,6 +1,7 @@
 """The layering: an import goes to a row above only, and no module imports itself by a detour (docs/architecture.md)."""
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -53,12 +54,11 @@ def found(name):
     return name if name.startswith("speccascade_jax") and (path.is_dir() or path.with_suffix(".py").is_file()) else None
 
 
+@functools.cache
 def ours():
     """Every module of the package with its room and what it imports of ours."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        inside = path.relative_to(PACKAGE).with_suffix("")
-        if inside.parts != ("__init__",):
-            yield path, inside, list(imports(path))
+    modules = ((path, path.relative_to(PACKAGE).with_suffix("")) for path in sorted(PACKAGE.rglob("*.py")))
+    return [(path, inside, list(imports(path))) for path, inside in modules if inside.parts != ("__init__",)]
 
 
 def test_an_import_goes_to_a_row_above_only():
@@ -86,12 +86,8 @@ def test_what_is_imported_late_is_heavy_and_optional():
     for path, inside, imported in ours():
         for name, how in imported:
             late_room = name.removeprefix("speccascade_jax.").replace(".", "/").startswith(LATE_ROOMS)
-            assert how == "top" or (how == "late" and (name.split(".")[0] in LATE or late_room)), (
-                inside,
-                name,
-                how,
-                path,
-            )
+            late = how == "late" and (name.split(".")[0] in LATE or late_room)
+            assert how == "top" or late, (inside, name, how, path)
 
 
 def test_the_root_holds_the_front_door_alone():
@@ -116,7 +112,7 @@ def test_there_is_one_loop_over_rounds():
     """The others are over a block's tokens, or its ends, a tree's levels, what a cache lacks, a width, and roots."""
     loops = [path for path in PACKAGE.rglob("*.py") if "while_loop(" in path.read_text()]
     assert {path.relative_to(PACKAGE).as_posix() for path in loops} == {
-        "engine/loop.py", "drafters/model.py", "models/teacher_forcing.py", "engine/width_buckets.py", "rules/laws.py",
+        "engine/loop.py", "drafters/model.py", "models/teacher_forcing.py", "engine/scoring.py", "rules/laws.py",
         "rules/block_wise.py", "rules/branching.py",
     }  # fmt: skip
 

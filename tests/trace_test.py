@@ -22,20 +22,15 @@ WAYS = {
     "no bonus": {"rule": "spec_decode", "bonus": "none"},
     "blocks that end early": {"rule": "diff", "alpha": 0.1, "stop": "confidence", "stop_threshold": 0.6},
     "products": {"rule": "opt", "alpha": 0.1, "stop": "cumulative_confidence", "stop_threshold": 0.7},
-    "blocks of nothing": {
-        "rule": "token_v3",
-        "alpha": 0.4,
-        "stop": "confidence",
-        "stop_threshold": 0.0,
-        "bonus": "none",
-    },
+    "blocks of nothing": {"rule": "token_v3", "alpha": 0.4, "stop": "confidence", "stop_threshold": 0.0,
+     "bonus": "none"},
     "unverified ends": {"method": "token_cascade", "alpha": 0.4},
     "the target alone": {"method": "autoregressive"},
     "greedy": {"rule": "token_v3", "alpha": 0.4, "temperature": 0.0},
     "top-p": {"rule": "lossy", "alpha": 0.5, "top_p": 0.7},
     "whole blocks": {"rule": "token_v3", "alpha": 0.4, "verify": "block"},
     "whole blocks that end early": {"rule": "diff", "alpha": 0.1, "stop": "entropy", "stop_threshold": 1.4} | JOINT,
-}
+}  # fmt: skip
 
 
 def decoded(way, **more):

@@ -10,8 +10,7 @@ import speccascade_jax as sc
 from speccascade_jax.core.trees import Tree
 from speccascade_jax.methods.build import assemble
 from speccascade_jax.models.decoder import tiny
-from speccascade_jax.models.fake import FakeLM
-from speccascade_jax.models.table import Table
+from speccascade_jax.models.fake import FakeLM, Table
 from speccascade_jax.pairs.pair import Pair
 from tests.support import conformance, reference, tiny_decoders
 
@@ -127,21 +126,18 @@ def test_logits_that_are_no_numbers_are_found(failing):
         assert not any((row[: length - 1] == 3).any() for row, length in zip(out.tokens, out.lengths, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"tree": ()}, r"tree=\(\) drafts nothing"),
-        ({"tree": (2, 0)}, "tree=0"),
-        ({"tree": (9, 9, 9, 9)}, "has 7380 tokens, more than 1024: branch less"),
-        ({"tree": (33,)}, "has more than 32 tokens behind one"),
-        ({"tree": (2, *[1] * 29), "max_new_tokens": 5}, "the depth of tree=30 is more than an output can hold"),
-        ({"tree": (2, 2), "block_size": 3}, "does not go with block_size=3"),
-        ({"tree": (2, 2), "verify": "block"}, "does not go with verify='block'"),
-        ({"tree": (2, 2), "stop": "confidence", "stop_threshold": 0.3}, "does not go with stop='confidence'"),
-        ({"tree": (2, 2), "method": "fuzzy", "alpha": 0.3}, "does not go with accept='deferral'"),
-        ({"tree": (2, 2), "method": "autoregressive"}, r"'autoregressive' has no tree, got \(2, 2\)"),
-    ],
-)
+@pytest.mark.parametrize(("given", "said"), [
+    ({"tree": ()}, r"tree=\(\) drafts nothing"),
+    ({"tree": (2, 0)}, "tree=0"),
+    ({"tree": (9, 9, 9, 9)}, "has 7380 tokens, more than 1024: branch less"),
+    ({"tree": (33,)}, "has more than 32 tokens behind one"),
+    ({"tree": (2, *[1] * 29), "max_new_tokens": 5}, "the depth of tree=30 is more than an output can hold"),
+    ({"tree": (2, 2), "block_size": 3}, "does not go with block_size=3"),
+    ({"tree": (2, 2), "verify": "block"}, "does not go with verify='block'"),
+    ({"tree": (2, 2), "stop": "confidence", "stop_threshold": 0.3}, "does not go with stop='confidence'"),
+    ({"tree": (2, 2), "method": "fuzzy", "alpha": 0.3}, "does not go with accept='deferral'"),
+    ({"tree": (2, 2), "method": "autoregressive"}, r"'autoregressive' has no tree, got \(2, 2\)"),
+])  # fmt: skip
 def test_what_cannot_be_is_refused_in_a_line(given, said):
     with pytest.raises(ValueError, match=said):
         sc.decode(pair_of_tables(), [[0]], **given)

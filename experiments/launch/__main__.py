@@ -16,7 +16,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from experiments.launch import steps
+from experiments.launch import launchers
 from experiments.launch.launchers import LAUNCHERS, Launcher
 from speccascade_jax.core.checks import whole
 from speccascade_jax.runtime import interrupts
@@ -33,10 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if args.dry_run:
-        sys.stdout.write(steps.shown(found))
+        sys.stdout.write(launchers.shown(found))
         return 0
     try:
-        return steps.run(found)
+        return launchers.run(found)
     except FileNotFoundError as error:
         print(
             f"error: {error.filename} is not installed here: --dry_run prints what to type elsewhere", file=sys.stderr
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _steps(args: argparse.Namespace, command: Sequence[str]) -> list[steps.Step]:
+def _steps(args: argparse.Namespace, command: Sequence[str]) -> list[launchers.Step]:
     if not command:
         raise ValueError("no command: put it behind --, as in -- python -m experiments.sweep --gin_file=…")
     for name in ("shards", "processes"):

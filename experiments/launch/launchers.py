@@ -1,13 +1,63 @@
-"""Where an experiment can be started: from a command to the steps that start it there."""
+"""Where an experiment can be started: from a command to the steps that start it there, which can be shown or run."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from experiments.launch.steps import Step
+
+@dataclass(frozen=True)
+class Step:
+    """One command.
+
+    Attributes:
+        words: of the command; stdin: what it reads, a script for instance.
+        env: variables of its own.
+    """
+
+    words: tuple[str, ...]
+    stdin: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """As one would type it."""
+        own = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
+        line = " ".join([*own, shlex.join(self.words)])
+        return line if self.stdin is None else f"{line} <<'END'\n{self.stdin}END"
+
+
+def shown(steps: Sequence[Step]) -> str:
+    """All commands, to be pasted into a shell; those that run at the same time end with `&`."""
+    return "".join(f"{step}{' &' * (len(steps) > 1)}\n" for step in steps) + "wait\n" * (len(steps) > 1)
+
+
+def run(steps: Sequence[Step]) -> int:
+    """All commands at the same time; the first status that is not 0."""
+    running = [
+        subprocess.Popen(
+            step.words, env=os.environ | dict(step.env), text=True,
+            stdin=None if step.stdin is None else subprocess.PIPE,
+        )
+        for step in steps
+    ]  # fmt: skip
+    try:
+        for step, process in zip(steps, running, strict=True):
+            if step.stdin is not None:
+                process.communicate(step.stdin)
+        statuses = [process.wait() for process in running]
+    finally:
+        for process in running:  # none stays behind one that was told to end
+            process.terminate()
+    for step, status in zip(steps, statuses, strict=True):
+        if status:
+            print(f"error: status {status} of {step}", file=sys.stderr)
+    return next((status for status in statuses if status), 0)
+
 
 Arguments = argparse.Namespace
 
@@ -86,38 +136,26 @@ _FOLDER = Option("folder", "the repository's folder there", "speccascade_jax")
 _PROJECT = Option("project", "of Google Cloud (default: gcloud's own)", "")
 
 LAUNCHERS = {
-    "local": Launcher(
-        local,
-        (
-            _SHARDS,
-            _PROCESSES,
-            Option("port", "of the first process", 8476),
-            Option("device_variable", "what gives each process a device of its own, as CUDA_VISIBLE_DEVICES", ""),
-        ),
-    ),
-    "tpu_vm": Launcher(
-        tpu_vm, (Option("name", "of the TPU VM"), Option("zone", "where it is, as us-west4-a"), _PROJECT, _FOLDER)
-    ),
-    "slurm": Launcher(
-        slurm,
-        (
-            _SHARDS,
-            _PROCESSES,
-            Option("name", "of the job", "speccascade"),
-            Option("time", "the longest it may take", "04:00:00"),
-            Option("folder", "the repository's folder there, from where sbatch is called", "."),
-        ),
-    ),
-    "gke": Launcher(
-        gke,
-        (
-            Option("cluster", "which xpk has made"),
-            Option("tpu_type", "as v5litepod-16"),
-            Option("image", "a Docker image with the package installed"),
-            Option("name", "of the workload", "speccascade"),
-            Option("zone", "of the cluster (default: gcloud's own)", ""),
-            _PROJECT,
-            _FOLDER,
-        ),
-    ),
-}
+    "local": Launcher(local, (
+        _SHARDS, _PROCESSES,
+        Option("port", "of the first process", 8476),
+        Option("device_variable", "what gives each process a device of its own, as CUDA_VISIBLE_DEVICES", ""),
+    )),
+    "tpu_vm": Launcher(tpu_vm, (
+        Option("name", "of the TPU VM"), Option("zone", "where it is, as us-west4-a"), _PROJECT, _FOLDER,
+    )),
+    "slurm": Launcher(slurm, (
+        _SHARDS, _PROCESSES,
+        Option("name", "of the job", "speccascade"),
+        Option("time", "the longest it may take", "04:00:00"),
+        Option("folder", "the repository's folder there, from where sbatch is called", "."),
+    )),
+    "gke": Launcher(gke, (
+        Option("cluster", "which xpk has made"),
+        Option("tpu_type", "as v5litepod-16"),
+        Option("image", "a Docker image with the package installed"),
+        Option("name", "of the workload", "speccascade"),
+        Option("zone", "of the cluster (default: gcloud's own)", ""),
+        _PROJECT, _FOLDER,
+    )),
+}  # fmt: skip

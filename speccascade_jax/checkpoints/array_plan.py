@@ -1,35 +1,128 @@
-"""Plans: which stored arrays make each parameter, and reading by one, array after array.
+"""Stored arrays that are known but not yet read, and plans: which of them make each parameter.
 
 A plan is data, so one reader serves every format: it holds the parameters that are done and the arrays of one, never
 two copies of a model. `fused` turns a plan into one for the layout that decoding uses (`models.layers.fuse`).
 """
 
+import functools
+import math
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade_jax.checkpoints.arrays import Tensors, describe_not_finite, empty
 from speccascade_jax.models.families import Config
-from speccascade_jax.models.layers import FUSED
-from speccascade_jax.storage.errors import (
-    COPY_AGAIN,
-    CheckpointError,
-    UnreadableError,
-    counted,
-    incomplete,
-    listing,
-    not_finite,
-    unreadable,
-)
+from speccascade_jax.models.layers import fused_names
+from speccascade_jax.storage import errors
+from speccascade_jax.storage.checksums import array_digest
+from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, UnreadableError
 
+Arrays = dict[str, np.ndarray]
+
+# JAX on CPU adopts a NumPy array at such an address, and copies any other.
+_ALIGNMENT = 64
+# Values looked at together, so that a check needs no second copy of its array.
+_CHUNK = 1 << 16
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 # Rows copied together: a transposition by blocks takes a third of the time.
 _BLOCK = 256
+_LAYER = re.compile(r"(?<=/layers_)\d+")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One stored array, to be read alone.
+
+    Attributes:
+        shape, dtype: as stored.
+        file: the file or folder that holds it, for messages.
+        read: its values; raises `UnreadableError`.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    file: Path
+    read: Callable[[], np.ndarray]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its values."""
+        return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
+
+    def checked(self, digest: object, reason: str) -> "Tensor":
+        """Returns the same array, refused with `reason` when it is read and its bytes have another digest."""
+
+        def read() -> np.ndarray:
+            array = self.read()
+            if array_digest(array) != digest:
+                raise UnreadableError(reason)
+            return array
+
+        return replace(self, read=read)
+
+
+Tensors = dict[str, Tensor]
+
+
+def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An array that JAX on CPU adopts without copying it."""
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def read_bytes(file: Path, offset: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An array whose bytes lie in a file from `offset` on, little-endian, C order.
+
+    Read and not mapped: pages of a mapped file count as the process's own memory.
+
+    Raises:
+        UnreadableError: the file ends before the array does, or can't be read.
+    """
+    array = empty(shape, dtype)
+    buffer = array.reshape(-1).view(np.uint8).data
+    done = 0
+    try:
+        with open(file, "rb", buffering=0) as opened:
+            opened.seek(offset)
+            while done < len(buffer) and (count := opened.readinto(buffer[done:])):
+                done += count
+    except OSError as error:
+        raise UnreadableError(f"{file.name}: {error.strerror or error}") from error
+    if done < len(buffer):
+        raise UnreadableError(f"{file.name} ends {len(buffer) - done:,} bytes before it does")
+    return array
+
+
+def stored_at(file: Path, offset: int, shape: tuple[int, ...], dtype: str) -> Tensor:
+    """Returns the array whose bytes lie in a file from `offset` on, to be read by `read_bytes`."""
+    return Tensor(shape, dtype, file, functools.partial(read_bytes, file, offset, shape, jnp.dtype(dtype)))
+
+
+def as_bfloat16(array: np.ndarray) -> np.ndarray:
+    """uint16 read as the bfloat16 it holds (T5X's version 2); any other dtype as it is."""
+    return array.view(jnp.bfloat16) if array.dtype == np.uint16 else array
+
+
+def inline(path: Path, value: Any) -> Tensor:
+    """An array that is in memory already."""
+    array = as_bfloat16(np.asarray(value))
+    return Tensor(array.shape, array.dtype.name, path, lambda: array)
+
+
+def describe_not_finite(array: np.ndarray) -> str | None:
+    """How many values are NaN or infinite; `None` where all are finite."""
+    flat = array.reshape(-1)
+    chunks = (flat[start : start + _CHUNK] for start in range(0, flat.size, _CHUNK))
+    count = sum(chunk.size - int(np.count_nonzero(np.isfinite(chunk))) for chunk in chunks)
+    return f"{count:,} of {array.size:,} values are NaN or infinite" if count else None
 
 
 class Piece(NamedTuple):
@@ -88,14 +181,23 @@ class Stored:
         return frozenset(self.tensors[piece.source].dtype for pieces in self.plan.values() for piece in pieces)
 
 
-def transposed(source: str, shape: tuple[int, ...]) -> Pieces:
-    """A matrix of `shape` that is stored transposed."""
-    return (Piece(source, shape[::-1], shape, order=(1, 0)),)
+def translate(name: str, table: Mapping[str, str]) -> str:
+    """Returns the name that a format has for the parameter `name`, with the parameter's own layer number.
+
+    Args:
+        table: our names -> the format's; `{i}` stands for a layer's number.
+
+    Raises:
+        KeyError: the format has no such parameter.
+    """
+    layer = _LAYER.search(name)
+    theirs = table[_LAYER.sub("{i}", name)]
+    return theirs.replace("{i}", layer[0]) if layer else theirs
 
 
-def as_it_is(source: str, shape: tuple[int, ...]) -> Pieces:
-    """An array that is stored as the parameter is."""
-    return (Piece(source, shape, shape),)
+def whole(source: str, shape: tuple[int, ...], transposed: bool = False) -> Pieces:
+    """Returns the pieces of a parameter of `shape` that is stored in an array of its own, as it is or transposed."""
+    return (Piece(source, shape[::-1], shape, order=(1, 0)) if transposed else Piece(source, shape, shape),)
 
 
 def shape_of(pieces: Pieces) -> tuple[int, ...]:
@@ -106,12 +208,8 @@ def shape_of(pieces: Pieces) -> tuple[int, ...]:
 def fused(plan: Plan) -> Plan:
     """The plan of the parameters that `models.layers.fuse` gives, without making the others first."""
     out = dict(plan)
-    for name in plan:
-        *parents, part, leaf = name.split("/")
-        for whole, parts in FUSED.items():
-            names = ["/".join([*parents, other, leaf]) for other in parts]
-            if part == parts[0] and parents[-1] != "encoder_decoder_attention" and all(n in plan for n in names):
-                out["/".join([*parents, whole, leaf])] = tuple(p for n in names for p in out.pop(n))
+    for name, parts in fused_names(plan).items():
+        out[name] = tuple(piece for part in parts for piece in out.pop(part))
     return out
 
 
@@ -123,12 +221,12 @@ def check_tensors(path: Path, plan: Plan, tensors: Tensors, harmless: Callable[[
     """
     needed = {piece.source: piece for pieces in plan.values() for piece in pieces}
     if missing := needed.keys() - tensors.keys():
-        raise incomplete(path, missing, len(needed))
+        raise errors.incomplete(path, missing, len(needed))
     if unknown := [name for name in tensors if name not in needed and not harmless(name)]:
         raise CheckpointError(
-            f"{path}: the configuration has no place for {counted(unknown)} ({listing(unknown)}), in "
-            f"{listing({tensors[name].file.name for name in unknown})}: they belong to another model or an option "
-            "that is not supported; correct the configuration or choose another checkpoint"
+            f"{path}: the configuration has no place for {errors.counted(unknown)} ({errors.listing(unknown)}), in "
+            f"{errors.listing({tensors[name].file.name for name in unknown})}: they belong to another model or an "
+            "option that is not supported; correct the configuration or choose another checkpoint"
         )
     for name, piece in needed.items():
         tensor = tensors[name]
@@ -167,9 +265,9 @@ def stream(stored: Stored, plan: Plan, dtype: str | None) -> Iterator[tuple[str,
             yield name, array
         del array  # the caller's alone now
     if reader.failures:
-        raise unreadable(stored.path, reader.failures, len(stored.tensors))
+        raise errors.unreadable(stored.path, reader.failures, len(stored.tensors))
     if reader.infinite:
-        raise not_finite(stored.path, reader.infinite)
+        raise errors.not_finite(stored.path, reader.infinite)
 
 
 class _Reader:

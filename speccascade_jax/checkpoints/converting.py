@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from speccascade_jax.checkpoints import checksums, huggingface, native
+from speccascade_jax.checkpoints import huggingface, native
 from speccascade_jax.checkpoints.array_plan import Piece, Stored, shape_of, stream
+from speccascade_jax.storage.checksums import CHECKSUMS
 from speccascade_jax.storage.errors import CheckpointError
 from speccascade_jax.storage.files import expanded
 
@@ -98,11 +99,11 @@ def write_checksums(path: str | os.PathLike[str], advance: Advance | None = None
         CheckpointError: another format, or tensors that can't be read.
     """
     path = expanded(path)
-    if huggingface.model_type(path) is None and checksums.companions(path) and not native.is_ours(path):
-        return checksums.write(path, {}, advance)
+    if huggingface.model_type(path) is None and huggingface.companions(path) and not native.is_ours(path):
+        return huggingface.write_checksums(path, {}, advance)
     if native.is_ours(path) or huggingface.model_type(path) is None:
         raise CheckpointError(
-            f"{path} is no Hugging Face directory: {checksums.CHECKSUMS} is for those alone (our format has digests "
+            f"{path} is no Hugging Face directory: {CHECKSUMS} is for those alone (our format has digests "
             "already; convert other formats to it)"
         )
-    return checksums.write(path, huggingface.open_tensors(path), advance)
+    return huggingface.write_checksums(path, huggingface.open_tensors(path), advance)

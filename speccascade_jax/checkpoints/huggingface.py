@@ -5,23 +5,24 @@ layer to the embedding, a stored `lm_head.weight` is ignored, as transformers do
 """
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from speccascade_jax.checkpoints import checksums, safetensors
-from speccascade_jax.checkpoints.array_plan import Plan, Stored, as_it_is, check_tensors, transposed
-from speccascade_jax.checkpoints.arrays import Tensors
+from speccascade_jax.checkpoints import safetensors
+from speccascade_jax.checkpoints.array_plan import Plan, Stored, Tensor, Tensors, check_tensors, translate, whole
 from speccascade_jax.checkpoints.huggingface_config import read_config
 from speccascade_jax.checkpoints.infer import check_layers, expected_shapes
-from speccascade_jax.checkpoints.names import translate
 from speccascade_jax.models.families import Config
-from speccascade_jax.storage.checksums import read
-from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, listing
+from speccascade_jax.storage import checksums, errors
+from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, UnreadableError, listing
 from speccascade_jax.storage.readers import json_object, parsed
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_COMPANIONS = (".json", ".model")
+_WRITE_AGAIN = f"copy the file again, or write {checksums.CHECKSUMS} again if the file was changed on purpose"
 # Buffers that older releases stored, copies of the embedding, and a bias that T5's first files hold in vain.
 _HARMLESS = re.compile(
     r".*rotary_emb\.inv_freq|(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight|"
@@ -51,7 +52,7 @@ def open_directory(path: Path) -> Stored:
     check_layers(path / CONFIG, config, len(tensors))
     wanted = plan(config, entries, tensors)
     check_tensors(path, wanted, tensors, lambda name: bool(_HARMLESS.fullmatch(name)))
-    return Stored(path, f"Hugging Face, {entries['model_type']}", checksums.verified(path, tensors), config, wanted)
+    return Stored(path, f"Hugging Face, {entries['model_type']}", verified(path, tensors), config, wanted)
 
 
 def open_tensors(path: Path) -> Tensors:
@@ -95,7 +96,70 @@ def _is_name(file: Any) -> bool:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    return parsed(read(file, CheckpointError), str(file), COPY_AGAIN, CheckpointError)
+    return parsed(checksums.read(file, CheckpointError), str(file), COPY_AGAIN, CheckpointError)
+
+
+def companions(directory: Path) -> list[str]:
+    """Returns the names of the configurations and vocabularies in a directory."""
+    files = directory.iterdir() if directory.is_dir() else ()
+    return sorted(file.name for file in files if file.suffix in _COMPANIONS and file.name != checksums.CHECKSUMS)
+
+
+def write_checksums(directory: Path, tensors: Tensors, advance: Callable[[int, int], None] | None = None) -> Path:
+    """Writes `checksums.json` for the tensors of a directory and its `companions`; returns the file.
+
+    A flipped bit changes a weight and nothing else, so a loader without digests can't see it. The file holds
+    `{"format": 1, "algorithm": "blake2b-128", "bytes": {file: digest}, "files": {file: {tensor: {"shape", "dtype",
+    "blake2b"}}}}`; "bytes" are the digests of whole small files (`storage.checksums`).
+
+    Args:
+        advance: called with the bytes of each tensor once it is read, and those of all.
+
+    Raises:
+        CheckpointError: tensors that can't be read.
+    """
+    files: dict[str, dict[str, Any]] = {}
+    failures = {}
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    for name, tensor in tensors.items():
+        row = {"shape": list(tensor.shape), "dtype": tensor.dtype}
+        try:
+            row["blake2b"] = checksums.array_digest(tensor.read())
+        except UnreadableError as error:
+            failures[name] = error
+        files.setdefault(tensor.file.name, {})[name] = row
+        if advance:
+            advance(tensor.nbytes, total)
+    if failures:
+        raise errors.unreadable(directory, failures, len(tensors))
+    return checksums.write(directory, companions(directory), files=files)
+
+
+def verified(directory: Path, tensors: Tensors) -> Tensors:
+    """Returns the tensors, each compared with `checksums.json`, where there is one, as it is read.
+
+    Raises:
+        CheckpointError: `checksums.json` is damaged or of another format, or disagrees with a tensor's shape or dtype.
+    """
+    file = directory / checksums.CHECKSUMS
+    if not file.is_file():
+        return tensors
+    files = checksums.record(directory, CheckpointError).get("files")
+    if not isinstance(files, dict) or not all(isinstance(rows, dict) for rows in files.values()):
+        raise CheckpointError(f"{file} is damaged (files is {files!r:.80}): write it again, or {COPY_AGAIN}")
+    return {name: _verified(file, name, tensor, files) for name, tensor in tensors.items()}
+
+
+def _verified(file: Path, name: str, tensor: Tensor, files: dict[str, Any]) -> Tensor:
+    row = files.get(tensor.file.name, {}).get(name)
+    if not isinstance(row, dict):
+        raise CheckpointError(f"{file} does not list tensor {name} of {tensor.file.name}: {_WRITE_AGAIN}")
+    if (row.get("shape"), row.get("dtype")) != (list(tensor.shape), tensor.dtype):
+        raise CheckpointError(
+            f"{tensor.file}: tensor {name} is {tensor.dtype} {list(tensor.shape)}, but {file.name} says "
+            f"{row.get('dtype')} {row.get('shape')}: {_WRITE_AGAIN}"
+        )
+    return tensor.checked(row.get("blake2b"), f"{tensor.file.name}: its bytes are not those of {checksums.CHECKSUMS}")
 
 
 def plan(config: Config, entries: dict[str, Any], tensors: Tensors) -> Plan:
@@ -112,8 +176,7 @@ def plan(config: Config, entries: dict[str, Any], tensors: Tensors) -> Plan:
         module, leaf = name.rsplit("/", 1)
         source = f"{translate(module, names)}.{'bias' if leaf == 'bias' else 'weight'}"
         source = _copy_of(source.removeprefix("model.") if bare else source, config, entries, tensors)
-        is_transposed = leaf in ("kernel", "rel_embedding")
-        pieces[name] = transposed(source, shape) if is_transposed else as_it_is(source, shape)
+        pieces[name] = whole(source, shape, transposed=leaf in ("kernel", "rel_embedding"))
     return pieces
 
 

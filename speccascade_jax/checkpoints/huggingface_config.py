@@ -13,7 +13,7 @@ from speccascade_jax.checkpoints.infer import MOST_LAYERS
 from speccascade_jax.models.decoder_config import DecoderConfig, RopeScaling
 from speccascade_jax.models.families import Config
 from speccascade_jax.models.t5 import T5Config
-from speccascade_jax.models.t5_parameters import PADDED_VOCABULARIES
+from speccascade_jax.models.t5_config import PADDED_VOCABULARIES
 from speccascade_jax.storage.errors import CheckpointError
 
 _KINDS = {"sliding_attention": "local", "full_attention": "global"}

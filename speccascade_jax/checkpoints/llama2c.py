@@ -4,16 +4,11 @@ RoPE rotates adjacent pairs there. Sources: https://github.com/karpathy/llama2.c
 """
 
 import dataclasses
-import functools
 import math
 import struct
 from pathlib import Path
 
-import numpy as np
-
-from speccascade_jax.checkpoints.array_plan import Plan, Stored, as_it_is, transposed
-from speccascade_jax.checkpoints.arrays import Tensor, Tensors, read_bytes
-from speccascade_jax.checkpoints.names import translate
+from speccascade_jax.checkpoints.array_plan import Plan, Stored, Tensors, stored_at, translate, whole
 from speccascade_jax.models.decoder_config import DecoderConfig, parameter_shapes
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError
 
@@ -61,10 +56,10 @@ def open_file(file: Path) -> Stored:
             f"vocabulary {config.vocab_size}) needs {needed:,}: it is truncated or no version-0 file of llama2.c; "
             f"{COPY_AGAIN}"
         )
-    plan: Plan = {}
-    for name, shape in parameter_shapes(config).items():
-        placed = transposed if name.endswith("kernel") else as_it_is
-        plan[name] = placed(translate(name, _NAMES), shape)
+    plan: Plan = {
+        name: whole(translate(name, _NAMES), shape, transposed=name.endswith("kernel"))
+        for name, shape in parameter_shapes(config).items()
+    }
     return Stored(file, "llama2.c, version 0", _tensors(file, config, plan), config, plan)
 
 
@@ -115,7 +110,6 @@ def _tensors(file: Path, c: DecoderConfig, plan: Plan) -> Tensors:
         layers = range(c.num_layers if "{i}" in kind else 1)
         for name in (kind.replace("{i}", str(i)) for i in layers):
             if name in shapes:  # a tied output layer is not stored
-                read = functools.partial(read_bytes, file, offset, shapes[name], np.dtype("<f4"))
-                tensors[name] = Tensor(shapes[name], "float32", file, read)
+                tensors[name] = stored_at(file, offset, shapes[name], "float32")
                 offset += 4 * math.prod(shapes[name])
     return tensors

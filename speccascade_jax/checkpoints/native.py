@@ -2,7 +2,6 @@
 
 import dataclasses
 import glob
-import hashlib
 import json
 import os
 import re
@@ -11,7 +10,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,12 @@ import numpy as np
 from flax.core import unfreeze
 from flax.traverse_util import flatten_dict
 
-from speccascade_jax.checkpoints import eight_bits
-from speccascade_jax.checkpoints.array_plan import Stored, as_it_is
-from speccascade_jax.checkpoints.arrays import Arrays, describe_not_finite
+from speccascade_jax.checkpoints.array_plan import Arrays, Stored, Tensor, Tensors, describe_not_finite, whole
 from speccascade_jax.checkpoints.infer import check_shapes
 from speccascade_jax.checkpoints.zarr import open_arrays, tree_specs, write_tree
 from speccascade_jax.core.types import Params
 from speccascade_jax.models.families import FAMILIES, Config, Model, family_name
+from speccascade_jax.models.products import quantised
 from speccascade_jax.storage import checksums, locks
 from speccascade_jax.storage.checksums import array_digest
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, incomplete, listing, not_finite
@@ -40,6 +38,8 @@ FORMAT, EIGHT_BITS = 1, 2
 SAVED_DTYPES = ("float32", "bfloat16", "int8")
 _SWEEPS, _BETWEEN_SWEEPS = 40, 0.05  # two seconds
 _OLD = "-old"
+SCALES = "_scales"
+"""Stored beside an array of 8 bits under its name with this at the end: float32 `[1, N]`, or `[V, 1]`."""
 
 
 def save(
@@ -50,7 +50,7 @@ def save(
     Args:
         path: the directory to create; parents are created too.
         params: nested parameters of `model`, in any float dtype.
-        dtype: "float32", "bfloat16" (half the size, 8 bits of mantissa), or "int8" (a quarter of it: `eight_bits`).
+        dtype: "float32", "bfloat16" (half the size, 8 bits of mantissa), or "int8" (a quarter of it: `narrowed`).
         overwrite: replace an existing directory once the new one is complete.
 
     Raises:
@@ -78,15 +78,11 @@ def held_as(dtype: str) -> str:
 def claimed(path: str | os.PathLike[str], overwrite: bool) -> Iterator[Path]:
     """The absolute path, kept from other writers and rid of what killed ones left; errors as `save`."""
     target = expanded(path).absolute()
-    with _locked(target):
+    with locks.held(target.with_name(f".{target.name}.lock"), target):
         for left in _put_back(target):
             _remove(left)
         check_free(target, overwrite)
         yield target
-
-
-def _locked(target: Path) -> AbstractContextManager[None]:
-    return locks.held(target.with_name(f".{target.name}.lock"), target)
 
 
 def put_back(target: Path) -> None:
@@ -96,7 +92,7 @@ def put_back(target: Path) -> None:
         LockedError: its writer is at work.
     """
     if not target.exists() and any(left.name.endswith(_OLD) for left in _leftovers(target)):
-        with _locked(target):
+        with locks.held(target.with_name(f".{target.name}.lock"), target):
             _put_back(target)
         warnings.warn(f"{target} is the old one again: whoever was replacing it was killed", stacklevel=3)
 
@@ -136,7 +132,7 @@ def write(target: Path, config: Config, arrays: Arrays, dtype: str) -> None:
     if reasons := {name: reason for name, array in arrays.items() if (reason := describe_not_finite(array))}:
         raise not_finite(target, reasons)
     if dtype == "int8":
-        arrays = eight_bits.narrowed(arrays)
+        arrays = narrowed(arrays)
     with naming(target), _as_system_errors(), _replacing(target) as temporary:
         (temporary / PARAMS).mkdir()
         write_tree(temporary / PARAMS, arrays)
@@ -233,13 +229,12 @@ def _config_text(config: Config, arrays: Arrays, dtype: str) -> str:
 
 def _record_digest(record: Mapping[str, Any]) -> str:
     """Of everything in `config.json` but this digest itself, however it is laid out."""
-    rest = {name: value for name, value in record.items() if name != "blake2b"}
-    return checksums.digest(json.dumps(rest, sort_keys=True).encode())
+    return _fingerprint({name: value for name, value in record.items() if name != "blake2b"})
 
 
 def _fingerprint(table: Mapping[str, Any]) -> str:
-    """One digest for all parameters: BLAKE2b of their names, shapes, dtypes and digests."""
-    return hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=16).hexdigest()
+    """Returns one digest for all parameters, of their names, shapes, dtypes and digests."""
+    return checksums.digest(json.dumps(table, sort_keys=True).encode())
 
 
 def open_ours(path: Path) -> Stored:
@@ -262,8 +257,8 @@ def open_ours(path: Path) -> Stored:
         name: tensor.checked(table[name].get("blake2b"), reason)
         for name, tensor in open_arrays(path, {name: specs[name] for name in table}).items()
     }
-    tensors = eight_bits.widened(path, tensors)
-    plan = {name: as_it_is(name, tensor.shape) for name, tensor in tensors.items()}
+    tensors = widened(path, tensors)
+    plan = {name: whole(name, tensor.shape) for name, tensor in tensors.items()}
     # at the end, so that what is wrong is named where it can be; earlier versions wrote none
     if record.get("blake2b", expected := _record_digest(record)) != expected:
         raise CheckpointError(
@@ -305,3 +300,54 @@ def _config(path: Path, record: Mapping[str, Any]) -> Config:
         return kind(**record["config"])
     except (TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path / CONFIG}: config is not a {kind.__name__} ({error}): correct it") from error
+
+
+def narrowed(arrays: Arrays) -> Arrays:
+    """Returns the arrays as they are stored: kernels and embeddings in 8 bits and their scales, all else in float32.
+
+    A quarter of float32's size. What such a checkpoint holds is what its numbers times their scales are; nothing that
+    reads it knows of the bits. Kernels `[K, N]` have a scale for each output, embeddings `[V, E]` one for each token.
+    """
+    out = dict(arrays)
+    for name, array in arrays.items():
+        kind = name.rsplit("/", 1)[-1]
+        if array.ndim == 2 and kind == "kernel":
+            out[name], scales = quantised(array)
+            out[name + SCALES] = scales[None, :]
+        elif array.ndim == 2 and kind == "embedding":
+            numbers, scales = quantised(array.T)
+            out[name], out[name + SCALES] = np.ascontiguousarray(numbers.T), scales[:, None]
+    return out
+
+
+def widened(path: Path, tensors: Tensors) -> Tensors:
+    """The arrays that were narrowed, each still to be read.
+
+    Raises:
+        CheckpointError: 8 bits without scales, or scales that don't fit them.
+    """
+    narrow = {name for name, tensor in tensors.items() if tensor.dtype == "int8"}
+    for name in narrow:
+        scales = tensors.get(name + SCALES)
+        if scales is None or not _fits(scales.shape, tensors[name].shape):
+            found = "no scales" if scales is None else f"scales {list(scales.shape)}"
+            raise CheckpointError(
+                f"{path}: {name} holds 8 bits {list(tensors[name].shape)}, but there are {found} for them; {COPY_AGAIN}"
+            )
+    beside = {name + SCALES for name in narrow}
+    return {
+        name: _scaled(tensor, tensors[name + SCALES]) if name in narrow else tensor
+        for name, tensor in tensors.items()
+        if name not in beside
+    }
+
+
+def _fits(scales: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    return len(shape) == 2 and scales in ((1, shape[1]), (shape[0], 1))
+
+
+def _scaled(numbers: Tensor, scales: Tensor) -> Tensor:
+    def read() -> np.ndarray:
+        return np.asarray(numbers.read() * scales.read())  # 8 bits times float32 is float32
+
+    return Tensor(numbers.shape, "float32", numbers.file, read)

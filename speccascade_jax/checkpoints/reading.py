@@ -120,17 +120,12 @@ def _check_mesh(stored: Stored, config: Config, dtype: str, mesh: Mesh, whole: b
     shape = tuple(mesh.shape.values())
     if not whole:
         sharding.check(config, shape, str(stored.path))
-    _check_room(stored, dtype, (1, 1) if whole else shape, _room(mesh))
-
-
-def _room(mesh: Mesh) -> int | None:
-    """Bytes of one of this host's devices; `None` where it does not say."""
-    limit = (mesh.local_devices[0].memory_stats() or {}).get("bytes_limit")
-    return None if limit is None else int(limit)
+    memory = mesh.local_devices[0].memory_stats() or {}
+    _check_room(stored, dtype, (1, 1) if whole else shape, memory.get("bytes_limit"))
 
 
 def _check_room(stored: Stored, dtype: str, shape: Sequence[int], room: int | None) -> None:
-    """Refuse parameters that a device has no room for, before one is read."""
+    """Refuses parameters that a device has no room for, of `room` bytes where it says how many, before one is read."""
     each = [math.prod(shape_of(pieces)) // sharding.parts(name, shape) for name, pieces in stored.plan.items()]
     size = sum(each) * np.dtype(dtype).itemsize
     if room is not None and size > room:

@@ -7,14 +7,13 @@ read: shapes are known from the header, and each tensor is read alone, at its of
 Source: the format's description, https://github.com/huggingface/safetensors#format.
 """
 
-import functools
 import math
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 
-from speccascade_jax.checkpoints.arrays import Tensor, Tensors, read_bytes
+from speccascade_jax.checkpoints.array_plan import Tensors, stored_at
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, listing
 from speccascade_jax.storage.readers import parsed
 
@@ -39,7 +38,10 @@ def open_file(file: Path) -> Tensors:
     spans = {name: _span(file, name, entry) for name, entry in header.items()}
     names = sorted(spans, key=lambda name: spans[name])
     _check_layout(file, names, spans, size - 8 - length)
-    return {name: _tensor(file, header[name], 8 + length + spans[name][0]) for name in names}
+    return {
+        name: stored_at(file, 8 + length + spans[name][0], tuple(header[name]["shape"]), DTYPES[header[name]["dtype"]])
+        for name in names
+    }
 
 
 def _damaged(file: Path, reason: str) -> CheckpointError:
@@ -79,12 +81,6 @@ def _check_layout(file: Path, names: list[str], spans: dict[str, tuple[int, int]
         )
     if size > at:
         raise _damaged(file, f"{size - at:,} bytes follow its last tensor")
-
-
-def _tensor(file: Path, entry: dict[str, Any], offset: int) -> Tensor:
-    shape, dtype = tuple(int(size) for size in entry["shape"]), DTYPES[entry["dtype"]]
-    read = functools.partial(read_bytes, file, offset, shape, jnp.dtype(dtype))
-    return Tensor(shape, dtype, file, read)
 
 
 DTYPES = {

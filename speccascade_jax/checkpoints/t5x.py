@@ -2,15 +2,15 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import flax.serialization
 import numpy as np
+from flax.traverse_util import flatten_dict
 
-from speccascade_jax.checkpoints.array_plan import Piece, Plan, Stored, as_it_is, shape_of
-from speccascade_jax.checkpoints.arrays import Tensor, Tensors, inline
+from speccascade_jax.checkpoints.array_plan import Piece, Plan, Stored, Tensor, Tensors, inline, shape_of, whole
 from speccascade_jax.checkpoints.infer import MOST_LAYERS, check_count, infer_config
 from speccascade_jax.checkpoints.zarr import Spec, open_arrays, tree_specs
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError
@@ -33,7 +33,9 @@ def open_native(path: Path) -> Stored:
     """
     file = path / MSGPACK if path.is_dir() else path
     contents = _contents(file)
-    leaves = dict(_leaves(_target(file, contents)))
+    nested = _target(file, contents)
+    leaves = flatten_dict(nested, is_leaf=lambda _, leaf: _is_spec(leaf), sep="/")
+    leaves = {name: leaf for name, leaf in leaves.items() if leaf is not None}
     pointers = {name: leaf for name, leaf in leaves.items() if _is_spec(leaf)}
     outside = open_arrays(path, {name: _zarr(file.parent, name, leaf) for name, leaf in pointers.items()})
     _check_pointers(path, pointers, outside)
@@ -70,7 +72,7 @@ def _stored(path: Path, kind: str, tensors: Tensors) -> Stored:
         parts = source.split("/")
         stack, inner = parts[0], parts[2:]
         if not (inner and stack in _STACKS and parts[1] in _SCANNED and len(tensor.shape) > 1):
-            plan[source] = as_it_is(source, tensor.shape)
+            plan[source] = whole(source, tensor.shape)
         elif inner[0] in _BIASES:
             plan[f"{stack}/relpos_bias/rel_embedding"] = _layer(source, tensor, 0)
             readers[source] = dataclasses.replace(tensor, read=functools.partial(_shared_bias, path, source, tensor))
@@ -122,14 +124,6 @@ def _target(file: Path, contents: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _is_spec(leaf: Any) -> bool:
     return isinstance(leaf, Mapping) and isinstance(leaf.get("driver"), str)
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and not _is_spec(value):
-            yield from _leaves(value, f"{prefix}{key}/")
-        elif value is not None:
-            yield prefix + key, value
 
 
 def _zarr(directory: Path, name: str, pointer: Mapping[str, Any]) -> Spec:

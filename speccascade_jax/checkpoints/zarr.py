@@ -13,7 +13,7 @@ import numpy as np
 import tensorstore as ts
 from flax.traverse_util import unflatten_dict
 
-from speccascade_jax.checkpoints.arrays import Arrays, Tensor, Tensors, as_bfloat16, empty
+from speccascade_jax.checkpoints.array_plan import Arrays, Tensor, Tensors, as_bfloat16, empty
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, UnreadableError, unreadable
 from speccascade_jax.storage.readers import PLAUSIBLE, check_unpacked, json_object
 

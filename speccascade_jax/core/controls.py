@@ -5,7 +5,7 @@ from typing import Any, cast
 import numpy as np
 
 from speccascade_jax.core.checks import per_row
-from speccascade_jax.core.types import Array, Controls, Sampling
+from speccascade_jax.core.types import Controls, Sampling
 
 
 def make_sampling(
@@ -20,7 +20,7 @@ def make_sampling(
     _refuse(t < 0, name, t, "is negative; 0 is greedy decoding, 1 the model's own law")
     _refuse((p <= 0) | (p > 1), "top_p", p, "is outside (0, 1]; 1 switches it off")
     _refuse((k < 0) | (k != np.floor(k)), "top_k", k, "is not a whole number >= 0; 0 switches it off")
-    return Sampling(*map(_to_trace, (t, p, k)))
+    return Sampling(*cast(Any, (t, p, k)))  # on the host, as what a program traces them to
 
 
 def make_controls(
@@ -41,13 +41,9 @@ def make_controls(
     draft = target = make_sampling(batch, temperature, top_p, top_k)
     if draft_temperature is not None:
         draft = make_sampling(batch, draft_temperature, top_p, top_k, name="draft_temperature")
-    alphas, thresholds = per_row("alpha", alpha, batch), per_row("stop_threshold", stop_threshold, batch)
-    return Controls(_to_trace(alphas), _to_trace(thresholds), draft, target, inner)
-
-
-def _to_trace(values: np.ndarray) -> Array:
-    """Returns values on the host as what a program traces them to."""
-    return cast(Array, values)
+    alphas: Any = per_row("alpha", alpha, batch)
+    thresholds: Any = per_row("stop_threshold", stop_threshold, batch)
+    return Controls(alphas, thresholds, draft, target, inner)
 
 
 def _refuse(bad: np.ndarray, name: str, values: np.ndarray, why: str) -> None:

@@ -182,8 +182,8 @@ class Outcome:
     hidden: Array | None = None
 
 
-class Drafter(Protocol):
-    """Anything that writes a block and says what each token was drawn from. Frozen and hashable.
+class _Drafting(Protocol):
+    """What drafters and planners share.
 
     Attributes:
         block: the longest block it may hand over (static); adaptive: whether blocks are often shorter than that, so
@@ -198,7 +198,14 @@ class Drafter(Protocol):
     def reads_features(self) -> bool: ...
 
     def init(self, params: Params, start: Start) -> PyTree:
-        """The drafter's state before the first round."""
+        """The state before the first round, or phase."""
+
+    def stats(self, state: PyTree) -> Any:
+        """Statistics of engines inside, or `None`."""
+
+
+class Drafter(_Drafting, Protocol):
+    """Anything that writes a block and says what each token was drawn from. Frozen and hashable."""
 
     def propose(self, params: Params, state: PyTree, request: Request) -> tuple[Draft, PyTree, Cache]:
         """Write a block.
@@ -208,9 +215,6 @@ class Drafter(Protocol):
 
     def commit(self, params: Params, state: PyTree, outcome: Outcome) -> PyTree:
         """Roll back (and adapt) after a round that left the rows at `outcome.length`."""
-
-    def stats(self, state: PyTree) -> Any:
-        """Statistics of engines inside this drafter, or `None`."""
 
 
 @runtime_checkable
@@ -241,7 +245,7 @@ class Counted(NamedTuple):
 
 
 @runtime_checkable
-class Planner(Protocol):
+class Planner(_Drafting, Protocol):
     """Stands in a drafter's place, and settles before each phase of some rounds which of its `drafters` drafts in them.
 
     Each phase is rounds of an engine that has just that drafter (`engine.loop`). Frozen and hashable. Its state has
@@ -254,15 +258,6 @@ class Planner(Protocol):
 
     @property
     def drafters(self) -> tuple[Drafter, ...]: ...
-    @property
-    def block(self) -> int: ...
-    @property
-    def adaptive(self) -> bool: ...
-    @property
-    def reads_features(self) -> bool: ...
-
-    def init(self, params: Params, start: Start) -> PyTree:
-        """The state before the first phase."""
 
     def places(self, params: Params) -> tuple[int, ...]:
         """Those that may be settled with these parameters; by their structure alone, for others are not compiled."""
@@ -284,9 +279,6 @@ class Planner(Protocol):
 
     def left(self, state: PyTree, place: int, own: PyTree, counted: Counted) -> PyTree:
         """With what that drafter's state is after some rounds of the phase, or all of them."""
-
-    def stats(self, state: PyTree) -> Any:
-        """As of `Drafter`."""
 
 
 class DraftStep(NamedTuple):

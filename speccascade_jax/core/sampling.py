@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from speccascade_jax.core.types import Array, LawPair, LogPair, Sampling
+from speccascade_jax.core.types import Array, Controls, LawPair, LogPair, Sampling
 from speccascade_jax.core.types import Laws as Buffers
 
 
@@ -160,6 +160,13 @@ def make_law_pair(
     # the full leading shape: positions are gathered from every field alike
     greedy = jnp.broadcast_to(expand(greedy, q.ndim), (*q.shape[:-1], 1))
     return LawPair(q=q, p=p, q_tilde=q_tilde, p_tilde=p_tilde, greedy=greedy, logs=both)
+
+
+def law_pair_of(q_logits: Array, p_logits: Array, controls: Controls) -> LawPair:
+    """What a rule may read of the logits of draft and target, `[B, V]` each."""
+    q, q_tilde = softmax(q_logits), transform(q_logits, controls.draft)
+    logs = log_laws(q_logits, q_tilde, controls.draft)
+    return make_law_pair(q, q_tilde, controls.draft.temperature <= 0, p_logits, controls.target, logs)
 
 
 def _truncate(laws: Array, top_k: Array, top_p: Array) -> Array:

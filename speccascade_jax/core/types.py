@@ -1,7 +1,8 @@
 """The values that travel between the rooms.
 
 Shape letters, here and everywhere: `B` rows, `P` prompt tokens, `N` encoder tokens, `T` tokens fed, `S` cache slots,
-`L` output buffer, `G` block capacity (static), `V` vocabulary, `D` features.
+`L` output buffer, `G` block capacity (static), `V` vocabulary, `D` features. Annotations use them as
+jaxtyping does; `tests/core/types_test.py` compares them with what the engine passes on. `#V` is 1 where nothing drafts.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from typing import Any, NamedTuple
 import flax.struct
 import jax
 import numpy as np
-
-from speccascade_jax.core.packed import is_packed
+from jaxtyping import Bool, Float, Float32, Int32
 
 Array = jax.Array
 PyTree = Any
@@ -22,6 +22,67 @@ Params = Any
 
 DTYPES = ("float32", "bfloat16", "float16", "int8")
 """What parameters may be loaded in; int8 with a scale per column of each matrix."""
+
+
+@flax.struct.dataclass
+class Packed:
+    """A matrix `[K, N]` in panels of `P` columns, in 32, 16 or 8 bits: a leaf of the parameters, in a kernel's place.
+
+    It is what a CPU's products of a few rows read at full bandwidth.
+
+    Attributes:
+        panels: `[ceil(N / P), K, P]`, column `c` of the matrix in panel `c // P`, zeros beyond the last; float32,
+            float16, bfloat16 or int8.
+        scales: float32 `[ceil(N / P) * P]`, what each column of int8 is multiplied by; `None` of the others.
+        columns: `N` (static).
+        turned: whether the parameter is the matrix's transpose: an embedding that makes the logits (static).
+    """
+
+    panels: jax.Array
+    scales: jax.Array | None
+    columns: int = flax.struct.field(pytree_node=False)
+    turned: bool = flax.struct.field(pytree_node=False, default=False)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The parameter's: `(K, N)`, or `(N, K)` where it is turned."""
+        shape = (self.panels.shape[1], self.columns)
+        return shape[::-1] if self.turned else shape
+
+    @property
+    def size(self) -> int:
+        """How many numbers the matrix has."""
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def dtype(self) -> Any:
+        """What the numbers are held in."""
+        return self.panels.dtype
+
+    def rows(self, taken: jax.Array) -> jax.Array:
+        """Columns `taken` (int32, any shape) of the matrix, `[*taken.shape, K]`, float32: rows of its transpose."""
+        width = self.panels.shape[2]
+        found = self.panels[taken // width, :, taken % width].astype(jax.numpy.float32)
+        return found if self.scales is None else found * self.scales[taken][..., None]
+
+    def dense(self) -> np.ndarray:
+        """The parameter on the host, as it is held: scales are left out."""
+        panels = np.asarray(self.panels)
+        matrix = panels.transpose(1, 0, 2).reshape(panels.shape[1], -1)[:, : self.columns]
+        return matrix.T if self.turned else matrix
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """`dense` with its scales: the parameter that products are made with."""
+        dense = self.dense()
+        if self.scales is not None:
+            scales = np.asarray(self.scales)[: self.columns]
+            dense = dense.astype(np.float32) * (scales[:, None] if self.turned else scales)
+        return dense if dtype is None else dense.astype(dtype)
+
+
+def is_packed(leaf: Any) -> bool:
+    """For `jax.tree` functions that take a packed matrix as one leaf."""
+    return isinstance(leaf, Packed)
 
 
 def count(params: Params) -> int:
@@ -40,9 +101,9 @@ class Prompt:
         encoder_tokens: int32 `[B, N]`, the encoder's input, 0 where padded; `None` without an encoder.
     """
 
-    tokens: Array
-    length: Array
-    encoder_tokens: Array | None = None
+    tokens: Int32[Array, "B P"]
+    length: Int32[Array, " B"]
+    encoder_tokens: Int32[Array, "B N"] | None = None
 
 
 class LMOutput(NamedTuple):
@@ -55,9 +116,9 @@ class LMOutput(NamedTuple):
             (`core.protocols.LayeredModel`); `None` where it named none.
     """
 
-    logits: Array
-    hidden: Array | None = None
-    layer_states: Array | None = None
+    logits: Float[Array, "B T V"]
+    hidden: Float[Array, "B T D"] | None = None
+    layer_states: Float[Array, "B T L D"] | None = None
 
 
 @flax.struct.dataclass
@@ -84,11 +145,11 @@ class LawPair:
         logs: the logs of the four laws, made from logits; see `log`.
     """
 
-    q: Array
-    p: Array
-    q_tilde: Array
-    p_tilde: Array
-    greedy: Array
+    q: Float32[Array, "*positions #V"]
+    p: Float32[Array, "*positions V"]
+    q_tilde: Float32[Array, "*positions #V"]
+    p_tilde: Float32[Array, "*positions V"]
+    greedy: Bool[Array, "*positions 1"]
     logs: LogPair | None = None
 
     def log(self, name: str) -> Array:
@@ -107,10 +168,10 @@ class LawPair:
 class LogPair:
     """Logs of the laws of a `LawPair`, float32 `[..., V]` each."""
 
-    q: Array
-    p: Array
-    q_tilde: Array
-    p_tilde: Array
+    q: Float32[Array, "*positions #V"]
+    p: Float32[Array, "*positions V"]
+    q_tilde: Float32[Array, "*positions #V"]
+    p_tilde: Float32[Array, "*positions V"]
 
 
 @flax.struct.dataclass
@@ -120,9 +181,9 @@ class Sampling:
     `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are exact identities.
     """
 
-    temperature: Array
-    top_p: Array
-    top_k: Array
+    temperature: Float32[Array, " B"]
+    top_p: Float32[Array, " B"]
+    top_k: Float32[Array, " B"]
 
 
 @flax.struct.dataclass
@@ -136,8 +197,8 @@ class Controls:
         inner: of each engine that drafts for this one, its own; so they mirror the tree of drafters.
     """
 
-    alpha: Array
-    stop_threshold: Array
+    alpha: Float32[Array, " B"]
+    stop_threshold: Float32[Array, " B"]
     draft: Sampling
     target: Sampling
     inner: tuple[Controls, ...] = ()
@@ -154,8 +215,8 @@ class Laws:
         logs: the logs of both, where the rule reads them (`Rule.reads_logs`).
     """
 
-    q: Array
-    q_tilde: Array
+    q: Float32[Array, "B places V"]
+    q_tilde: Float32[Array, "B places V"]
     logs: Laws | None = None
 
 
@@ -177,25 +238,25 @@ class Draft:
         logs: the logs of `q` and `q_tilde`, exact where float32 cannot hold the laws, for rules that read them
             (`Request.block` has room for them then). `None`: those of what `q` and `q_tilde` are.
         arm: int32 `[B]`, which of several drafters wrote the row's block, where they have rules of their own
-            (`rules.by_arm`). `None`: one rule for all.
+            (`rules.verification.ByArm`). `None`: one rule for all.
         stop: float32 `[B, G + 1]`, what the stop policy compared with its threshold at each slot that it was asked at,
             NaN elsewhere; for traces alone. `None`: nothing was compared, or inside an engine that drafts.
         spent: int32 `[B]`, how many tokens were drafted, where that is more than a path's `length`. Drafts that branch
             (`core.trees`) have their nodes in `tokens`; entry `n + 1` of the laws is the one behind node `n`.
     """
 
-    tokens: Array
-    length: Array
-    q: Array
-    q_tilde: Array
-    greedy: Array
-    steps: Array
-    bad: Array
-    lawful: Array | None = None
+    tokens: Int32[Array, "B G"]
+    length: Int32[Array, " B"]
+    q: Float32[Array, "B G+1 #V"]
+    q_tilde: Float32[Array, "B G+1 #V"]
+    greedy: Bool[Array, " B"]
+    steps: Int32[Array, " B"]
+    bad: Bool[Array, "B G+1"]
+    lawful: Bool[Array, " B"] | None = None
     logs: Laws | None = None
-    arm: Array | None = None
-    stop: Array | None = None
-    spent: Array | None = None
+    arm: Int32[Array, " B"] | None = None
+    stop: Float32[Array, "B G+1"] | None = None
+    spent: Int32[Array, " B"] | None = None
 
     @property
     def laws(self) -> Laws:
@@ -221,20 +282,20 @@ class Round:
         unverified: bool `[B]`, the block was committed without the target having seen it (`Engine.verify_final`).
         eta: float32 `[B, G + 1]`, `Σ r q̃`; deferred: float32 `[B, G]`, `r` of the drafts; 0 without a deferral.
 
-    Of an adaptive engine, `pair`, `law` and `eta` are zero at positions that were not scored (`engine.width_buckets`).
+    Of an adaptive engine, `pair`, `law` and `eta` are zero at positions that were not scored (`engine.scoring`).
     """
 
-    start: Array
-    active: Array
+    start: Int32[Array, " B"]
+    active: Bool[Array, " B"]
     draft: Draft
-    num_kept: Array
-    rejected: Array
-    examined: Array
-    tokens: Array
-    num_new: Array
-    source: Array
+    num_kept: Int32[Array, " B"]
+    rejected: Bool[Array, " B"]
+    examined: Int32[Array, " B"]
+    tokens: Int32[Array, "B G+1"]
+    num_new: Int32[Array, " B"]
+    source: Int32[Array, "B G+1"]
     pair: LawPair
-    law: Array
-    unverified: Array
-    eta: Array
-    deferred: Array
+    law: Float32[Array, "B G+1 V"]
+    unverified: Bool[Array, " B"]
+    eta: Float32[Array, "B G+1"]
+    deferred: Float32[Array, "B G"]

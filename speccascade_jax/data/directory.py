@@ -25,9 +25,8 @@ def require(*parts: str) -> Path:
     """
     path = data_directory().joinpath(*parts)
     if not path.exists():
-        raise FileNotFoundError(
-            f"{path} does not exist. Set the environment variable {VARIABLE} to the folder that holds "
-            f"{'/'.join(parts)} (now: {os.environ.get(VARIABLE) or 'unset'}), "
-            "or use the shipped task tiny_translation, which needs no data directory."
-        )
+        now = f"now: {os.environ.get(VARIABLE) or 'unset'}"
+        remedy = f"Set the environment variable {VARIABLE} to the folder that holds {'/'.join(parts)} ({now}), or use"
+        shipped = "the shipped task tiny_translation, which needs no data directory."
+        raise FileNotFoundError(f"{path} does not exist. {remedy} {shipped}")
     return path

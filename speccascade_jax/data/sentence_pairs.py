@@ -76,9 +76,8 @@ def read_tokens(
     ids: Callable[[str], list[int]] = vocabulary.encode
     if holds_pieces(path):
         if not isinstance(vocabulary, SentencePieceVocabulary):
-            raise ValueError(
-                f"{path} holds pieces, which {vocabulary!r} can't read: give text, or a sentencepiece file"
-            )
+            remedy = "give text, or a sentencepiece file"
+            raise ValueError(f"{path} holds pieces, which {vocabulary!r} can't read: {remedy}")
         ids = vocabulary.ids_of_pieces
     return [TokenPair(ids(source), ids(target)) for source, target in read_pairs(path, columns)[:limit]]
 

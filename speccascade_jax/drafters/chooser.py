@@ -32,7 +32,7 @@ def given(params: Params, features: Array) -> Scores:
 
 def perceptron(params: Params, features: Array) -> Scores:
     """`{"layers_0": {"kernel", "bias"}, …}` with tanh between: paper 5's policy has three, a linear one has one."""
-    values = features.astype(jnp.float32)
+    values = features.astype(jnp.float32)  # a target in bfloat16 gives features in it
     for number in range(len(params)):
         layer = params[f"layers_{number}"]
         values = jnp.dot(jnp.tanh(values) if number else values, layer["kernel"], precision=HIGHEST) + layer["bias"]
@@ -47,9 +47,11 @@ def ridge(params: Params, features: Array) -> Scores:
             weights, the last of which is the constant's.
     """
     values = (features.astype(jnp.float32) - params["center"]) * params["scale"]
+    # a weight for 1 is the constant: it has a mean and a variance like the others
     values = jnp.concatenate([values, jnp.ones_like(values[:, :1])], axis=1)
     mean = jnp.einsum("bd,kd->bk", values, params["mean"], precision=HIGHEST)
     variance = jnp.einsum("bd,kde,be->bk", values, params["covariance"], values, precision=HIGHEST)
+    # rounding can leave a variance a little below 0
     return Scores(mean, jnp.sqrt(jnp.maximum(variance, 0.0)))
 
 
@@ -64,6 +66,7 @@ def greedy(scores: Scores, uniforms: Array) -> Array:
 
 def dynamic(scores: Scores, uniforms: Array) -> Array:
     """An arm drawn from the softmax of the scores."""
+    # the last bound is left out: a sum of probabilities that falls short of 1 must not choose an arm too many
     below = jnp.cumsum(jax.nn.softmax(scores.mean, -1), -1)[:, :-1] <= uniforms[:, :1]
     return below.sum(-1).astype(jnp.int32)
 
@@ -82,12 +85,8 @@ def optimistic(scores: Scores, uniforms: Array) -> Array:
     return (scores.mean + 2.0 * scores.deviation).argmax(-1).astype(jnp.int32)
 
 
-DRAWS: dict[str, Callable[[Scores, Array], Array]] = {
-    "greedy": greedy,
-    "dynamic": dynamic,
-    "thompson": thompson,
-    "optimistic": optimistic,
-}
+_ALL_DRAWS = (greedy, dynamic, thompson, optimistic)
+DRAWS: dict[str, Callable[[Scores, Array], Array]] = {draw.__name__: draw for draw in _ALL_DRAWS}
 """Name -> `(scores, uniforms [B, K]) -> int32 [B]`."""
 
 

@@ -17,8 +17,9 @@ from speccascade_jax.core.protocols import Drafter, Outcome, Request, Start, lay
 from speccascade_jax.core.sampling import expand
 from speccascade_jax.core.types import Array, Cache, Draft, Laws, Params, PyTree
 from speccascade_jax.drafters.chooser import Chooser
+from speccascade_jax.drafters.model import in_buffers, with_laws
 from speccascade_jax.drafters.nested import NestedDrafter
-from speccascade_jax.engine.width_buckets import at_most_once, widths
+from speccascade_jax.engine.scoring import at_most_once, widths
 
 
 @flax.struct.dataclass
@@ -42,7 +43,7 @@ class SelectedDrafter:
     rounds. Parameters are `{"arms": (…), "policy": …}`.
 
     Attributes:
-        tells_arm: whether blocks say who wrote them, for arms with rules of their own (`rules.by_arm`).
+        tells_arm: whether blocks say who wrote them, for arms with rules of their own (`rules.verification.ByArm`).
     """
 
     arms: tuple[Drafter, ...]
@@ -84,180 +85,161 @@ class SelectedDrafter:
             return None
         return hidden[:, :, jnp.asarray([self.reads_layers.index(layer) for layer in layers])]
 
+    def _each(self, params: Params, states: tuple[PyTree, ...]) -> zip[tuple[Drafter, Params, PyTree]]:
+        return zip(self.arms, params["arms"], states, strict=True)
+
     def init(self, params: Params, start: Start) -> SelectedState:
         """Choose for every row; prefill the arms that some row has chosen."""
         rows = start.prompt.tokens.shape[0]
         none = jnp.zeros(rows, jnp.int32)
+        # bits with a purpose of their own: rounds draw theirs as they would without a choice
         keys = rngs.RoundKeys(rngs.row_keys(start.rng, start.example_ids, start.level), round=none, length=none)
         slots = jnp.broadcast_to(jnp.arange(len(self.arms), dtype=jnp.int32), (rows, len(self.arms)))
         asked = self.chooser.reads_features and start.features is not None
-        told = jnp.asarray(start.features, jnp.float32) if asked else jnp.zeros((rows, 0))
-        choice = self.chooser(params["policy"], told, keys.uniform(slots, rngs.CHOOSE))
+        features = jnp.asarray(start.features, jnp.float32) if asked else jnp.zeros((rows, 0))
+        choice = self.chooser(params["policy"], features, keys.uniform(slots, rngs.CHOOSE))
         states = [
             _begun(arm, own, replace(start, hidden=self._hidden_of(arm, start.hidden)), jnp.any(choice == place))
             for place, (arm, own) in enumerate(zip(self.arms, params["arms"], strict=True))
         ]
-        return SelectedState(choice, tuple(states), told if asked else None)
+        return SelectedState(choice, tuple(states), features if asked else None)
 
     def propose(self, params: Params, state: SelectedState, request: Request) -> tuple[Draft, SelectedState, Cache]:
         """Every row's block from its own arm; the arms' turns share the buffers of the laws and the target's cache."""
-        cache, draft, states = request.target.cache, _no_draft(self.block, request), list(state.arms)
-        shapes = self._all_shapes(params, state, request)
-        draft = replace(draft, lawful=self._lawful(shapes, state), stop=self._stop(shapes, draft))
-        for place, (arm, own) in enumerate(zip(self.arms, params["arms"], strict=True)):
-            turn = _Turn(_leaving_rows_alone(arm, len(request.length)), own, request, state.choice == place)
-            if turn.drafter.block:
-                states[place], draft, cache = turn.taken(states[place], draft, cache)
+        # an arm may extend the target's cache (an exit does): each takes up what the one before it left
+        cache, states, zero = request.target.cache, list(state.arms), jnp.zeros_like(request.length)
+        draft = in_buffers(request, jnp.zeros((len(zero), self.block), jnp.int32), zero, steps=zero)
+        draft = self._with_optional(params, state, request, draft)
+        for place, (arm, own, mine) in enumerate(self._each(params, state.arms)):
+            drafter, rows = _leaving_rows_alone(arm, len(request.length)), state.choice == place
+            if drafter.block:  # one that drafts nothing leaves its rows as they are: empty
+                states[place], draft, cache = _turn(drafter, own, request, rows, (mine, draft, cache))
         if self.tells_arm:
             draft = replace(draft, arm=state.choice)
         return draft, replace(state, arms=tuple(states)), cache
 
-    def _all_shapes(self, params: Params, state: SelectedState, request: Request) -> list[Draft | None]:
-        """The shapes of every arm's block; `None` of one that drafts nothing."""
-        each = zip(self.arms, params["arms"], state.arms, strict=True)
-        return [_shapes(arm, own, mine, request) if arm.block else None for arm, own, mine in each]
+    def _with_optional(self, params: Params, state: SelectedState, request: Request, draft: Draft) -> Draft:
+        """The empty block with first values for `lawful` and `stop` where some arm's blocks have them.
 
-    def _stop(self, shapes: list[Draft | None], draft: Draft) -> Array | None:
-        """A first value for `Draft.stop`, where some arm's policy compares something."""
-        compares = any(shape is not None and shape.stop is not None for shape in shapes)
-        return jnp.full(draft.bad.shape, jnp.nan) if compares else None
-
-    def _lawful(self, shapes: list[Draft | None], state: SelectedState) -> Array | None:
-        """A first value for `Draft.lawful`, where some arm has no law at the bonus position or drafts nothing."""
-        if all(shape is not None and shape.lawful is None for shape in shapes):
-            return None
+        `lawful` is needed too where an arm drafts nothing: its rows have no law at the bonus position.
+        """
+        # fields that no arm has must stay `None`: what is carried through the arms' turns has one structure
+        shapes = [
+            jax.eval_shape(partial(arm.propose, own), mine, request)[0]
+            for arm, own, mine in self._each(params, state.arms)
+            if arm.block
+        ]
         silent = [place for place, arm in enumerate(self.arms) if not arm.block]
-        return ~jnp.isin(state.choice, jnp.asarray(silent, jnp.int32))
+        if silent or any(shape.lawful is not None for shape in shapes):
+            draft = replace(draft, lawful=~jnp.isin(state.choice, jnp.asarray(silent, jnp.int32)))
+        if any(shape.stop is not None for shape in shapes):
+            draft = replace(draft, stop=jnp.full(draft.bad.shape, jnp.nan))
+        return draft
 
     def commit(self, params: Params, state: SelectedState, outcome: Outcome) -> SelectedState:
-        each = zip(self.arms, params["arms"], state.arms, strict=True)
         arms = tuple(
             arm.commit(own, mine, self._as_arm_sees(outcome, arm, state.choice == place))
-            for place, (arm, own, mine) in enumerate(each)
+            for place, (arm, own, mine) in enumerate(self._each(params, state.arms))
         )
         return replace(state, arms=arms)
 
     def _as_arm_sees(self, outcome: Outcome, arm: Drafter, rows: Array) -> Outcome:
         """Returns the outcome of the arm's rows, with those of the target's states that it reads."""
+        # as if the others were not there: an arm that reads no features gets none, even if its neighbour does
         features = outcome.features if arm.reads_features else None
         hidden = self._hidden_of(arm, outcome.hidden)
         return replace(outcome, active=outcome.active & rows, features=features, hidden=hidden)
 
     def stats(self, state: SelectedState) -> Any:
         """Every row's arm, what it was chosen from, and the arms' own statistics."""
-        told = [arm.stats(mine) for arm, mine in zip(self.arms, state.arms, strict=True)]
+        inner = [arm.stats(mine) for arm, mine in zip(self.arms, state.arms, strict=True)]
         features = {} if state.features is None else {"features": state.features}
-        return {"choice": state.choice, "arms": told, **features}
+        return {"choice": state.choice, "arms": inner, **features}
 
 
-@dataclass(frozen=True)
-class _Turn:
-    """One arm's part of a round: the block of its `rows` bool `[B]`."""
+def _turn(
+    drafter: Drafter, params: Params, request: Request, rows: Array, held: tuple[PyTree, Draft, Cache]
+) -> tuple[PyTree, Draft, Cache]:
+    """One arm's part of a round: its state, the block with its `rows` bool `[B]` filled in, the target's cache.
 
-    drafter: Drafter
-    params: Params
-    request: Request
-    rows: Array
+    Nothing runs where no active row is the arm's.
+    """
+    active, protected = request.active & rows, _needs_protection(drafter, len(rows))
 
-    def taken(self, state: PyTree, draft: Draft, cache: Cache) -> tuple[PyTree, Draft, Cache]:
-        """The arm's state, the block with its rows' part, the target's cache; nothing runs where no row needs it."""
-        active = self.request.active & self.rows
+    def turn(held: tuple[PyTree, Draft, Cache]) -> tuple[PyTree, Draft, Cache]:
+        state, draft, cache = held
+        # tied to what the loop carries: XLA would move the arm's bits and gathers out of it (`at_most_once`)
+        tied = request.tokens, request.length, request.keys.round, draft.length
+        tokens, length, rounds, _ = jax.lax.optimization_barrier(tied)
+        asked = replace(
+            request,
+            tokens=tokens,
+            length=length,
+            keys=replace(request.keys, round=rounds, length=length),
+            active=active,
+            target=request.target._replace(cache=cache),
+            block=draft.laws,
+        )
+        new, state, cache = drafter.propose(params, state, asked)
+        return state, _merged(rows, new, draft, protected), cache
 
-        def turn(held: tuple[PyTree, Draft, Cache]) -> tuple[PyTree, Draft, Cache]:
-            state, draft, cache = held
-            new, state, cache = self.drafter.propose(self.params, state, self._asked(active, draft, cache))
-            return state, _merged(self.rows, new, draft, self._protected), cache
+    return at_most_once(jnp.any(active), turn, held)
 
-        found: tuple[PyTree, Draft, Cache] = at_most_once(jnp.any(active), turn, (state, draft, cache))
-        return found
 
-    def _asked(self, active: Array, draft: Draft, cache: Cache) -> Request:
-        """The request with this turn's buffers and cache, its bits tied to them (`at_most_once`)."""
-        request = self.request
-        held = request.tokens, request.length, request.keys.round, draft.length
-        tokens, length, rounds, _ = jax.lax.optimization_barrier(held)
-        keys = replace(request.keys, round=rounds, length=length)
-        target = request.target._replace(cache=cache)
-        return replace(request, tokens=tokens, length=length, keys=keys, active=active, target=target, block=draft.laws)
-
-    @property
-    def _protected(self) -> bool:
-        """Whether the laws of others' rows must be kept from this drafter: one of the package's leaves them alone."""
-        return len(self.rows) > 1 and not (getattr(self.drafter, "sits_out", False) or _is_nested(self.drafter))
+def _needs_protection(drafter: Drafter, rows: int) -> bool:
+    """Whether the laws of other arms' rows must be kept from this drafter: one of the package's leaves them alone."""
+    # a nested engine writes into active rows only (`put_laws`)
+    return rows > 1 and not (getattr(drafter, "sits_out", False) or isinstance(drafter, NestedDrafter))
 
 
 def _merged(rows: Array, new: Draft, old: Draft, protected: bool) -> Draft:
     """`old` with `new` in `rows`; laws stand in the shared buffers already, unless others' are to be `protected`."""
-    whole = new
+    # what others have and this arm has not: logs of its laws, a law everywhere, no numbers
     if old.logs is not None and new.logs is None:
-        whole = replace(new, logs=Laws(jnp.log(new.q), jnp.log(new.q_tilde)))
+        new = replace(new, logs=Laws(jnp.log(new.q), jnp.log(new.q_tilde)))
     if old.lawful is not None and new.lawful is None:
-        whole = replace(whole, lawful=jnp.ones_like(old.lawful))
+        new = replace(new, lawful=jnp.ones_like(old.lawful))
     if old.stop is not None and new.stop is None:
-        whole = replace(whole, stop=jnp.full(new.bad.shape, jnp.nan))
+        new = replace(new, stop=jnp.full(new.bad.shape, jnp.nan))
 
-    def pick(name: str, padded: bool = False) -> Array:
-        held, found = getattr(old, name), getattr(whole, name)
-        if padded:
+    def pick(name: str) -> Array | None:
+        held, values = getattr(old, name), getattr(new, name)
+        if held is None:
+            return None
+        if held.ndim > 1:  # `[B, G]` or `[B, G + 1]`, of the arm's own block size
             blank = jnp.nan if name == "stop" else 0
-            found = jnp.pad(found, [(0, 0), (0, held.shape[1] - found.shape[1])], constant_values=blank)
-        return jnp.where(expand(rows, held.ndim), found, held)
+            values = jnp.pad(values, [(0, 0), (0, held.shape[1] - values.shape[1])], constant_values=blank)
+        return jnp.where(expand(rows, held.ndim), values, held)
 
-    small: dict[str, Any] = {name: pick(name) for name in ("length", "greedy", "steps")}
-    small |= {name: pick(name, padded=True) for name in ("tokens", "bad")}
-    if old.lawful is not None:
-        small["lawful"] = pick("lawful")
-    if old.stop is not None:
-        small["stop"] = pick("stop", padded=True)
-    laws = whole.laws if old.logs is not None else replace(whole.laws, logs=None)
-    laws = jax.tree.map(partial(_put, rows, protected), laws, old.laws)
-    return replace(old, **small, q=laws.q, q_tilde=laws.q_tilde, logs=laws.logs)
+    small: dict[str, Any] = {name: pick(name) for name in _SMALL}
+    laws = new.laws if old.logs is not None else replace(new.laws, logs=None)
+    return with_laws(old, jax.tree.map(partial(_put, rows, protected), laws, old.laws), **small)
 
 
-def _put(rows: Array, protected: bool, found: Array, held: Array) -> Array:
-    """A law's buffer with what an arm found: the buffer itself, or an array of its own block's width."""
-    if not protected and found.shape == held.shape:
-        return found
-    width = found.shape[1]
-    return held.at[:, :width].set(jnp.where(rows[:, None, None], found, held[:, :width]))
+_SMALL = ("length", "greedy", "steps", "tokens", "bad", "lawful", "stop")
+"""Fields of a draft without the vocabulary's axis."""
 
 
-def _no_draft(block: int, request: Request) -> Draft:
-    """An empty block of every row, in the round's buffers."""
-    zero = jnp.zeros_like(request.length)
-    return Draft(
-        tokens=jnp.zeros((len(zero), block), jnp.int32),
-        length=zero,
-        q=request.block.q,
-        q_tilde=request.block.q_tilde,
-        greedy=request.controls.draft.temperature <= 0,
-        steps=zero,
-        bad=jnp.zeros((len(zero), block + 1), bool),
-        logs=request.block.logs,
-    )
+def _put(rows: Array, protected: bool, new: Array, held: Array) -> Array:
+    """A law's buffer with what an arm wrote: the buffer itself, or an array of its own block's width."""
+    if not protected and new.shape == held.shape:
+        return new
+    width = new.shape[1]
+    # a block narrower than the buffers: entries behind it are nobody's in these rows
+    return held.at[:, :width].set(jnp.where(rows[:, None, None], new, held[:, :width]))
 
 
-def _leaving_rows_alone(arm: Drafter, rows: int) -> Drafter:
+def _leaving_rows_alone(arm: Any, rows: int) -> Any:
     """The arm told to leave the laws of rows that are not its own alone, where it can be told; a row alone has none."""
-    told: Any = arm
-    if rows > 1 and dataclasses.is_dataclass(arm) and any(each.name == "sits_out" for each in dataclasses.fields(arm)):
-        told = replace(told, sits_out=True)
-    drafter: Drafter = told
-    return drafter
-
-
-def _is_nested(drafter: Drafter) -> bool:
-    return isinstance(drafter, NestedDrafter)  # it writes into active rows only (`put_laws`)
-
-
-def _shapes(arm: Drafter, params: Params, state: PyTree, request: Request) -> Draft:
-    return jax.eval_shape(lambda state, request: arm.propose(params, state, request)[0], state, request)
+    fields = dataclasses.fields(arm) if dataclasses.is_dataclass(arm) else ()
+    return replace(arm, sits_out=True) if rows > 1 and any(field.name == "sits_out" for field in fields) else arm
 
 
 def _begun(arm: Drafter, params: Params, start: Start, wanted: Array) -> PyTree:
     """The arm's state before the first round; zeros of its shapes where it is not wanted (bool scalar)."""
 
     def make(held: PyTree) -> PyTree:
+        # tied to the loop's carry, or the prefill would be moved out of it and run for every arm
         prompt, _ = jax.lax.optimization_barrier((start.prompt, held))
         return arm.init(params, replace(start, prompt=prompt))
 

@@ -26,10 +26,9 @@ from speccascade_jax.core.protocols import (
 from speccascade_jax.core.sampling import make_law_pair
 from speccascade_jax.core.trees import Tree
 from speccascade_jax.core.types import Array, Cache, Controls, Draft, LawPair, Laws, Params, Prompt, PyTree, Round
+from speccascade_jax.engine import scoring
 from speccascade_jax.engine.counters import Counters, Tally, count_round
-from speccascade_jax.engine.reading import check_layers, prefilled, prompt_features
-from speccascade_jax.engine.tree_scoring import Scored, extended, straight_draft, straightened
-from speccascade_jax.engine.width_buckets import Judged, by_width, cut, kept_whole, widths, without_failed
+from speccascade_jax.engine.scoring import Judged, Scored, cut, prompt_features
 from speccascade_jax.rules.verification import Verifier
 
 BONUSES = ("rule", "target", "none")
@@ -63,7 +62,7 @@ class DecodeState:
     start: Array
     limit: Array
     done: Array
-    rounds: Array
+    rounds: Array  # per row: a row's bits must not depend on how often its neighbours took part
     keys: Array
     target_cache: Cache
     drafter: PyTree
@@ -115,13 +114,16 @@ class Engine:
 
     def __post_init__(self) -> None:
         check_bonus(self.bonus)
+        # without drafts `q` is a buffer of one entry: a rule would read zeros and never notice
         if self.block == 0 and self.verifier.reads_q:
             raise ValueError(f"rule {self.verifier.name!r} reads the draft's law, but nothing drafts: use spec_decode")
         if self.tree != getattr(self.verifier, "tree", None):
             raise ValueError("drafts that branch go with a verifier of the same tree (rules.branching.BranchWise)")
+        # a tree's tokens are no sequence before a verdict: there is nothing to commit unseen
         if self.tree is not None and not self.verify_final:
             raise ValueError("drafts that branch are always verified: set verify_final=True")
-        check_layers(self.target, self.layers)
+        scoring.check_layers(self.target, self.layers)
+        # whatever a caller gives, arrays too: a static argument is hashed
         object.__setattr__(self, "stop_ids", tuple(int(i) for i in self.stop_ids))
 
     @cached_property
@@ -186,20 +188,23 @@ class Engine:
             level: this engine's depth when it drafts for another one; taken_back: how far that one may roll this one's
                 caches back, beyond this engine's own blocks.
         """
+        # `G` of what may be settled: a planner without a model's parameters needs no room for that model's blocks
         (rows, width), block = prompt.tokens.shape, self._longest(params)
         room = max_new_tokens + block + 1  # a block is scored, and written, before it is cut to what fits
         back = taken_back + block + 1  # a cache that forgets must keep what a rejection may bring back
         whole = None if self.tree is not None else back  # a tree's slots are no positions
-        cache, hidden = prefilled(self.target, params["target"], prompt, width + room, whole, self.layers)
+        cache, hidden = scoring.prefilled(self.target, params["target"], prompt, width + room, whole, self.layers)
         features = prompt_features(self.target, cache) if self.drafter.reads_features else None
         target = Target(params["target"], cache)
         return DecodeState(
+            # rows end at different places: each writes behind its own prompt, whose padding it overwrites
             tokens=jnp.pad(prompt.tokens, [(0, 0), (0, room)]),
             length=prompt.length,
             start=prompt.length,
             limit=prompt.length + max_new_tokens,
             done=jnp.zeros((rows,), bool),
             rounds=jnp.zeros((rows,), jnp.int32),
+            # by id, not by place in the batch: a row alone draws what it draws among others
             keys=rngs.row_keys(rng, example_ids, level),
             target_cache=cache,
             drafter=self.drafter.init(
@@ -219,9 +224,11 @@ class Engine:
 
     def blank_laws(self, rows: int) -> Laws:
         """Buffers for the laws of this engine's blocks."""
+        # a planner's phases carry buffers of their own widths; the state then holds a stub
         drafts = self.block > 0 and self.planner is None
         shape = (rows, self.block + 1, self.target.vocab_size) if drafts else (rows, 1, 1)
         blank = Laws(q=jnp.zeros(shape, jnp.float32), q_tilde=jnp.zeros(shape, jnp.float32))
+        # logs double what a round carries, so only rules that read them pay for them
         return replace(blank, logs=blank) if self.verifier.reads_logs else blank
 
     def draft(self, params: Params, state: DecodeState, controls: Controls, room: Array, complete: bool) -> Drafted:
@@ -241,6 +248,7 @@ class Engine:
         )
         with jax.named_scope("draft"):
             draft, drafter, cache = self.round_drafter.propose(params["drafter"], state.drafter, request)
+            # drafters without logits have laws alone; what float32 cannot hold they never knew
             if self.verifier.reads_logs and draft.logs is None:
                 draft = replace(draft, logs=Laws(jnp.log(draft.q), jnp.log(draft.q_tilde)))
         return Drafted(draft, drafter, cache, keys, self._unverified(state, draft))
@@ -255,14 +263,16 @@ class Engine:
             `[B, width, D]` and those after `layers`, `[B, width, L, D]`, each if the drafter reads it; its cache.
         """
         draft = cut(drafted.draft, width)
+        # the last committed token is not in the cache yet: with it `G` drafts give `G + 1` laws, the bonus's included
         pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
         with jax.named_scope("score"):
             tokens = jnp.concatenate([pending, draft.tokens], axis=1)
-            out, cache = extended(self.target, self.tree, params["target"], cache, tokens, self.layers)
-            logits = out.logits[..., : self.target.vocab_size]
+            out, cache = scoring.extended(self.target, self.tree, params["target"], cache, tokens, self.layers)
+            logits = out.logits[..., : self.target.vocab_size]  # padding entries must get no probability
         with jax.named_scope("sampling"):
             pair = make_law_pair(draft.q, draft.q_tilde, draft.greedy, logits, controls.target, draft.logs)
         features = out.hidden if self.drafter.reads_features else None
+        # a maximum is NaN or +inf if any logit is; -inf alone is a token that is masked
         bad = ~jnp.isfinite(logits.max(-1)) & ~drafted.unverified[:, None]
         return pair, bad, features, out.layer_states, cache
 
@@ -281,41 +291,44 @@ class Engine:
     def step(self, params: Params, state: DecodeState, controls: Controls) -> tuple[DecodeState, Round]:
         """One round of speculation (METHODS section 2; paper 1, Algorithm 4). Jittable alone."""
         drafted = self.draft(params, state, controls, state.limit - state.length, self.complete)
+        # the buffers as the drafter left them, before a tree is straightened: they go on to the next round in place
         judged, laws = self._judged(params, state, drafted, controls), drafted.draft.laws
         if self.tree is not None:
-            drafted = drafted._replace(draft=straight_draft(drafted.draft, judged.verdict, self.tree))
+            drafted = drafted._replace(draft=scoring.straight_draft(drafted.draft, judged.verdict, self.tree))
         with jax.named_scope("commit"):
             turn = self._cut(state, drafted, judged)
+            # failures first: they are looked for at tokens about to be committed, and then these are not
             failed_at = self._failures(state, drafted, judged, turn.num_new)
-            turn = without_failed(turn, (failed_at >= 0).any(-1))
+            turn = scoring.without_failed(turn, (failed_at >= 0).any(-1))
             return replace(self._commit(params, state, drafted, judged, turn, failed_at), laws=laws), turn
 
     def _judged(self, params: Params, state: DecodeState, drafted: Drafted, controls: Controls) -> Judged:
         """Score and decide the block, as wide as it is; no call of the target where all active rows go unverified."""
 
         def judge(width: int, cache: Cache) -> Judged:
+            # one width is no loop: there is nothing that XLA could move out of it
             own = self._tied(state, drafted, cache) if len(choices) > 1 else drafted
             draft = cut(own.draft, width)
             pair, bad, features, hidden, cache = self.score(params, state, own, controls, width, cache)
             with jax.named_scope("verify"):
                 verdict = self.verifier.verify(pair, draft, own.keys, controls.alpha, self.bonus)
             scored = Scored(pair, draft, bad, features, hidden, cache)
-            if self.tree is not None:
-                scored, verdict = straightened(self.target, self.tree, state.length - 1, scored, verdict)
+            if self.tree is not None:  # from here on a tree is the path that was kept, as a block
+                scored, verdict = scoring.straightened(self.target, self.tree, state.length - 1, scored, verdict)
             pair, draft, bad, features, hidden, cache = scored
             with jax.named_scope("commit"):
                 eta, deferred = self.verifier.deferred(pair, controls.alpha, draft.tokens)
             return Judged(cache, pair, verdict, bad, eta, deferred, features, hidden)
 
-        choices = self._widths()
+        choices = self._widths()  # read by `judge` too, which is called below
         needed = None if self.verify_final else jnp.any(~drafted.unverified & ~state.done)
-        judged = by_width(choices, drafted.draft.length.max(), judge, drafted.target_cache, needed)
-        return judged._replace(verdict=kept_whole(judged.verdict, drafted.draft, drafted.unverified))
+        judged = scoring.by_width(choices, drafted.draft.length.max(), judge, drafted.target_cache, needed)
+        return judged._replace(verdict=scoring.kept_whole(judged.verdict, drafted.draft, drafted.unverified))
 
     def _widths(self) -> tuple[int, ...]:
         """Numbers of positions that a block is scored at: those that the drafter's blocks have, if it says so."""
         own: tuple[int, ...] = getattr(self.drafter, "scored_widths", ())
-        return own or widths(self.block) if self.drafter.adaptive else (self.block + 1,)
+        return own or scoring.widths(self.block) if self.drafter.adaptive else (self.block + 1,)
 
     def _tied(self, state: DecodeState, drafted: Drafted, cache: Cache) -> Drafted:
         """The block as something that hangs on the cache; not its laws, which would be copied.
@@ -323,6 +336,7 @@ class Engine:
         XLA moves what no turn of a loop changes out of it. Of the loops over widths all but one have no turn: the
         others' bits and gathers would be computed all the same.
         """
+        # rounds, because all of the round's bits are made from them
         held = drafted.draft.tokens, state.rounds, self.target.consumed(cache)
         tokens, rounds, _ = jax.lax.optimization_barrier(held)
         keys = self.round_keys(replace(state, rounds=rounds))
@@ -333,15 +347,18 @@ class Engine:
         draft, verdict = drafted.draft, judged.verdict
         kept = verdict.num_kept
         slots = jnp.arange(self.block + 1, dtype=jnp.int32)[None]
-        padded = jnp.pad(draft.tokens, [(0, 0), (0, 1)])
+        padded = jnp.pad(draft.tokens, [(0, 0), (0, 1)])  # `G + 1` places: a whole block and its bonus
+        # the replacement or bonus stands behind the kept ones; entries behind it are rejected drafts, cut below
         tokens = jnp.where(slots == kept[:, None], verdict.final[:, None], padded)
         # a block of length 0 must give a token under any bonus, or the row would stand still
         has_final = verdict.rejected | (self.bonus != "none") | (draft.length == 0)
         num_new = jnp.minimum(kept + (has_final & ~drafted.unverified), state.limit - state.length)
+        # the limit before stop ids: one that the limit cuts away ends nothing
         stops = is_stop(tokens, self.stop_ids) & (slots < num_new[:, None])
         num_new = jnp.minimum(num_new, jnp.where(stops, slots, self.block + 1).min(-1) + 1)
-        num_new = jnp.where(state.done, 0, num_new)
-        final = jnp.where(verdict.rejected, 1, jnp.where(draft.length > 0, 2, 3))
+        num_new = jnp.where(state.done, 0, num_new)  # rows that are done are computed like the others
+        final = jnp.where(verdict.rejected, 1, jnp.where(draft.length > 0, 2, 3))  # places in `core.names.SOURCES`
+        # what the cut took away was neither kept nor rejected: counters are of what a row's output shows
         num_kept, rejected = jnp.minimum(kept, num_new), verdict.rejected & (kept < num_new)
         return Round(
             start=state.length,
@@ -372,7 +389,7 @@ class Engine:
             return jnp.where(at <= self.block, state.length + at, -1)
 
         new = jnp.stack([first(judged.bad), first(drafted.draft.bad)], axis=-1)
-        return jnp.where(state.failed_at >= 0, state.failed_at, new)
+        return jnp.where(state.failed_at >= 0, state.failed_at, new)  # the first failure is the cause of later ones
 
     def _commit(
         self, params: Params, state: DecodeState, drafted: Drafted, judged: Judged, turn: Round, failed_at: Array
@@ -395,10 +412,12 @@ class Engine:
         )
         return replace(
             state,
+            # all `G + 1` are written: what lies at or beyond `length` is junk that the next round overwrites
             tokens=write_slots(state.tokens, turn.tokens, state.length, axis=1),
             length=length,
             done=state.done | stopped | (length >= state.limit) | (failed_at >= 0).any(-1),
             rounds=state.rounds + turn.active,
+            # the last committed token stays pending: a replacement or bonus was never fed to any cache
             target_cache=self.target.rollback(judged.target_cache, length - 1),
             drafter=self.round_drafter.commit(params["drafter"], drafted.drafter, outcome),
             tally=count_round(state.tally, turn, self.verifier.defers, self.bonus),

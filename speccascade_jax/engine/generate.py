@@ -70,8 +70,10 @@ def generate(
     static = {"max_new_tokens": max_new_tokens, "record": record, "level": level}
     if most_rounds is None and engine.planner is not None:
         most_rounds = MOST  # so that what is timed, with fewer, is the program that runs
+    # left out, not infinite: a limit is an operation in every round of every program
     limit = {} if most_rounds is None else {"most_rounds": argument(most_rounds, np.int32)}
-    return _generate(engine, params, prompt, seed, controls, ids, **limit, **static)
+    generation: Generation = _generate(engine, params, prompt, seed, controls, ids, **limit, **static)
+    return generation
 
 
 def argument(value: Any, dtype: Any) -> Any:
@@ -104,10 +106,11 @@ def _generate(
     record: Callable[[Round], PyTree] | None,
     level: int,
 ) -> Generation:
-    _Traced.programs += 1
+    _Traced.programs += 1  # this line runs when JAX traces, never when a program is called
     state = engine.init(params, prompt, rngs.root(seed), example_ids, max_new_tokens, level)
     buffers = None
     if record is not None:
+        # a row commits a token in every round it takes part in, so that there are `max_new_tokens` rounds at most
         shapes = jax.eval_shape(lambda: record(one_round(engine, params, state, controls)[1]))
         buffers = jax.tree.map(lambda x: jnp.zeros((max_new_tokens, *x.shape), x.dtype), shapes)
 
@@ -123,10 +126,11 @@ def _generate(
     start = (jnp.zeros((), jnp.int32), buffers)
     state, (rounds, buffers) = run_rounds(engine, params, state, controls, unfinished, start, on_round)
     lengths = state.length - state.start
+    # outputs begin behind prompts of unequal lengths: gathered, so that all begin in column 0
     at = state.start[:, None] + jnp.arange(max_new_tokens)[None]
     tokens = jnp.take_along_axis(state.tokens, at, axis=1)
     return Generation(
-        tokens=jnp.where(jnp.arange(max_new_tokens)[None] < lengths[:, None], tokens, 0),
+        tokens=jnp.where(jnp.arange(max_new_tokens)[None] < lengths[:, None], tokens, 0),  # no junk leaves the device
         lengths=lengths,
         stats=state.counters,
         inner=engine.drafter.stats(state.drafter),
@@ -179,6 +183,7 @@ def failures(failed_at: Any, names: Sequence[str] = ("target", "draft")) -> tupl
     Args:
         failed_at: int `[B, 2]`, as in `DecodeState`; names: what the two models are called.
     """
+    # one failure for each row: the target's, if both models failed
     rows = enumerate(np.asarray(failed_at).tolist())
     found = ([(row, name, at) for name, at in zip(names, places, strict=True) if at >= 0] for row, places in rows)
     return tuple(Failure(*first) for first, *_ in filter(None, found))

@@ -16,7 +16,7 @@ from speccascade_jax.core.protocols import Counted, Planner
 from speccascade_jax.core.types import Array, Controls, Params, PyTree, Round
 from speccascade_jax.engine.counters import Tally
 from speccascade_jax.engine.engine import DecodeState, Engine
-from speccascade_jax.engine.width_buckets import at_most_once
+from speccascade_jax.engine.scoring import at_most_once
 from speccascade_jax.runtime import moved
 
 __getattr__ = moved.attributes_of("speccascade_jax.engine.engine")
@@ -41,9 +41,10 @@ def run_rounds(
 
     def body(both: tuple[DecodeState, PyTree]) -> tuple[DecodeState, PyTree]:
         state, carry = both
-        if engine.planner is not None:
+        if engine.planner is not None:  # one turn of this loop is a phase, a loop over rounds of its own
             state = _settled(engine.planner, params, state, unfinished)
             return _phase(engine, engine.planner, params, state, controls, unfinished, carry, on_round)
+        # a row that waits is done for this round only: `done` alone says who takes part, and is given back below
         waits = ~unfinished(state) & ~state.done
         after, turn = engine.step(params, replace(state, done=state.done | waits), controls)
         return replace(after, done=after.done & ~waits), on_round(carry, turn)
@@ -62,6 +63,7 @@ def one_round(engine: Engine, params: Params, state: DecodeState, controls: Cont
     def unfinished(state: DecodeState) -> Array:
         return ~state.done
 
+    # a phase that has turns left goes on: a plan asked anew each round would never keep its promise
     state = at_most_once(state.drafter.turns == 0, lambda s: _settled(planner, params, s, unfinished), state)
 
     def first(state: DecodeState) -> Round:
@@ -78,6 +80,7 @@ def _settled(planner: Planner, params: Params, state: DecodeState, unfinished: U
     settled, passes = planner.settle(
         params["drafter"], state.drafter, state.tokens, state.length, room, unfinished(state)
     )
+    # catching up is the draft's work too, though no round has begun
     counters = replace(state.counters, draft_steps=state.counters.draft_steps + passes)
     return replace(state, drafter=settled, tally=Tally.of(counters))
 
@@ -112,6 +115,7 @@ def _phase(
         end, carry = run_rounds(own, params, begin, controls, goes_on, carry, padded)
         new = end.counters
         left = planner.left(state.drafter, place, end.drafter, Counted(new.rounds, new.kept, new.tried))
+        # the phase's buffers end with it: its laws have another width than the next one's
         return replace(end, drafter=left, laws=state.laws, tally=state.tally.plus(new)), carry
 
     both = (state, carry)
@@ -138,7 +142,7 @@ def _as_wide(turn: Round, engine: Engine) -> Round:
     """A round of a phase as one of the longest block: zero at the positions that it has not."""
     missing, vocab_size = engine.block + 1 - turn.tokens.shape[1], engine.target.vocab_size
 
-    def pad(values: Array) -> Array:
+    def pad(values: Array) -> Array:  # `[B]` says nothing of positions; all else has them on its second axis
         return jnp.pad(values, [(0, 0), (0, missing)] + [(0, 0)] * (values.ndim - 2)) if values.ndim > 1 else values
 
     def law(values: Array) -> Array:

@@ -79,6 +79,7 @@ def origins(turn: Round) -> Origins:
 
 def facts(turn: Round) -> RoundFacts:
     """All that a trace tells of a round; `O(V)` work per position, in reductions."""
+    # `G + 1` places like everything else, though the bonus position has no draft
     proposed = jnp.pad(turn.draft.tokens, [(0, 0), (0, 1)])
     q, p = turn.pair.q, turn.pair.p
     return RoundFacts(
@@ -96,6 +97,7 @@ def facts(turn: Round) -> RoundFacts:
         entropy_q=entropy(q)[..., 0],
         entropy_p=entropy(p)[..., 0],
         max_q=q.max(-1),
+        # where nothing drafts `q` is a stub `[B, 1, 1]`
         divergence=total_variation(jnp.broadcast_to(q, p.shape), p)[..., 0],
         deferral=jnp.pad(turn.deferred, [(0, 0), (0, 1)]),
         stop=jnp.full(turn.tokens.shape, jnp.nan) if turn.draft.stop is None else turn.draft.stop,
@@ -106,5 +108,6 @@ def _chances(turn: Round, tokens: Array) -> Chances:
     pair = turn.pair
     laws = {"q": pair.q, "p": pair.p, "q_tilde": pair.q_tilde, "p_tilde": pair.p_tilde, "pi": turn.law}
     at = at_tokens(laws, tokens)
+    # reductions over V: sorting would keep an array of the vocabulary's size per position
     ranks = {f"rank_{name}": (laws[name] > at[name]).sum(-1, dtype=jnp.int32) + 1 for name in ("q", "p")}
     return Chances(**jax.tree.map(lambda x: jnp.broadcast_to(x[..., 0], tokens.shape), at), **ranks)

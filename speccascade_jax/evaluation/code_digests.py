@@ -20,15 +20,11 @@ import numpy as np
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.protocols import DraftStep
 from speccascade_jax.core.types import Array, BoundModel, Controls, LawPair, LogPair, Params
-from speccascade_jax.drafters.branching import BranchingDrafter
-from speccascade_jax.drafters.model import ModelDrafter
+from speccascade_jax.drafters.model import BranchingDrafter, ModelDrafter, NoDrafter, PlannedDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
-from speccascade_jax.drafters.none import NoDrafter
-from speccascade_jax.drafters.planned import PlannedDrafter
 from speccascade_jax.engine.engine import Engine
+from speccascade_jax.methods.generations import SCORES, OracleStopping, SequenceCascade
 from speccascade_jax.methods.method import Decoder, run
-from speccascade_jax.methods.oracle import OracleStopping
-from speccascade_jax.methods.sequence import SCORES, SequenceCascade
 from speccascade_jax.models import fingerprints, teacher_forcing
 from speccascade_jax.pairs.prompts import make_prompt
 from speccascade_jax.rules.verification import TokenWise

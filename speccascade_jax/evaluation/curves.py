@@ -5,15 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from speccascade_jax.core.names import DRAFT, TARGET
 from speccascade_jax.methods import table
 from speccascade_jax.methods.build_selection import lossy_arms
-from speccascade_jax.methods.settings import AUTO, DRAFT_MODEL, TOKEN, Settings, chosen_text, tree_text, usual
-
-
-def autoregressive(settings: Settings) -> bool:
-    """Returns whether one model writes alone."""
-    return settings.method in (TARGET, DRAFT)
+from speccascade_jax.methods.settings import AUTO, DRAFT_MODEL, TOKEN, Settings, chosen_text, tree_text
 
 
 def curve(settings: Settings) -> str:
@@ -30,7 +24,7 @@ def family(settings: Settings) -> str:
         "" if settings.verify == TOKEN else settings.verify,
         settings.stop,
         AUTO if settings.block_size == AUTO else tree_text(settings.tree),
-        "" if usual(settings) else chosen_text(settings),
+        chosen_text(settings),
     )
     chosen = "".join(f"[{part}]" for part in parts if part)
     return f"{settings.method}{chosen}" + ("" if settings.head is None else f":{Path(settings.head).stem}")

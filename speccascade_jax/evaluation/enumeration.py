@@ -4,6 +4,7 @@ import itertools
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,7 @@ from speccascade_jax.core.checks import several
 from speccascade_jax.core.names import DRAFT, TARGET, unknown
 from speccascade_jax.evaluation.curves import curve, family
 from speccascade_jax.evaluation.heads import asks_head
-from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings, recorded
-from speccascade_jax.evaluation.validation import validate, validate_evaluation
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings, recorded, validate
 from speccascade_jax.methods import table
 from speccascade_jax.methods.settings import TOKEN
 from speccascade_jax.methods.speculation import Speculation
@@ -68,17 +68,13 @@ def enumerate_points(
     _check_heads(templates)
     swept = dict.fromkeys(name for template in templates for name in _names(template))
     _check_alphas(alphas, swept, {template.rule for template in templates})
-    validate_evaluation(evaluation)
-    evaluation = evaluation.resolved()
+    at = partial(Point, pair=pair, evaluation=evaluation.resolved())
     groups_of_settings = [[Settings(method=TARGET)], [Settings(method=DRAFT)]]
     for template in _in_blocks(templates, block_sizes, bonus):
         chosen = next((alphas[name] for name in _names(template) if name in alphas), None)
         groups_of_settings.append([replace(template, alpha=alpha) for alpha in _alphas(template, chosen)])
     groups = [
-        [
-            Point(pair=pair, evaluation=evaluation, settings=replace(settings, **sampling), seed=seed)
-            for settings in group
-        ]
+        [at(settings=replace(settings, **sampling), seed=seed) for settings in group]
         for sampling, seed in itertools.product(samplings, seeds)
         for group in groups_of_settings
     ]

@@ -1,4 +1,9 @@
-"""What gin files bind and the scripts call: `run` (one point) and `sweep` (many), into a store that resumes."""
+"""What gin files bind and the scripts call: `run` (one point) and `sweep` (many), into a store that resumes.
+
+In processes other than the first, a `Follower` stands for the store: all know what is done, one writes.
+"""
+
+from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -10,34 +15,28 @@ from typing import Any
 from speccascade_jax.core import validate_types
 from speccascade_jax.core.checks import several, whole
 from speccascade_jax.core.names import hint
-from speccascade_jax.evaluation import follower_store, pool
+from speccascade_jax.evaluation import pool
 from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.measuring import evaluate, judged_part
-from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
-from speccascade_jax.evaluation.session import Identity, Session
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings, validate
+from speccascade_jax.evaluation.session import Identity, Session, open_session
 from speccascade_jax.evaluation.studies.survey import surveying
-from speccascade_jax.evaluation.validation import validate
 from speccascade_jax.methods import table
 from speccascade_jax.methods.settings import TOKEN
 from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.results.analysis import panels
-from speccascade_jax.results.analysis.curve_labels import SHARES
+from speccascade_jax.results.analysis.panels import SHARES
 from speccascade_jax.results.report import page, printing
-from speccascade_jax.results.store import outputs, shards
+from speccascade_jax.results.store import outputs, result_store, shards
 from speccascade_jax.results.store.record_key import is_stale
-from speccascade_jax.results.store.result_store import Record, ResultStore, check_format, fill
+from speccascade_jax.results.store.result_store import Record, ResultStore
 from speccascade_jax.rules.deferral import RULES
-from speccascade_jax.runtime import gin_values, hosts
+from speccascade_jax.runtime import gin_errors, hosts
 from speccascade_jax.storage.files import expanded, write_atomically
 
 
 def run(
-    *,
-    pair: ModelPair,
-    evaluation: Evaluation,
-    settings: Settings,
-    seed: int = 0,
-    output: str = "results/runs.jsonl",
+    *, pair: ModelPair, evaluation: Evaluation, settings: Settings, seed: int = 0, output: str = "results/runs.jsonl"
 ) -> Record:
     """Measure one point, print it and add it to a store; a point that the store holds is printed, not repeated.
 
@@ -49,8 +48,8 @@ def run(
     """
     point = Point(pair=pair, evaluation=evaluation.resolved(), settings=settings, seed=seed)
     validate(point)
-    with follower_store.opened(output) as store:
-        check_format(store.records, output)
+    with opened(output) as store:
+        result_store.check_format(store.records, output)
         session = open_session([point])
         (key,) = measure([[point]], store, session, progress=False)
         record: Record = next((record for record in store.records if record["key"] == key), {})
@@ -132,7 +131,7 @@ def sweep(
     workers = whole("workers", workers, 0)
     _check_workers(workers, worker_device, ray_address, plan)
     _check_shown(together, share)
-    samplings = _samplings(temperatures, top_ps, top_k, draft_temperatures)
+    samplings = _samplings(top_k, temperatures=temperatures, top_ps=top_ps, draft_temperatures=draft_temperatures)
     shared: dict[str, Any] = {"pair": pair, "evaluation": evaluation, "samplings": samplings, "seeds": seeds}
     shared |= {"methods": methods, "stop_thresholds": stop_thresholds, "heads": heads}
     shared |= {"block_sizes": block_sizes, "bonus": bonus, "verify": verify, "cooler": cooler}
@@ -153,8 +152,8 @@ def sweep(
         return None
     path = expanded(output if num_shards == 1 else shards.path_of(output, *shard))
     elsewhere = [*([output] if num_shards > 1 else shards.parts_of(output)), *reuse]
-    with follower_store.opened(path) as store:
-        check_format(store.records, path)
+    with opened(path) as store:
+        result_store.check_format(store.records, path)
         if workers:
             started = pool.Pool(points, workers, ray_address, worker_device)
             keys = measure_in(started, groups, store, elsewhere)
@@ -188,20 +187,16 @@ def _check_shown(together: Sequence[str], share: str) -> None:
             raise ValueError(f"{name}: {hint(unknown[0], known)}{unknown[0]!r} is not one of {', '.join(known)}")
 
 
-def _samplings(
-    temperatures: Sequence[float],
-    top_ps: Sequence[float],
-    top_k: int,
-    draft_temperatures: Sequence[float | None],
-) -> list[dict[str, Any]]:
-    """Returns every combination as settings by name."""
-    lists = {"temperatures": temperatures, "top_ps": top_ps, "draft_temperatures": draft_temperatures}
+def _samplings(top_k: int, **lists: Sequence[Any]) -> list[dict[str, Any]]:
+    """Returns every combination as settings by name.
+
+    Args:
+        lists: values of a setting, by its name in the plural.
+    """
     for name, values in lists.items():
         several(name, values, 1)
-    return [
-        {"temperature": temperature, "top_p": top_p, "top_k": top_k, "draft_temperature": draft_temperature}
-        for temperature, top_p, draft_temperature in itertools.product(*lists.values())
-    ]
+    names = [name.removesuffix("s") for name in lists]
+    return [dict(zip(names, chosen, strict=True)) | {"top_k": top_k} for chosen in itertools.product(*lists.values())]
 
 
 def _planned(
@@ -231,8 +226,7 @@ def measure(
     """
     identities = {point: session.identity(point) for group in groups for point in group}
     keys = [identity.key for identity in identities.values()]
-    follower_store.check_same(keys)
-    follower_store.agree(store)
+    _agree(store, keys)
     stale = tell_stale(store, identities.values())
 
     def earlier(point: Point) -> Record | None:
@@ -247,7 +241,7 @@ def measure(
     evaluate_points = partial(way or evaluate, session, earlier=earlier)
     with _progress(store, keys, stale) if progress else nullcontext() as shown:
         on_record = shown.advance if shown else lambda record: None
-        fill(store, groups, lambda point: identities[point].key, evaluate_points, on_record, stale)
+        result_store.fill(store, groups, lambda point: identities[point].key, evaluate_points, on_record, stale)
     return keys
 
 
@@ -263,7 +257,7 @@ def tell_stale(store: ResultStore, identities: Iterable[Identity]) -> set[str]:
 def measure_in(
     workers: pool.Pool, groups: Sequence[Sequence[Point]], store: ResultStore, elsewhere: Sequence[str]
 ) -> list[str]:
-    """As `measure`, by the workers of a pool, which ends with it."""
+    """Does as `measure`, by the workers of a pool, which ends with it."""
     try:
         identities = workers.identities()
         keys = {point: identity.key for point, identity in identities.items()}
@@ -282,7 +276,7 @@ def _progress(store: ResultStore, keys: Collection[str], stale: Collection[str])
 
 
 def present(store: ResultStore, together: Sequence[str] = (), share: str = "rejection_rate") -> None:
-    """Print Table 2 of everything the store holds (all points, where nothing was timed), and write its figures."""
+    """Prints Table 2 of everything the store holds (all points, where nothing was timed), and writes its figures."""
     found = panels.panels(store.records, together)
     printing.show(found, points=not any(record.get("latency") for record in store.records))
     print(f"results: {store.path}")
@@ -291,7 +285,8 @@ def present(store: ResultStore, together: Sequence[str] = (), share: str = "reje
 
         for path in tradeoff.draw_all(found, store.path.parent, store.path.stem, share=share):
             print(f"plot: {path}")
-    keep_settings(store.path)
+    if text := gin_errors.operative():  # what gin gave this run; empty where no gin file was read
+        write_atomically(store.path.with_suffix(".settings.gin"), f"{text}\n")
     if any(panel.target for panel in found):
         report = page.write(found, store.path)
         print(f"report: {report}")
@@ -299,26 +294,116 @@ def present(store: ResultStore, together: Sequence[str] = (), share: str = "reje
 
 
 def tell_without_outputs(store: ResultStore, evaluation: Evaluation, keys: Collection[str]) -> None:
-    """Say of how many points no outputs are kept although they are asked: a point in a store is not measured again."""
+    """Says of how many points no outputs are kept although asked: a point in a store is not measured again."""
     if not (evaluation.keep_outputs and hosts.first()):
         return
     asked = set(keys)
     own = [record for record in store.records if record["key"] in asked]
     if missing := sum(not outputs.kept(store.path, record) for record in own):
-        print(
-            f"no outputs of {missing} of these {len(own)} points lie beside {store.path}: "
-            f"measure into another store to have them"
+        lacking = f"no outputs of {missing} of these {len(own)} points lie beside {store.path}"
+        print(f"{lacking}: measure into another store to have them")
+
+
+class Follower:
+    """As much of a `ResultStore` as sweeps ask; keeps what it is given in memory."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.records: list[Record] = []
+        self.keys: set[str] = set()
+
+    def append(self, record: Record) -> None:
+        record.pop(outputs.ENTRY, None)  # the first process keeps them
+        self.records.append(record)
+        self.keys.add(record["key"])
+
+    def take_over(self, keys: Iterable[str], paths: Iterable[str | Path]) -> int:
+        return 0
+
+    def done_keys(self) -> set[str]:
+        return set(self.keys)
+
+
+def opened(path: str | Path) -> Any:
+    """Opens the store at a path in the first process, and what stands for it in the others."""
+    return ResultStore(path) if hosts.first() else nullcontext(Follower(path))
+
+
+def _agree(store: Any, keys: list[str]) -> None:
+    """Lets all processes know what the first one's store holds.
+
+    Raises:
+        ValueError: in processes that were given other points, weights or examples, and so other keys, than the first.
+    """
+    if hosts.agreed(keys) != keys:
+        raise ValueError(
+            "this process was given other settings, weights or examples than the first one, or runs on another kind of "
+            "machine: give all of them the same"
         )
+    held = hosts.agreed(sorted(store.done_keys()))
+    if isinstance(store, Follower):
+        store.keys = set(held)
 
 
-def keep_settings(store: Path) -> None:
-    """Write what gin gave this run beside its store, as `<store>.settings.gin`; nothing where no gin file was read."""
-    if text := gin_values.operative():
-        write_atomically(store.with_suffix(".settings.gin"), f"{text}\n")
+SHORTEST = 4
+_KEYS = ("key", "former_key")
+"""Entries of a record that it is found by: its key, and the one that it had in a former format."""
+AGAIN = "again-"
+"""What stores of points that were run again begin with: they are not looked through for records."""
 
 
-def open_session(points: Sequence[Point]) -> Session:
-    """A session of points that share pair and evaluation, checked (`Session.check`)."""
-    session = Session(points[0].pair, points[0].evaluation)
-    session.check(point.settings for point in points)
-    return session
+def rerun_store(record: Record) -> str:
+    """Returns the path of a store that is not there yet, for a record that is run again."""
+    numbers = itertools.count(1)
+    names = (f"results/{AGAIN}{record['key'][:8]}-{number}.jsonl" for number in numbers)
+    return next(name for name in names if not Path(name).exists())
+
+
+def find_record(key: str, store: str | None = None) -> tuple[Record, Path]:
+    """Returns the record whose key begins with `key`, and its store: the one named, or any `results/*.jsonl`.
+
+    Raises:
+        ValueError: none, several, or too few digits to tell. FileNotFoundError: no such store.
+    """
+    if len(key) < SHORTEST:
+        raise ValueError(f"from_record={key!r}: give at least {SHORTEST} digits of the record's key")
+    found, keys = dict[str, tuple[Record, Path]](), list[str]()
+    stores = [path for path in sorted(Path("results").glob("*.jsonl")) if not path.name.startswith(AGAIN)]
+    for path in [expanded(store)] if store else stores:
+        try:
+            records = result_store.read_records(path)
+        except result_store.NotAStoreError:
+            if store:
+                raise
+            continue
+        keys += [record["key"] for record in records]
+        found |= {r["key"]: (r, path) for r in records if any(r.get(name, "").startswith(key) for name in _KEYS)}
+    where = store or "results/*.jsonl"
+    if not found:
+        raise ValueError(f"no record of {where} has a key that begins with {key!r}: {hint(key, keys)}give --store")
+    if len(found) > 1:
+        raise ValueError(f"{len(found)} records of {where} have keys that begin with {key!r}: give more digits")
+    record, path = next(iter(found.values()))
+    if "configuration" not in record:
+        raise ValueError(f"record {record['key']} of {path} is of no point: it has no configuration to run again")
+    return record, path
+
+
+def compare_rerun(old: Record, old_store: Path, new: Record, new_store: str | Path) -> str:
+    """Says what became of a record that was run again."""
+    told = ["the same key"] if old["key"] == new["key"] else [f"another key, {new['key']}: {_changed(old, new)}"]
+    before, after = outputs.read(old_store, old), outputs.read(new_store, new)
+    if before is None or after is None:
+        return "; ".join([*told, "outputs were not kept, so they cannot be compared"])
+    known = {each.id: each.tokens for each in before}
+    same = sum(known.get(each.id) == each.tokens for each in after)
+    return "; ".join([*told, f"the same tokens in {same} of {len(after)} outputs"])
+
+
+def _changed(old: Record, new: Record) -> str:
+    fingerprints = [record.get("fingerprints", {}) for record in (old, new)]
+    others = [{name: record.get(name) for name in ("device", "configuration")} for record in (old, new)]
+    codes = [{"code": record.get("provenance", {}).get("code")} for record in (old, new)]
+    pairs = (fingerprints, codes, others)
+    differs = [name for before, after in pairs for name in {**before, **after} if before.get(name) != after.get(name)]
+    return f"other {', '.join(differs)}" if differs else "another version of records"

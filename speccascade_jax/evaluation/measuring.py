@@ -1,37 +1,85 @@
-"""Measuring points: quality and counts in batches, latency at batch 1 interleaved with the target alone."""
+"""Measuring points: quality and counts in batches, latency at batch 1 interleaved with the target alone.
+
+Beside the store is kept what a judged point's generations wrote: outputs, where tokens came from, some traces.
+"""
 
 import datetime
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from speccascade_jax.core.names import TARGET
+from speccascade_jax.data.vocabularies.vocabulary import added_texts
 from speccascade_jax.drafters.selected import choices
+from speccascade_jax.engine import tracing
+from speccascade_jax.engine.counters import level_counters, per_example, summarise, tail_steps
 from speccascade_jax.engine.generate import Generation, failures, model_names, raise_if_failed
-from speccascade_jax.engine.measures import level_counters, per_example, summarise, tail_steps
-from speccascade_jax.evaluation import latency, output_capture
+from speccascade_jax.evaluation import latency
 from speccascade_jax.evaluation.environment import device, package, versions
-from speccascade_jax.evaluation.points import Point, Settings
+from speccascade_jax.evaluation.points import Evaluation, Point, Settings, check_code
 from speccascade_jax.evaluation.session import Session
-from speccascade_jax.evaluation.validation import check_code
 from speccascade_jax.methods import block_costs
 from speccascade_jax.methods.build_drafter import levels_of, threshold_text
 from speccascade_jax.methods.method import Decoder
 from speccascade_jax.methods.settings import AUTO, sampling_of
 from speccascade_jax.metrics import quality
 from speccascade_jax.pairs.prompts import decoder_context
-from speccascade_jax.results.store import outputs
-from speccascade_jax.results.store.outputs import ENTRY, Output
+from speccascade_jax.results.store import outputs, trace
+from speccascade_jax.results.store.outputs import ENTRY, LETTERS, Output
 from speccascade_jax.results.store.result_store import FORMAT, Record
 from speccascade_jax.runtime import own_files
 from speccascade_jax.runtime.program_memory import release_when_crowded
+
+_LETTERS = "".join(LETTERS)
+
+
+class Seen(NamedTuple):
+    """One row's token-source letters, tokens per round, and its `RoundFacts` (batch 1) or `None`."""
+
+    sources: str = ""
+    rounds: tuple[int, ...] = ()
+    facts: Any = None
+
+
+_SMALL = 16_384
+"""A vocabulary of which the facts of all rows cost less than a second program, for batches without a traced row."""
+
+
+def recording(evaluation: Evaluation, decoder: Decoder, traced: bool) -> dict[str, Any]:
+    """Returns further arguments of `Decoder.generate`: what to record of each round, if anything.
+
+    A method that is more than one generation has no rounds of one loop, and nothing is recorded of it.
+
+    Args:
+        traced: whether the batch has a row of which a trace is kept.
+    """
+    if not evaluation.keep_outputs or decoder.engine is None:
+        return {}
+    whole = traced or (evaluation.keep_traces and decoder.engine.target.vocab_size <= _SMALL)
+    return {"record": tracing.facts if whole else tracing.origins}
+
+
+def seen(record: Any, rows: int, traced: Sequence[bool], alone: bool) -> list[Seen]:
+    """Returns what was recorded of the first `rows` rows, on the host; `traced`: of which the facts are kept."""
+    if record is None:
+        return [Seen()] * rows
+    record = jax.tree.map(np.asarray, record)
+    origins, found = getattr(record, "origins", record), []
+    for row in range(rows):
+        counts = origins.num_new[:, row]
+        own = [origins.source[number, row, :count] for number, count in enumerate(counts.tolist())]
+        sources = "d" * int(counts.sum()) if alone else "".join(_LETTERS[n] for n in np.concatenate(own).tolist())
+        facts = jax.tree.map(lambda x, row=row: x[:, row : row + 1].copy(), record) if traced[row] else None
+        found.append(Seen(sources, tuple(counts[counts > 0].tolist()), facts))
+    return found
+
 
 OWN = "own"
 """What records call an engine inside of a drafter of one's own."""
@@ -56,12 +104,7 @@ def evaluate(session: Session, points: Sequence[Point], earlier: Earlier = never
     judged = [results[point] for point in points]
     share = (time.perf_counter() - begin) / len(points)
     for first in range(0, len(points), 2):  # two methods can be neighbours of the same run of the target
-        some = slice(first, first + 2)
-        started, begin = datetime.datetime.now(datetime.UTC), time.perf_counter()
-        timed = time_beside_target(session, points[some])
-        wall = (time.perf_counter() - begin) / len(timed) + share
-        for point, result, times in zip(points[some], judged[some], timed, strict=True):
-            yield describe(session, point) | {"started": started.isoformat(), "wall_seconds": wall} | result | times
+        yield from _timed(session, points[first : first + 2], judged[first : first + 2], share)
 
 
 def evaluate_together(session: Session, points: Sequence[Point], earlier: Earlier = never) -> Iterator[Record]:
@@ -72,15 +115,20 @@ def evaluate_together(session: Session, points: Sequence[Point], earlier: Earlie
     release_when_crowded()
     begin = time.perf_counter()
     judged = [earlier(point) or judge(session, [point])[0] for point in points]
-    started = datetime.datetime.now(datetime.UTC)
+    yield from _timed(session, points, judged, (time.perf_counter() - begin) / len(points))
+
+
+def _timed(session: Session, points: Sequence[Point], judged: Sequence[Record], judging: float) -> Iterator[Record]:
+    """Times points that were judged, each in `judging` seconds, and yields their records."""
+    started, begin = datetime.datetime.now(datetime.UTC), time.perf_counter()
     timed = time_beside_target(session, points)
-    wall = (time.perf_counter() - begin) / len(points)
+    wall = (time.perf_counter() - begin) / len(points) + judging
     for point, result, times in zip(points, judged, timed, strict=True):
         yield describe(session, point) | {"started": started.isoformat(), "wall_seconds": wall} | result | times
 
 
 def describe(session: Session, point: Point) -> Record:
-    """What a record says of its point before anything is measured."""
+    """Returns what a record says of its point before anything is measured."""
     key, judged, provenance = session.identity(point)
     return {
         "key": key,
@@ -101,7 +149,7 @@ def describe(session: Session, point: Point) -> Record:
 
 
 def judge(session: Session, points: Sequence[Point]) -> list[Record]:
-    """Quality, counts and measures of each point, all points in shared batches.
+    """Judges quality, counts and measures of each point, all points in shared batches.
 
     Examples in which a model gave NaN or infinite logits are left out of all three, not counted as bad outputs: the
     record names them (`failed_examples`, and `failure`, the first of them), and having judged other examples it is
@@ -120,33 +168,27 @@ def judge(session: Session, points: Sequence[Point]) -> list[Record]:
     plain = examples >= evaluation.first_example + evaluation.keep_traces
     rows = np.repeat(examples[np.lexsort((lengths[examples], plain))], len(points))
     which = np.tile(np.arange(len(points)), len(examples))
-    generations, told, noted = [], list[Record](), list[output_capture.Seen]()
+    generations, told, noted = [], list[Record](), list[Seen]()
     alone, decoder = points[0].method.draft_alone, session.decoder(points[0].settings)
     traced = rows < evaluation.first_example + evaluation.keep_traces
     for chosen, kept in session.in_batches(np.arange(len(rows)), session.evaluation.quality_batch):
         alphas = [points[n].settings.alpha for n in which[chosen]]
         run = session.prepare(points[0], rows[chosen], alphas)
-        more = output_capture.recording(evaluation, decoder, bool(traced[chosen].any()))
-        generation = run(points[0].seed, **more)
-        noted += (
-            output_capture.seen(generation.record, kept, traced[chosen], alone)
-            if more
-            else [output_capture.Seen()] * kept
-        )
+        generation = run(points[0].seed, **recording(evaluation, decoder, bool(traced[chosen].any())))
+        noted += seen(generation.record, kept, traced[chosen], alone)
         inner = level_counters(generation.inner), tail_steps(generation.inner), choices(generation.inner)
         per_row = generation.tokens, generation.lengths, generation.stats, inner, generation.failed_at
         generations.append(jax.tree.map(lambda x, kept=kept: np.asarray(x)[:kept], per_row))
         if points[0].settings.block_size == AUTO:
             told.append(_planned(decoder, run, np.asarray(generation.inner["chosen"])[:kept]))
     measured = jax.tree.map(lambda *parts: np.concatenate(parts), *generations)
-    places = [np.flatnonzero(which == n) for n in range(len(points))]
-    models = [level.model for level in levels_of(points[0].settings.drafters)]
     records = []
-    for point, own in zip(points, places, strict=True):
-        keep = partial(_outputs, session, point, [noted[n] for n in own]) if evaluation.keep_outputs else None
+    for number, point in enumerate(points):
+        own = np.flatnonzero(which == number)
         part = jax.tree.map(lambda x, own=own: x[own], measured)
-        records.append(_score(session, part, rows[own], alone, models, keep))
-    return [record | ({"planned": told} if told else {}) for record in records]
+        record = _score(session, point, part, rows[own], [noted[place] for place in own])
+        records.append(record | ({"planned": told} if told else {}))
+    return records
 
 
 JUDGED = (
@@ -171,76 +213,80 @@ def judged_part(store: Path, record: Record, keep_outputs: bool) -> Record | Non
 
 def _score(
     session: Session,
+    point: Point,
     measured: tuple[np.ndarray, np.ndarray, Any, tuple[list[Any], list[Any], Any], np.ndarray],
     rows: np.ndarray,
-    draft_alone: bool,
-    models: Sequence[str],
-    keep: Callable[..., list[Output]] | None = None,
+    noted: Sequence[Seen],
 ) -> Record:
-    """One point's record: `models` are those of its levels, from the one below the target down.
-
-    `keep` makes what is kept of outputs from the places among `rows` that did not fail, their ids and what is scored.
-    """
+    """Scores one point, by what was measured and noted of each of its rows."""
+    draft_alone = point.method.draft_alone
     failed = failures(measured[-1], model_names(draft_alone))
     if len(failed) == len(rows):
         raise_if_failed(failed)
-    lost = [each.row for each in failed]
-    told = {}
+    lost, told = [each.row for each in failed], {}
     if failed:
         ids = [session.examples[row].id for row in rows[lost]]
         first = f"example {ids[0]}: NaN or infinite logits of the {failed[0].model} at position {failed[0].position}"
         told = {"failed_examples": ids, "failure": first}
     tokens, lengths, stats, (inner, tails, arms) = jax.tree.map(lambda x: np.delete(x, lost, axis=0), measured[:-1])
-    well, rows = np.delete(np.arange(len(rows)), lost), np.delete(rows, lost)
-    decode = session.vocabulary.decode
+    noted, rows = [each for row, each in enumerate(noted) if row not in lost], np.delete(rows, lost)
     context = decoder_context(session.prompts)  # what outputs of decoder-only models continue, spaces included
-    parts = zip(tokens, lengths, rows, strict=True)
-    texts = [decode(ids[:length].tolist(), after=context[row]) for ids, length, row in parts]
+    written = [ids[:length].tolist() for ids, length in zip(tokens, lengths, strict=True)]
+    texts = [session.vocabulary.decode(ids, after=context[row]) for ids, row in zip(written, rows, strict=True)]
     predictions = [session.task.postprocess(text) for text in texts]
     references = [session.examples[row].reference for row in rows]
     ids, samples = [session.examples[row].id for row in rows], session.evaluation.resamples
     scored = quality.measure(session.task.metrics, ids, predictions, references, samples=samples)
     summary = summarise(stats, lengths, draft_alone=draft_alone)  # METHODS section 9
     apart = {name: summary.pop(name) for name in ("by_position", "inconclusive")}
-    # engines inside a drafter of one's own have no names
+    # from the level below the target down; engines inside a drafter of one's own have no names
+    models = [level.model for level in levels_of(point.settings.drafters)]
     named = itertools.zip_longest(models, inner, tails[1:], fillvalue=None)
     levels = [{"model": model or OWN, **summarise(own), **_tail(tail)} for model, own, tail in named if own is not None]
-    return {
+    record: Record = {
         "counts": {name: value for name, value in summary.items() if type(value) is int} | _tail(tails[0]),
         "measures": {name: value for name, value in summary.items() if type(value) is not int},  # ratios
         **apart,
         "quality": scored | {"tokens_per_example": float(np.mean(lengths))},
-        "per_example": {"ids": ids, **per_example(stats, draft_alone=draft_alone), **_arms(arms)},
+        "per_example": {"ids": ids, **per_example(stats, draft_alone=draft_alone)}
+        | ({} if arms is None else {"arm": arms.tolist()}),  # each example's place in the record's `selection.arms`
         **told,
         **({"levels": levels} if levels else {}),
-        **({} if keep is None else {ENTRY: keep(well, rows, tokens, lengths, predictions)}),
     }
+    if point.evaluation.keep_outputs:
+        record[ENTRY] = _outputs(session, point, zip(rows, noted, written, predictions, strict=True))
+    return record
 
 
-def _outputs(
-    session: Session,
-    point: Point,
-    noted: Sequence[output_capture.Seen],
-    well: np.ndarray,
-    rows: np.ndarray,
-    tokens: np.ndarray,
-    lengths: np.ndarray,
-    predictions: Sequence[str],
-) -> list[Output]:
-    """What is kept of a point's outputs, in the order of the examples."""
+def _outputs(session: Session, point: Point, parts: Iterable[tuple[int, Seen, list[int], str]]) -> list[Output]:
+    """Returns what is kept of a point's outputs, in the order of the examples.
+
+    Args:
+        parts: a row, what was noted of it, the tokens that were written for it, and the text that is scored.
+    """
     method, context = point.method, decoder_context(session.prompts)
-    threshold = threshold_text(method, point.settings)
-    keeper = output_capture.Keeper(session.task, session.vocabulary, method.draft_alone, threshold)
-    found = [
-        keeper.output(session.examples[row], ids[:length].tolist(), context[row], prediction, noted[place])
-        for place, row, ids, length, prediction in zip(well, rows, tokens, lengths, predictions, strict=True)
-    ]
-    return [found[n] for n in np.argsort(rows, kind="stable")]
+    told: dict[str, Any] = {"threshold": threshold_text(method, point.settings), "alone": method.draft_alone}
+    kept = []
+    for row, own, tokens, prediction in sorted(parts, key=lambda part: part[0]):
+        example = session.examples[row]
+        prompt = session.task.build_prompt(example)
 
+        def texts(some: list[int], before: list[int], row: int = row) -> list[str]:
+            return added_texts(session.vocabulary, some, [*context[row], *before])
 
-def _arms(chosen: np.ndarray | None) -> dict[str, list[int]]:
-    """Of drafters among which was chosen: each example's, a place in the record's `selection.arms`."""
-    return {} if chosen is None else {"arm": chosen.tolist()}
+        output = Output(
+            id=example.id,
+            prompt=prompt,
+            reference=example.reference,
+            output=prediction,
+            tokens=tuple(tokens),
+            pieces=tuple(texts(tokens, [])),
+            sources=own.sources,
+            rounds=own.rounds,
+            trace=None if own.facts is None else trace.read(own.facts, 0, texts, prompt=prompt, **told),
+        )
+        kept.append(output)
+    return kept
 
 
 def _tail(steps: np.ndarray | None) -> dict[str, int]:
@@ -248,7 +294,7 @@ def _tail(steps: np.ndarray | None) -> dict[str, int]:
 
 
 def time_beside_target(session: Session, points: Sequence[Point]) -> list[Record]:
-    """Latency of points of one sampling, absolute and relative to the target alone.
+    """Measures latency of points of one sampling, absolute and relative to the target alone.
 
     Empty without latency examples, and for an oracle: what it knows beforehand cost time that no method has. A run that
     met NaN or infinite logits, of the point or of the target beside it, ended early and says nothing about time: there
@@ -258,16 +304,8 @@ def time_beside_target(session: Session, points: Sequence[Point]) -> list[Record
     examples, trials = evaluation.latency_examples, evaluation.latency_trials
     if not examples or not points[0].method.timed:
         return [{} for _ in points]
-    (baseline, *methods), seen = zip(
-        *(
-            _runner(session, point)
-            for point in (
-                replace(points[0], settings=Settings(method=TARGET, **sampling_of(points[0].settings))),
-                *points,
-            )
-        ),
-        strict=True,
-    )
+    target = replace(points[0], settings=Settings(method=TARGET, **sampling_of(points[0].settings)))
+    (baseline, *methods), seen = zip(*(_runner(session, point) for point in (target, *points)), strict=True)
     jax.block_until_ready(baseline(0, 0))  # compiles, or warms the caches
     for run, example in itertools.product(methods, range(examples)):
         # each one: the first long block of a generation costs several times the next one
@@ -276,19 +314,17 @@ def time_beside_target(session: Session, points: Sequence[Point]) -> list[Record
         runs.clear()
     alone, timings = latency.interleave(baseline, methods, examples=examples, trials=trials)
     ended, *early = (sum(len(failures(each.failed_at)) for _, each in runs) for runs in seen)
-    return [
-        {"failed_timings": ended + failed}
-        if ended + failed
-        else {
-            "latency": latency.latency(timed, draft_alone=point.method.draft_alone),
-            "target_latency": latency.latency(alone),
-            "relative_latency": latency.relative_latency(timed, alone),
-            **(
-                {"planned_latency": _planned_timings(session, point, runs)} if point.settings.block_size == AUTO else {}
-            ),
-        }
-        for point, timed, failed, runs in zip(points, timings, early, seen[1:], strict=True)
-    ]
+    records = []
+    for point, timed, failed, runs in zip(points, timings, early, seen[1:], strict=True):
+        record: Record = {"failed_timings": ended + failed}
+        if not ended + failed:
+            record = {"latency": latency.latency(timed, draft_alone=point.method.draft_alone)}
+            record |= {"target_latency": latency.latency(alone)}
+            record |= {"relative_latency": latency.relative_latency(timed, alone)}
+            if point.settings.block_size == AUTO:
+                record["planned_latency"] = _planned_timings(session, point, runs)
+        records.append(record)
+    return records
 
 
 def _planned(decoder: Decoder, run: partial[Generation], chosen: np.ndarray) -> Record:

@@ -8,23 +8,43 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from speccascade_jax.core import validate_types
+from speccascade_jax.core import checks, validate_types
 from speccascade_jax.core.checks import integer
-from speccascade_jax.core.names import shown
+from speccascade_jax.core.names import DRAFT, TARGET, shown
+from speccascade_jax.core.protocols import StopPolicy
 from speccascade_jax.core.types import DTYPES
+from speccascade_jax.data.tasks.file_task import FileTask
+from speccascade_jax.data.tasks.seqio_task import SeqioTask
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.data.tasks.task import Task
 from speccascade_jax.evaluation import curves
-from speccascade_jax.evaluation.configurations import BESIDE, configuration, fields_of
 from speccascade_jax.methods import table
+from speccascade_jax.methods.build_drafter import check_length, models_of, policy_of
 from speccascade_jax.methods.build_selection import selects
 from speccascade_jax.methods.method import Method
 from speccascade_jax.methods.settings import Arm, Level, Settings
+from speccascade_jax.methods.speculation import Speculation
+from speccascade_jax.metrics import sandbox
+from speccascade_jax.metrics.quality import METRICS
+from speccascade_jax.rules import deferral
+from speccascade_jax.rules.rule import BEYOND, beyond, ends
 from speccascade_jax.runtime import mesh as meshes
+
+BESIDE = {"beside": True}
+"""Metadata of a field that is no part of what a point is: in no configuration, and in no record's key."""
+_MODULES: Mapping[type, str] = {FileTask: "data.tasks import file_task", SeqioTask: "data.tasks import seqio_task"}
+_POINTS = "evaluation import points"
+_COUNTED = (
+    "first_example", "quality_examples", "quality_batch", "latency_examples", "latency_trials", "resamples",
+    "keep_traces",
+)  # fmt: skip
+_SMALL = 8192  # what `Alpha.usual` takes a vocabulary to be: its range is nothing to warn of
+_MOST_RESAMPLES = 100_000  # more take memory, and show no digit more
 
 __all__ = ["Arm", "Evaluation", "Level", "ModelPair", "Point", "Settings", "recorded"]
 
@@ -117,8 +137,7 @@ class Evaluation:
     keep_traces: int = field(default=4, compare=False, metadata=BESIDE)
 
     def __post_init__(self) -> None:
-        counted = ("first_example", "quality_examples", "quality_batch", "latency_examples", "latency_trials")
-        _integers(self, "max_new_tokens", *counted, "resamples", "keep_traces")
+        _integers(self, "max_new_tokens", *_COUNTED)
         validate_types.check(Evaluation, vars(self))
 
     def resolved(self) -> Evaluation:
@@ -173,7 +192,13 @@ class Point:
     def configuration(self) -> str:
         """Returns the point as a complete gin file for `experiments/run.py`."""
         parts = {name: getattr(self, name) for name in ("pair", "evaluation", "settings")}
-        return configuration(parts, self.seed)
+        inside = [part for value in parts.values() for part in (value, *fields_of(value).values())]
+        modules = {_POINTS, "evaluation import experiment"} | {_MODULES[type(x)] for x in inside if type(x) in _MODULES}
+        head = ["from __gin__ import dynamic_registration", ""]
+        head += [*(f"from speccascade_jax.{module}" for module in sorted(modules)), ""]
+        blocks = [line for part in parts.values() for line in gin_blocks(part)]
+        run = [f"  {name} = @{_selector(part)}()" for name, part in parts.items()]
+        return "\n".join([*head, *blocks, "experiment.run:", *run, f"  seed = {self.seed}"]) + "\n"
 
     def label(self) -> str:
         """Returns the point in a few words, for progress lines."""
@@ -220,12 +245,12 @@ _NUMBERS = ("alpha", "stop_threshold", "temperature", "top_p", "draft_temperatur
 
 
 def _number(value: Any) -> float:
-    """The one float that stands for a number in records: `-0.0` is 0."""
+    """Returns the one float that stands for a number in records: `-0.0` is 0."""
     return float(value) + 0.0
 
 
 def _integers(part: Any, *names: str) -> None:
-    """Give whole numbers of a frozen dataclass, whatever their type, the one that records hold.
+    """Gives whole numbers of a frozen dataclass, whatever their type, the one that records hold.
 
     Raises:
         ValueError: a fraction.
@@ -235,12 +260,12 @@ def _integers(part: Any, *names: str) -> None:
 
 
 def _text(path: Any) -> Any:
-    """A path as the text that gin files and records hold; anything else as it is."""
+    """Returns a path as the text that gin files and records hold; anything else as it is."""
     return os.fspath(path) if isinstance(path, os.PathLike) else path
 
 
 def _recorded_drafter(drafter: Any) -> Any:
-    """A drafter as records hold it: names, and one Python number for each of its numbers."""
+    """Returns a drafter as records hold it: names, and one Python number for each of its numbers."""
     if isinstance(drafter, str):
         return drafter
     _by_name(drafter)
@@ -255,7 +280,137 @@ def _recorded_drafter(drafter: Any) -> Any:
 
 
 def _by_name(part: Settings | Level | Arm) -> None:
-    """Refuse rules and policies that a record could not name."""
+    """Refuses rules and policies that a record could not name."""
     for name in ("rule", "accept", "stop"):
         if not isinstance(getattr(part, name, None), str | None):
             raise ValueError(f"{name}={shown(getattr(part, name))} has no name in a record: write 'module.NAME'")
+
+
+def fields_of(part: Any) -> dict[str, Any]:
+    """Returns name -> value of what a dataclass is made of."""
+    own = (one for one in dataclasses.fields(part) if one.init and "beside" not in one.metadata)
+    return {one.name: getattr(part, one.name) for one in own}
+
+
+def gin_blocks(part: Any, scope: str = "") -> Iterator[str]:
+    """Yields the lines of a dataclass's gin block and, behind it, of those that it holds, each in its own scope."""
+    inside = list[tuple[Any, str]]()
+
+    def text(value: Any, name: str) -> str:
+        if isinstance(value, tuple):
+            return "(" + "".join(text(each, f"{name}{number}") + ", " for number, each in enumerate(value)) + ")"
+        if isinstance(value, Task) and type(value) not in _MODULES:
+            return _made_in_python(value)
+        if not dataclasses.is_dataclass(value):
+            return repr(value)
+        inside.append((value, f"{scope}{name}_"))
+        return f"@{scope}{name}_/{_selector(value)}()"
+
+    lines = [f"  {name} = {text(value, name)}" for name, value in fields_of(part).items()]
+    yield f"{scope}/{_selector(part)}:" if scope else f"{_selector(part)}:"
+    yield from lines
+    for value, within in inside:
+        yield from gin_blocks(value, within)
+
+
+def _selector(part: Any) -> str:
+    return f"{_MODULES.get(type(part), _POINTS).rpartition(' ')[2]}.{type(part).__name__}"
+
+
+def _made_in_python(task: Task) -> str:
+    """Returns a hole for a task that no file can name, and, for the record's key, what is known of it."""
+    known = {name: value for name, value in fields_of(task).items() if isinstance(value, str | int | tuple | None)}
+    return f"%gin.REQUIRED  # a Task made in Python, give it as 'module.NAME'; it had {known}"
+
+
+def validate(point: Point) -> None:
+    """Refuses a point that has no meaning with a ValueError that names value and remedy."""
+    evaluation, settings, method = point.evaluation.resolved(), point.settings, point.method
+    validate_evaluation(evaluation)
+    checks.check_seed(point.seed)
+    check_length(evaluation.max_new_tokens, settings)
+    if settings.alpha is not None and method.alpha(settings) is None:
+        what = f"method {method.name!r}" if method.name in (TARGET, DRAFT) else f"rule {method.rule(settings).name!r}"
+        raise ValueError(f"{what} has no alpha, leave it out (alpha={settings.alpha:g})")
+    method.controls(settings, 1)
+    if settings.head is not None and not method.needs_head(settings):
+        raise ValueError(f"method {method.name!r} asks no acceptance head: leave head={settings.head!r} out")
+    _check_models(point.pair, settings)
+    _check_mesh(point.pair, evaluation)
+
+
+def _check_models(pair: ModelPair, settings: Settings) -> None:
+    """Refuses drafters that are named and not there; a pair known by its name alone may have more in its folder."""
+    held = {"target", "draft", *pair.others}
+    strange = [name for name in models_of(settings.drafters, settings.tail) if name not in held]
+    if pair.target is not None and strange:
+        raise ValueError(
+            f"method {settings.method!r} names the model {strange[0]!r}, and the pair {pair.name!r} holds "
+            f"{', '.join(sorted(held))}: give its path as ModelPair.others = {{{strange[0]!r}: 'path'}}"
+        )
+
+
+def _check_mesh(pair: ModelPair, evaluation: Evaluation) -> None:
+    """Refuses to time single examples where rows are spread over devices, of which all but one would have none."""
+    if pair.mesh[0] > 1 and evaluation.latency_examples:
+        raise ValueError(
+            f"latency_examples={evaluation.latency_examples} are timed one at a time, and mesh={pair.mesh} spreads "
+            f"rows over {pair.mesh[0]} devices: give latency_examples=0, or time on a mesh of (1, {pair.mesh[1]})"
+        )
+
+
+def validate_evaluation(evaluation: Evaluation) -> None:
+    """Refuses an evaluation that has no meaning with a ValueError that names value and remedy."""
+    task = get_task(evaluation.task)
+    if evaluation.split not in (None, *task.splits):
+        raise ValueError(f"task {task.name} has no split {evaluation.split!r}; its splits: {', '.join(task.splits)}")
+    for name in _COUNTED:
+        low = 0 if name in ("first_example", "latency_examples", "keep_traces") else 1
+        checks.whole(name, getattr(evaluation, name), low, _MOST_RESAMPLES if name == "resamples" else checks.MOST)
+    if evaluation.max_new_tokens is not None:
+        checks.whole("max_new_tokens", evaluation.max_new_tokens, 1, checks.LONGEST)
+    check_code(evaluation)
+
+
+def warn_of_ranges(chosen: Iterable[Settings], vocab_size: int) -> None:
+    """Warns of α's and thresholds, those of levels too, beyond which hardly anything changes."""
+    told = list(dict.fromkeys(each for settings in chosen for each in _beyond(settings, max(vocab_size, _SMALL))))
+    if told:
+        listed = [*told[:5], *[f"and {len(told) - 5} more"] * (len(told) > 5)]
+        warnings.warn(f"{'; '.join(listed)}: {BEYOND}", stacklevel=2)
+
+
+def _beyond(settings: Settings | Level, size: int) -> Iterator[str]:
+    """Says which of the numbers lie outside their useful range."""
+    if isinstance(settings, Level):
+        whose, trade_off = f"level {settings.model!r}", deferral.get(settings.rule).alpha
+        policy: StopPolicy | None = policy_of(settings.stop, settings.block_size)
+    else:
+        method = table.get(settings.method)
+        whose, trade_off = repr(method.name), method.alpha(settings)
+        policy = method.policy(settings) if isinstance(method, Speculation) else None
+    ranges = {"alpha": trade_off and trade_off.useful_bounds(size)}
+    stops = getattr(policy, "useful", None)
+    ranges |= {"stop_threshold": stops and ends(stops, size)}
+    for name, useful in ranges.items():
+        value = getattr(settings, name)
+        if value is not None and useful and (said := beyond(name, whose, value, useful)):
+            yield said
+    for each in (arm.drafter if isinstance(arm, Arm) else arm for arm in settings.drafters):
+        if isinstance(each, Level):
+            yield from _beyond(each, size)
+
+
+def check_code(evaluation: Evaluation) -> None:
+    """Refuses metrics that run what models write where nobody set `execute_code`, or there is no sandbox."""
+    task = get_task(evaluation.task)
+    running = ", ".join(name for name in task.metrics if name in METRICS and METRICS[name].executes)
+    if not running:
+        return
+    if not evaluation.execute_code:
+        raise ValueError(
+            f"task {task.name} is scored by {running}, which runs the code that the models write: "
+            "to allow that, in the sandbox, set Evaluation.execute_code = True"
+        )
+    if (reason := sandbox.available()) is not None:
+        raise ValueError(f"task {task.name} runs the code that the models write, which cannot be done here: {reason}")

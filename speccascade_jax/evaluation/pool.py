@@ -18,12 +18,13 @@ import jax
 
 from speccascade_jax.evaluation.measuring import evaluate
 from speccascade_jax.evaluation.points import Point
-from speccascade_jax.evaluation.session import Identity, Session
+from speccascade_jax.evaluation.session import Identity, Session, open_session
 from speccascade_jax.results.store.result_store import Record, ResultStore, superseding
 from speccascade_jax.runtime import own_files
 
 ATTEMPTS = 3
 """How often a point may take its worker with it before the sweep ends."""
+_MEMORY = ("memory", "object_store_memory")
 ACCELERATORS = ("GPU", "TPU")
 """What Ray calls devices that JAX opens by itself."""
 
@@ -61,9 +62,7 @@ class Worker:
 
     @cached_property
     def _session(self) -> Session:
-        session = Session(self._points[0].pair, self._points[0].evaluation)
-        session.check(point.settings for point in self._points)
-        return session
+        return open_session(self._points)
 
     def identities(self, points: Sequence[Point]) -> list[Identity]:
         """Returns the identities that the points' records have when they are measured here."""
@@ -112,12 +111,8 @@ class Pool:
         try:
             self._check_cluster(count, device)
             needs = {"num_gpus": 1} if device == "GPU" else {"resources": {device: 1}} if device else {}
-            self._actor = partial(
-                self.ray.remote(num_cpus=1, **needs)(Worker).remote,
-                self.points,
-                device in ACCELERATORS,
-                [*own_files.loaded().values()],
-            )
+            actor = self.ray.remote(num_cpus=1, **needs)(Worker)
+            self._actor = partial(actor.remote, self.points, device in ACCELERATORS, [*own_files.loaded().values()])
             self.workers = [self._actor() for _ in range(count)]
         except BaseException:
             self.close()
@@ -127,9 +122,7 @@ class Pool:
         found = self.ray.cluster_resources()
         for each in ("CPU", device) if device else ("CPU",):
             if (have := int(found.get(each, 0))) < count:
-                named = sorted(
-                    name for name in found if ":" not in name and name not in ("memory", "object_store_memory")
-                )
+                named = sorted(name for name in found if ":" not in name and name not in _MEMORY)
                 raise ValueError(
                     f"workers={count} want a {each} each, and Ray finds {have}: lower workers, or let worker_device be "
                     f"another of {', '.join(named)}"
@@ -178,9 +171,8 @@ class Pool:
             except self.ray.exceptions.RayError as error:  # the worker is gone, its machine, or the record on its way
                 worker, group = running.pop(told)
                 waiting.append(group)
-                self._count_death(
-                    deaths, [point for point in group if keys[point] not in store.done_keys() - outdated], error
-                )
+                done = store.done_keys() - outdated
+                self._count_death(deaths, [point for point in group if keys[point] not in done], error)
                 self.workers[worker] = self._actor()
                 idle.insert(0, worker)  # asked last: it may have to wait for a device
 

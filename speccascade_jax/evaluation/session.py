@@ -3,31 +3,31 @@
 All α's of a rule share one program and, since controls are per row, the same batches.
 """
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from speccascade_jax.core.types import Controls, Prompt
 from speccascade_jax.data.tasks.table import get_task
+from speccascade_jax.data.tasks.task import Example, Task
 from speccascade_jax.data.vocabularies.vocabulary import TextVocabulary
 from speccascade_jax.engine.generate import Generation
-from speccascade_jax.evaluation import code_digests, loading
+from speccascade_jax.evaluation import code_digests
 from speccascade_jax.evaluation.environment import hardware, package, toolchain
-from speccascade_jax.evaluation.heads import Heads
-from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
-from speccascade_jax.evaluation.policies import Policies
-from speccascade_jax.evaluation.validation import warn_of_ranges
+from speccascade_jax.evaluation.heads import Heads, Policies
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings, warn_of_ranges
 from speccascade_jax.methods.build import build
 from speccascade_jax.methods.build_drafter import models_of
 from speccascade_jax.methods.method import Decoder
 from speccascade_jax.methods.settings import sampling_of
 from speccascade_jax.metrics import quality
 from speccascade_jax.pairs.pair import Pair, load_pair
-from speccascade_jax.pairs.prompts import make_prompt, stop_ids
+from speccascade_jax.pairs.prompts import make_prompt, stop_ids, text_ids
 from speccascade_jax.results.store.record import Provenance
 from speccascade_jax.results.store.record_key import judged_key, timed_key
 from speccascade_jax.runtime.mesh import fewest_rows
@@ -61,17 +61,16 @@ class Session:
         self.source, self.evaluation, self.task = source, evaluation.resolved(), get_task(evaluation.task)
         for name in self.task.metrics:
             quality.get_metric(name)  # a misspelt one should not show after the last example only
-        examples = loading.load(self.task, self.evaluation)  # before the weights, which take longer
+        examples = load_examples(self.task, self.evaluation)  # before the weights, which take longer
         self.pair = load_source(source) if pair is None else pair
         if self.task.max_input_length > self.pair.max_prompt_length:  # which is for prompts that nobody cuts
             self.pair = replace(self.pair, max_prompt_length=self.task.max_input_length)
         self.vocabulary  # noqa: B018 (raises where there is none)
-        self.fitted = loading.fit(self.pair, self.task, self.evaluation, examples)
+        self.fitted = fit_prompts(self.pair, self.task, self.evaluation, examples)
         self.examples = self.fitted.examples
         # One bucket for all examples, or every length would be a compilation of its own.
-        self.prompts: Prompt = make_prompt(
-            self.pair, self.fitted.prompts, max_new_tokens=self.evaluation.max_new_tokens or 0
-        )
+        longest = self.evaluation.max_new_tokens or 0
+        self.prompts: Prompt = make_prompt(self.pair, self.fitted.prompts, max_new_tokens=longest)
         self.heads, self.policies = Heads(self.pair), Policies(self.pair)
         package()  # as it was loaded: hours later its files may be others
         self._ids = np.asarray([example.id for example in self.examples], np.int32)
@@ -92,7 +91,7 @@ class Session:
         return self.pair.vocabulary
 
     def window(self, evaluation: Evaluation, count: int) -> np.ndarray:
-        """Rows of `count` examples from `evaluation.first_example` on, int `[count]`; ValueError beyond the loaded."""
+        """Returns rows of `count` examples from `first_example` on, int `[count]`; ValueError beyond the loaded."""
         first, end = evaluation.first_example, evaluation.first_example + count
         if end > len(self.examples):
             raise ValueError(
@@ -166,8 +165,14 @@ class Session:
         return self.in_batches(self.window(evaluation, evaluation.quality_examples), evaluation.quality_batch)
 
     def in_batches(self, rows: np.ndarray, batch: int) -> list[tuple[np.ndarray, int]]:
-        """As `in_batches`, of a size that the pair's mesh divides."""
-        return in_batches(rows, batch, fewest_rows(self.pair.mesh))
+        """Cuts rows `[N]` into batches of one size, the last one filled up with its own, each with how many count.
+
+        The size is `batch`, or the next one above it that the pair's mesh divides.
+        """
+        parts = fewest_rows(self.pair.mesh)
+        size = -(-min(batch, len(rows)) // parts) * parts
+        starts = range(0, len(rows), size)
+        return [(np.resize(rows[start : start + size], size), min(size, len(rows) - start)) for start in starts]
 
 
 def without_numbers(settings: Settings) -> Settings:
@@ -175,20 +180,97 @@ def without_numbers(settings: Settings) -> Settings:
     return replace(settings, alpha=None, stop_threshold=None, **sampling_of(Settings()))
 
 
-def in_batches(rows: np.ndarray, batch: int, parts: int = 1) -> list[tuple[np.ndarray, int]]:
-    """`rows` `[N]` cut into batches of one size, the last one filled up with its own, and how many of each count.
-
-    The size is a multiple of `parts`, `batch` or the next one above it.
-    """
-    size = -(-min(batch, len(rows)) // parts) * parts
-    starts = range(0, len(rows), size)
-    return [(np.resize(rows[start : start + size], size), min(size, len(rows) - start)) for start in starts]
+def open_session(points: Sequence[Point]) -> Session:
+    """Opens a session of points that share pair and evaluation, checked (`Session.check`)."""
+    session = Session(points[0].pair, points[0].evaluation)
+    session.check(point.settings for point in points)
+    return session
 
 
 def load_source(source: ModelPair) -> Pair:
-    """The models that a point names."""
-    more: dict[str, Any] = {"others": source.others, "dtype": source.dtype, "draft_dtype": source.draft_dtype}
-    more |= {"mesh": source.mesh, "draft_whole": source.draft_whole}
+    """Loads the models that a point names."""
+    more = {name: getattr(source, name) for name in ("others", "dtype", "draft_dtype", "mesh", "draft_whole")}
     if source.target is None or source.draft is None:
         return load_pair(source.name, **more)
     return Pair.load(source.target, source.draft, source.vocabulary, name=source.name, **more)
+
+
+class Fitted(NamedTuple):
+    """Examples and their prompts' token ids, and how many prompts were too long: cut, or passed over."""
+
+    examples: list[Example]
+    prompts: list[list[int]]
+    cut: int = 0
+    skipped: int = 0
+
+    def told(self) -> dict[str, int]:
+        """Returns what records say of it, where there is something to say."""
+        counts = {"prompts_cut": self.cut, "prompts_skipped": self.skipped}
+        return {name: count for name, count in counts.items() if count}
+
+
+def _wanted(asked: Evaluation) -> int:
+    return asked.first_example + max(asked.quality_examples, asked.latency_examples)
+
+
+def load_examples(task: Task, asked: Evaluation) -> list[Example]:
+    """Returns the examples that an evaluation asks for, from the first one on; all, where some may be passed over.
+
+    Raises:
+        ValueError: there are fewer.
+    """
+    wanted = _wanted(asked)
+    examples = task.load(asked.split, None if task.too_long == "skip" else wanted)
+    _check_references(task, examples)
+    if len(examples) < wanted:
+        raise ValueError(
+            f"{task.name} has {len(examples)} examples in split {asked.split!r}, fewer than "
+            f"the {wanted} asked for: lower quality_examples, latency_examples or first_example "
+            f"(of a calibration: search_, test_ or held_out_examples)"
+        )
+    return examples
+
+
+def _check_references(task: Task, examples: Sequence[Example]) -> None:
+    """Refuses several references where a metric compares with one, before anything is decoded."""
+    alone = [name for name in task.metrics if not quality.get_metric(name).several]
+    for each in examples if alone else ():
+        if not isinstance(each.reference, str) and len(each.reference) > 1:
+            raise ValueError(
+                f"{task.name}: example {each.id} has {len(each.reference)} references; {alone[0]} compares with one: "
+                f"choose metrics that take the best of several"
+            )
+
+
+def fit_prompts(pair: Pair, task: Task, asked: Evaluation, examples: Sequence[Example]) -> Fitted:
+    """Returns examples with prompts, each cut to the task's length or passed over, as the task says; warns of both.
+
+    Raises:
+        ValueError: too few are left.
+    """
+    kept, prompts, long, wanted = list[Example](), list[list[int]](), 0, _wanted(asked)
+    skip, longest = task.too_long == "skip", task.max_input_length
+    for example in examples:
+        if len(kept) == wanted:
+            break
+        too_long = list[bool]()
+
+        def cut(ids: list[int], room: int, said: list[bool] = too_long) -> list[int]:
+            said += [True] * (len(ids) > room)
+            return task.cut(ids, room)
+
+        ids = text_ids(pair, task.build_prompt(example), longest, cut)
+        long += bool(too_long)
+        if not (skip and too_long):
+            kept.append(example)
+            prompts.append(ids)
+    if len(kept) < wanted:
+        raise ValueError(
+            f"{task.name} has {len(kept)} examples of at most {longest} tokens, fewer than the {wanted} asked for: ask "
+            f"for fewer, raise max_input_length, or cut them (too_long='cut')"
+        )
+    found = Fitted(kept, prompts, 0 if skip else long, long if skip else 0)
+    if long:
+        done = "passed over" if skip else "cut"
+        warnings.warn(f"{task.name}: {long} prompts of more than {longest} tokens were {done}", stacklevel=3)
+    return found

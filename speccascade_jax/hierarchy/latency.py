@@ -1,7 +1,5 @@
 """The expected latency per token of a hierarchy, as paper 4 has it and with the overshoot of its levels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +13,7 @@ from speccascade_jax.hierarchy import rounds
 OBJECTIVES = ("paper", "overshoot")
 TOLERANCE = 1e-6
 """What rounding in float32 may add to a probability."""
+Costs = Sequence[float] | np.ndarray
 
 
 @dataclass(frozen=True)
@@ -36,13 +35,9 @@ class Hierarchy:
 
 
 def latency(
-    costs: Sequence[float] | np.ndarray,
-    acceptance: Any,
-    models: Sequence[int],
-    budgets: Sequence[int],
-    objective: str = "paper",
+    costs: Costs, acceptance: Any, models: Sequence[int], budgets: Sequence[int], objective: str = "paper"
 ) -> float:
-    """Expected latency per token of one hierarchy.
+    """Returns the expected latency per token of one hierarchy.
 
     `"paper"` is Corollary 3.1: level `k` pays `γ(α, T_{k−1}, T_k)` calls for its block, as if the level below handed up
     exactly `T_{k−1}` tokens. `"overshoot"` is exact where acceptance is independent at every token: the lengths of
@@ -105,7 +100,7 @@ def check_objective(objective: str) -> None:
         raise ValueError(f"there is no objective {objective!r}: {unknown(objective, OBJECTIVES)}")
 
 
-def checked(costs: Sequence[float] | np.ndarray, acceptance: Any) -> tuple[np.ndarray, np.ndarray]:
+def checked(costs: Costs, acceptance: Any) -> tuple[np.ndarray, np.ndarray]:
     """Costs and acceptance as float64 arrays, acceptance 0 but above the diagonal.
 
     Raises:
@@ -117,10 +112,8 @@ def checked(costs: Sequence[float] | np.ndarray, acceptance: Any) -> tuple[np.nd
         raise ValueError(f"costs must be positive numbers, one for each model, got {costs}")
     if len(falls := np.flatnonzero(values[1:] < values[:-1])):
         i = int(falls[0])
-        raise ValueError(
-            f"costs[{i + 1}] is {values[i + 1]:g}, below costs[{i}], {values[i]:g}: order the models by cost, the "
-            f"target last, and leave out those that are dearer"
-        )
+        remedy = "order the models by cost, the target last, and leave out those that are dearer"
+        raise ValueError(f"costs[{i + 1}] is {values[i + 1]:g}, below costs[{i}], {values[i]:g}: {remedy}")
     if matrix.shape != (len(values), len(values)):
         raise ValueError(f"acceptance has the shape {matrix.shape}; {len(values)} costs need {(len(values),) * 2}")
     return values, _upper(matrix)
@@ -133,10 +126,9 @@ def _upper(matrix: np.ndarray) -> np.ndarray:
     below = np.tril(matrix, -1)
     if below.any() and len(wrong := np.argwhere(np.abs(below - np.triu(matrix, 1).T) > TOLERANCE)):
         i, j = wrong[0].tolist()
-        raise ValueError(
-            f"acceptance[{i}, {j}] is {matrix[i, j]} and acceptance[{j}, {i}] {matrix[j, i]}: how often {i} keeps a "
-            f"token of {j} stands above the diagonal, and below it the same, or 0 everywhere"
-        )
+        both = f"acceptance[{i}, {j}] is {matrix[i, j]} and acceptance[{j}, {i}] {matrix[j, i]}"
+        wanted = f"how often {i} keeps a token of {j} stands above the diagonal, and below it the same"
+        raise ValueError(f"{both}: {wanted}, or 0 everywhere")
     return np.clip(np.triu(matrix, 1), 0.0, 1.0)
 
 

@@ -4,8 +4,7 @@ Both along the target's own outputs. All models read these in one program, which
 hold only once, so that what early exits share with their target is computed once (METHODS.md section 7).
 """
 
-from __future__ import annotations
-
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,10 @@ from speccascade_jax.models.teacher_forcing import continued, failing
 STEPS, TURNS, MOST_TURNS = 16, 9, 720
 """Calls that are timed at once, and in how many turns, doubled until the median is known to `CLOSE` of itself."""
 CLOSE = 0.03
+
+
+Batch = tuple[Prompt, Any, Any]
+"""Prompts `[B, P]`, and what the target wrote behind them: int32 tokens `[B, L]` and lengths `[B]`."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +80,11 @@ def measure(
     for what, known in (("temperature", given), ("costs", costs or dict.fromkeys(names))):
         if missing := set(names) - set(known):
             raise ValueError(f"{what} has no entry for {', '.join(sorted(missing))}: give one for each model")
-    matrix, positions = acceptance(models, prompts, outputs, given, top_p, top_k)
-    one = jax.tree.map(lambda leaf: leaf[:1], prompts[0])
-    seconds = dict(costs) if costs else {name: call_seconds(bound, one) for name, bound in models.items()}
+    samplings = {name: (given[name], top_p, top_k) for name in names}
+    batches = [(prompt, *written) for prompt, written in zip(prompts, outputs, strict=True)]
+    matrix, positions = acceptance(models, batches, samplings)
+    first = jax.tree.map(lambda leaf: leaf[:1], prompts[0])
+    seconds = dict(costs) if costs else {name: call_seconds(bound, first) for name, bound in models.items()}
     kept = [name for name in names if name == target or seconds[name] < seconds[target]]
     order = sorted(kept, key=lambda name: (name == target, seconds[name]))
     at = [names.index(name) for name in order]
@@ -88,23 +93,23 @@ def measure(
 
 
 def acceptance(
-    models: Mapping[str, BoundModel],
-    prompts: Sequence[Prompt],
-    outputs: Sequence[tuple[np.ndarray, np.ndarray]],
-    temperature: Mapping[str, float],
-    top_p: float = 1.0,
-    top_k: int = 0,
+    models: Mapping[str, BoundModel], batches: Sequence[Batch], samplings: Mapping[str, tuple[Any, ...]]
 ) -> tuple[np.ndarray, int]:
-    """`E [1 − TV]` of every two models, in their order, and the number of positions; errors as `measure`."""
-    kinds, (held, places) = (
-        tuple(bound.model for bound in models.values()),
-        distinct([b.params for b in models.values()]),
-    )
+    """Returns `E [1 − TV]` of every two models, in their order, and the number of positions.
+
+    Args:
+        samplings: of each model its temperature, `top_p` and `top_k`.
+
+    Raises:
+        ValueError: as `measure`.
+    """
+    kinds = tuple(bound.model for bound in models.values())
+    held, places = distinct([bound.params for bound in models.values()])
     total, positions = np.zeros((len(models), len(models))), 0
-    for prompt, (tokens, lengths) in zip(prompts, outputs, strict=True):
-        rows = len(lengths)
-        samplings = [make_sampling(rows, temperature[name], top_p, top_k) for name in models]
-        shared, failed = _shared(kinds, places, held, samplings, prompt, tokens, lengths)
+    for batch in batches:
+        lengths = batch[2]
+        of_rows = [make_sampling(len(lengths), *samplings[name]) for name in models]
+        shared, failed = _shared(kinds, places, held, of_rows, batch)
         if np.any(failed):
             name = list(models)[int(np.argwhere(np.asarray(failed))[0][0])]
             raise ValueError(f"model {name!r} gives NaN or infinite logits along an output: check its weights")
@@ -117,15 +122,10 @@ def acceptance(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _shared(
-    kinds: tuple[Any, ...],
-    places: Places,
-    held: list[Array],
-    samplings: list[Sampling],
-    prompt: Prompt,
-    tokens: Array,
-    lengths: Array,
+    kinds: Any, places: Places, held: list[Array], samplings: list[Sampling], batch: Batch
 ) -> tuple[Array, Array]:
-    """`Σ_v min(p̃_i, p̃_j)`, `[N, N, B, L]`, 0 beyond the outputs' ends, and bool `[N, B]`, who fails where."""
+    """Returns `Σ_v min(p̃_i, p̃_j)`, `[N, N, B, L]`, 0 beyond the outputs' ends; who fails where, bool `[N, B]`."""
+    prompt, tokens, lengths = batch
     counted = (jnp.arange(tokens.shape[1])[None] < lengths[:, None])[..., None]
     laws, failed = [], []
     for model, own, sampling in zip(kinds, restored(held, places), samplings, strict=True):
@@ -138,7 +138,7 @@ def _shared(
 
 
 def triangle_breach(matrix: np.ndarray) -> float:
-    """The largest `α_ij + α_jk − α_ik − 1`, at least 0: total variations are a metric, and so are their means."""
+    """Returns the largest `α_ij + α_jk − α_ik − 1`, at least 0: total variations, and their means, are a metric."""
     over = matrix[:, :, None] + matrix[None, :, :] - matrix[:, None, :] - 1.0
     return float(max(0.0, over.max()))
 
@@ -155,20 +155,15 @@ def call_seconds(bound: BoundModel, prompt: Prompt) -> float:
     for run in runs:
         jax.block_until_ready(run())  # compiled
     found: list[float] = []
-    while True:
+    middle, error = 0.0, math.inf
+    while error > CLOSE * middle and len(found) < MOST_TURNS:
         found += [_seconds(runs[0]) - _seconds(runs[1]) for _ in range(max(TURNS, len(found)))]
         middle = float(np.median(found))
         # of a median, from the median absolute deviation, as if the bulk were normal
         error = 1.253 * 1.483 * float(np.median(np.abs(np.asarray(found) - middle))) / len(found) ** 0.5
-        if error <= CLOSE * middle:
-            return middle / STEPS
-        if len(found) >= MOST_TURNS:
-            break
-    if middle <= 2 * error:
-        raise ValueError(
-            f"{STEPS} calls of a model take {1e6 * middle:.0f} µs, give or take {1e6 * error:.0f}: no longer than the "
-            f"noise here; give costs=, or an idle machine"
-        )
+    if error > CLOSE * middle and middle <= 2 * error:
+        taken = f"{STEPS} calls of a model take {1e6 * middle:.0f} µs, give or take {1e6 * error:.0f}"
+        raise ValueError(f"{taken}: no longer than the noise here; give costs=, or an idle machine")
     return middle / STEPS
 
 

@@ -1,9 +1,8 @@
 """Measure, solve, run: the best stack of a pair's models, predicted and realised (paper 4, Tables 3 and 5)."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,21 +13,20 @@ from rich.table import Table
 from speccascade_jax.core.checks import whole
 from speccascade_jax.core.names import TARGET, unknown
 from speccascade_jax.evaluation.measuring import evaluate
-from speccascade_jax.evaluation.points import Evaluation, Level, ModelPair, Point, Settings
+from speccascade_jax.evaluation.points import Evaluation, Level, ModelPair, Point, Settings, validate
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.studies.survey import surveying
-from speccascade_jax.evaluation.validation import validate
-from speccascade_jax.hierarchy import walltime
 from speccascade_jax.hierarchy.latency import OBJECTIVES, Hierarchy, latency
 from speccascade_jax.hierarchy.measure import Measured, measure
 from speccascade_jax.hierarchy.solve import solve
+from speccascade_jax.methods.build_drafter import the_one
 from speccascade_jax.methods.settings import check_sampling_alone, sampling_of
 from speccascade_jax.results.analysis.bootstrap import LEAST_EXAMPLES, Bootstrap
-from speccascade_jax.storage.files import plain, write_atomically
-from speccascade_jax.storage.reports import check_replaceable
+from speccascade_jax.storage.files import check_replaceable, plain, write_atomically
 
 Row = dict[str, Any]
-TARGET_MODEL = walltime.MODEL
+TARGET_MODEL = "target"
+"""What a pair calls the model that all others draft for."""
 
 
 def optimize(
@@ -106,27 +104,23 @@ def _check_names(models: Mapping[str, Any], costs: Mapping[str, float] | None, t
 def _measured(session: Session, point: Point, costs: Mapping[str, float] | None) -> Measured:
     """Acceptance and costs along what the target wrote, rows that failed left out."""
     written = surveying.write(session, point)
-    outputs = [
-        (np.asarray(each.generation.tokens), np.where(each.counts, np.asarray(each.generation.lengths), 0))
-        for each in written
-    ]
-    heat, drawn = point.settings.temperature, point.settings.draft_temperature
-    temperature = dict.fromkeys(session.pair.models, heat if drawn is None else drawn) | {TARGET_MODEL: heat}
-    given: dict[str, Any] = {"temperature": temperature, "top_p": point.settings.top_p, "top_k": point.settings.top_k}
-    return measure(session.pair.models, [each.prompt for each in written], outputs, costs=costs, **given)
+    tokens = [np.asarray(batch.generation.tokens) for batch in written]
+    lengths = [np.where(batch.counts, np.asarray(batch.generation.lengths), 0) for batch in written]
+    outputs, prompts = list(zip(tokens, lengths, strict=True)), [batch.prompt for batch in written]
+    asked, models = point.settings, session.pair.models
+    drawn = asked.temperature if asked.draft_temperature is None else asked.draft_temperature
+    heat = dict.fromkeys(models, drawn) | {TARGET_MODEL: asked.temperature}
+    return measure(models, prompts, outputs, temperature=heat, top_p=asked.top_p, top_k=asked.top_k, costs=costs)
 
 
 def best_single(found: Measured, max_budget: int) -> Hierarchy:
-    """The best stack with one draft at most."""
+    """Returns the best stack with one draft at most."""
     last = len(found.names) - 1
-    best = solve(found.costs[last:], found.acceptance[last:, last:], max_budget)
-    best = dataclasses.replace(best, models=(last,))
-    for i in range(last):
-        ends = np.ix_([i, last], [i, last])
-        one = solve([found.costs[i], found.costs[last]], found.acceptance[ends], max_budget)
-        if one.latency < best.latency:
-            best = dataclasses.replace(one, models=(i, last))
-    return best
+    stacks = []
+    for models in [(last,), *((i, last) for i in range(last))]:
+        stack = solve([found.costs[i] for i in models], found.acceptance[np.ix_(models, models)], max_budget)
+        stacks.append(dataclasses.replace(stack, models=models[-len(stack.models) :]))
+    return min(stacks, key=lambda stack: stack.latency)
 
 
 def settings_of(
@@ -174,13 +168,11 @@ def _row(
         # a tail has a rate of its own, which a rule's one α cannot say
         coins = None if tail is not None else settings_of(chosen, found.names, coins=found.acceptance)
         runs[settings] = _run(session, point, found, settings, coins)
-    predicted = {
-        objective: latency(found.costs, found.acceptance, chosen.models, chosen.budgets, objective)
-        for objective in OBJECTIVES
-    }
-    models = [found.names[i] for i in chosen.models]
-    row = {"name": name, "models": models, "budgets": list(chosen.budgets)}
-    return row | ({} if tail is not None else {"predicted": predicted}) | runs.get(settings, {})
+    row: Row = {"name": name, "models": [found.names[i] for i in chosen.models], "budgets": list(chosen.budgets)}
+    if tail is None:
+        known = (found.costs, found.acceptance, chosen.models, chosen.budgets)
+        row["predicted"] = {objective: latency(*known, objective) for objective in OBJECTIVES}
+    return row | runs.get(settings, {})
 
 
 def _run(session: Session, point: Point, found: Measured, settings: Settings, coins: Settings | None) -> Row:
@@ -195,14 +187,61 @@ def _run(session: Session, point: Point, found: Measured, settings: Settings, co
     record = next(iter(evaluate(session, [under(settings)])))
     row: Row = {"measures": record["measures"], "levels": record.get("levels", [])}
     tokens = record["counts"]["committed"]
-    row["calls_per_token"] = {name: count / tokens for name, count in walltime.calls(record, settings).items()}
-    row["swi"] = walltime.improvement(record, settings, costs)
-    row["at_artificial_cost"] = walltime.seconds_per_token(record, settings, costs)
+    row["calls_per_token"] = {name: count / tokens for name, count in calls(record, settings).items()}
+    row["swi"] = improvement(record, settings, costs)
+    row["at_artificial_cost"] = seconds_per_token(record, settings, costs)
     row |= _timed(record)
     if coins is not None and record.get("latency"):
         tossed = next(iter(evaluate(session, [under(coins)])))
         row |= {f"{name}_by_coin": value for name, value in _timed(tossed).items() if not name.startswith("target")}
     return row
+
+
+def calls(record: Mapping[str, Any], settings: Settings) -> dict[str, int]:
+    """Returns how often each model was called, by name, over all examples of a record.
+
+    Args:
+        record: of `settings`, with the counts of its levels (`evaluation.measuring`).
+
+    Raises:
+        ValueError: a record without counts of the tails that the method has.
+    """
+    counts, levels = record["counts"], iter(record.get("levels", ()))
+    found: Counter[str] = Counter({TARGET_MODEL: counts["target_calls"]})
+    above: Settings | Level = settings
+    while True:
+        below = the_one(above.drafters, "a method whose calls are counted")
+        steps = counts["draft_steps"]  # catching up included
+        if above.tail is not None:
+            if "tail_steps" not in counts:
+                raise ValueError(f"the record does not say how often the tail {above.tail!r} was called: measure again")
+            found[above.tail] += counts["tail_steps"]
+            steps -= counts["tail_steps"]
+        found[below if isinstance(below, str) else below.model] += steps
+        if isinstance(below, str):
+            return dict(found)
+        above, counts = below, next(levels)
+
+
+def seconds_per_token(record: Mapping[str, Any], settings: Settings, costs: Mapping[str, float]) -> float:
+    """Returns real acceptance at artificial cost: what the calls of a record would have taken, in the costs' unit.
+
+    Args:
+        costs: of a call, by model.
+    """
+    total = sum(costs[name] * count for name, count in calls(record, settings).items())
+    return float(total / record["counts"]["committed"])
+
+
+def improvement(record: Mapping[str, Any], settings: Settings, costs: Mapping[str, float]) -> float:
+    """Returns how many times as fast as the target alone calls of constant cost are: standardised walltime (SWI).
+
+    The measure of paper 4's Tables 4 and 10, from cascade speculative drafting (Chen et al., 2023): the cost model
+    leaves out prefill, and that a call over a block costs more than one over a token. What is counted is counted in
+    real runs, so against a prediction it shows what independent acceptance gets wrong, and against the clock what
+    constant costs do (paper 4, Table 5).
+    """
+    return costs[TARGET_MODEL] / seconds_per_token(record, settings, costs)
 
 
 def _timed(record: dict[str, Any]) -> Row:
@@ -214,12 +253,9 @@ def _timed(record: dict[str, Any]) -> Row:
     if not record.get("latency"):
         return {}
     ratio = record["relative_latency"]
-    row: Row = {
-        "seconds_per_token": record["latency"]["ms_per_token"]["value"] / 1e3,
-        "target_seconds_per_token": record["target_latency"]["ms_per_token"]["value"] / 1e3,
-        "speed_up": 1 / ratio["per_token"],
-        "interval": None,
-    }
+    times = {"seconds_per_token": "latency", "target_seconds_per_token": "target_latency"}
+    row: Row = {name: record[part]["ms_per_token"]["value"] / 1e3 for name, part in times.items()}
+    row |= {"speed_up": 1 / ratio["per_token"], "interval": None}
     if record["latency"]["examples"] >= LEAST_EXAMPLES:
         found = Bootstrap().latency_ratio([record])
         longer = ratio["value"] / ratio["per_token"]

@@ -3,8 +3,6 @@
 A round over a block of `t` tokens yields `n + 1`, `n` accepted: `P(n) = α^n (1 − α)` for `n < t`, `P(t) = α^t`.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 Floats = np.ndarray

@@ -12,8 +12,6 @@ The winner is then improved by single changes (a budget, a level more, a level l
 exact wherever the blocks kept are all there are; how often it is elsewhere is tested against enumeration.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -113,23 +113,17 @@ def _is_current(decoder: Decoder) -> bool:
 def _key(settings: Mapping[str, Any], stop_ids: Sequence[int] | None) -> Any:
     """Returns what tells a call from others, types included (`True` is not 1); `None`: it is not to be kept."""
     stops = tuple(stop_ids) if isinstance(stop_ids, (list, tuple)) else (stop_ids,)
-    values = (*settings.values(), *stops)
-    files = settings.get("policy") is not None or settings.get("head") is not None  # another one next time, perhaps
-    if files or not all(map(_is_plain, values)):
+    parts = [part for value in (*settings.values(), *stops) for part in _parts(value)]
+    own = any(isinstance(part, str) and "." in part for part in parts)  # whatever it names may be another one next time
+    files = settings.get("policy") is not None or settings.get("head") is not None  # and so may what a file holds
+    if own or files or not all(isinstance(part, _PLAIN) for part in parts):
         return None
-    return (*settings, stop_ids is None, *values, *map(_types, values))
+    return (*settings, stop_ids is None, *parts, *map(type, parts))
 
 
-def _types(value: Any) -> Any:
-    """Returns a value's type, and the types of its parts."""
-    parts = vars(value).values() if isinstance(value, Level | Arm) else value if isinstance(value, tuple) else ()
-    return (type(value), *map(_types, parts))
-
-
-def _is_plain(value: Any) -> bool:
-    """Returns whether a value means the same whenever it is equal; drafters do if all their parts do."""
-    if isinstance(value, tuple):
-        return all(map(_is_plain, value))
-    if isinstance(value, Level | Arm):
-        return all(map(_is_plain, vars(value).values()))
-    return isinstance(value, _PLAIN) and not (isinstance(value, str) and "." in value)
+def _parts(value: Any) -> list[Any]:
+    """Returns the values that a setting is made of, behind how many there are of what kind."""
+    if not isinstance(value, tuple | Level | Arm):
+        return [value]
+    inside = value if isinstance(value, tuple) else vars(value).values()
+    return [type(value).__name__, len(inside), *(part for entry in inside for part in _parts(entry))]

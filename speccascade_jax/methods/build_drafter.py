@@ -5,7 +5,7 @@ named `module.NAME`; docs/extending.md shows one.
 """
 
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -13,17 +13,13 @@ from speccascade_jax.core import names
 from speccascade_jax.core.checks import LONGEST, per_row, whole
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.names import TARGET
-from speccascade_jax.core.protocols import Drafter, Planner, StopPolicy
+from speccascade_jax.core.protocols import Drafter, StopPolicy
 from speccascade_jax.core.trees import Tree
 from speccascade_jax.core.types import BoundModel, Controls, Params
-from speccascade_jax.drafters.branching import BranchingDrafter
-from speccascade_jax.drafters.exits import ExitDrafter
-from speccascade_jax.drafters.model import ModelDrafter
-from speccascade_jax.drafters.nested import NestedDrafter
-from speccascade_jax.drafters.planned import PlannedDrafter
-from speccascade_jax.drafters.tail import AppendedDrafter
+from speccascade_jax.drafters.model import BranchingDrafter, ExitDrafter, ModelDrafter
+from speccascade_jax.drafters.nested import AppendedDrafter, NestedDrafter
 from speccascade_jax.engine.engine import Engine, check_bonus
-from speccascade_jax.methods.settings import AUTO, TAIL, TOKEN, Arm, Level, Settings
+from speccascade_jax.methods.settings import AUTO, TAIL, TOKEN, Arm, Drafting, Level, Settings, sampling_of
 from speccascade_jax.models.early_exit import HEAD, EarlyExit
 from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair
@@ -33,7 +29,6 @@ from speccascade_jax.rules.block_wise import JOINT
 from speccascade_jax.rules.branching import BranchWise
 from speccascade_jax.rules.rule import Rule, checked_alpha
 from speccascade_jax.rules.verification import TokenWise, Verifier
-from speccascade_jax.stopping.block_planner import Cheapest
 from speccascade_jax.stopping.policies import STOPS, AcceptanceHead, Oracle
 
 
@@ -46,15 +41,14 @@ def policy_of(stop: Any, block_size: int, *, told: bool = False) -> StopPolicy:
     Raises:
         ValueError: no such policy, or a block size below 1.
     """
-    made = names.look_up("stop policy", stop, STOPS, object) if isinstance(stop, str) else stop
+    kind = names.look_up("stop policy", stop, STOPS, object) if isinstance(stop, str) else stop
     size = whole("block_size", block_size, 1)
-    policy: Any = made(size) if callable(made) and not isinstance(made, Rule) else None
+    policy: Any = kind(size) if callable(kind) and not isinstance(kind, Rule) else None
     if not all(hasattr(policy, name) for name in ("block", "adaptive", "threshold", "init")):
         raise ValueError(f"stop policy {stop!r} is none: it must be a class like those of stopping.policies")
     if isinstance(policy, Oracle) and not told:
         raise ValueError(f"stop={stop!r} must be told beforehand where to stop: method 'stop_oracle' does that")
-    checked: StopPolicy = policy
-    return checked
+    return cast(StopPolicy, policy)
 
 
 def verifier_of(accept: str, rule: Rule, verify: str = TOKEN) -> Verifier:
@@ -120,7 +114,7 @@ def by_model(drafters: Drafters) -> bool:
     return all(isinstance(each, str) and "." not in each for each in map(_plain, drafters))
 
 
-def check_tail(settings: Settings | Level, whose: str) -> None:
+def check_tail(settings: Drafting, whose: str) -> None:
     """Refuse a tail that nothing could append: where what is drafted has no end, or none that is known.
 
     Raises:
@@ -175,14 +169,9 @@ def asks_head(drafters: Drafters, policy: StopPolicy) -> bool:
 
 
 def drafter_of(
-    pair: Pair,
-    drafters: Drafters,
-    policy: StopPolicy,
-    whose: str,
-    head: Head | None = None,
-    above: str = "target",
+    pair: Pair, drafting: Drafting, policy: StopPolicy, whose: str, head: Head | None = None, above: str = "target"
 ) -> tuple[Drafter, Params]:
-    """What drafts for an engine, and its parameters.
+    """Returns what drafts for an engine, with the tail that is asked for, and the parameters of both.
 
     Args:
         policy: of a model that drafts; its block size is that of a drafter of one's own too.
@@ -192,21 +181,20 @@ def drafter_of(
     Raises:
         ValueError: a name that is neither a model of the pair's nor a function of one's own; as `Pair.require_head`.
     """
-    which = the_one(drafters, whose)
-    if isinstance(which, Level):
-        engine, params = level_engine(pair, which, head)
-        return NestedDrafter(engine, which.budget), params
-    if which in pair.models:
-        return _model_drafter(pair, pair.models[which], policy, head, pair.model(above))
-    build = names.look_up("drafter", which, pair.models, FunctionType)
-    made: tuple[Drafter, Params] = build(pair, policy.block)
-    return made
-
-
-def planned(pair: Pair, drafters: Drafters, plan: Cheapest, whose: str) -> tuple[Planner, Params]:
-    """One of the pair's models in blocks of planned length; its costs are still to be added (`costs.ready`)."""
-    bound = pair.model(str(the_one(drafters, whose)))
-    return PlannedDrafter(bound.model, plan), {"model": bound.params}
+    drafter: Drafter
+    name = the_one(drafting.drafters, whose)
+    if isinstance(name, Level):
+        engine, params = level_engine(pair, name, head)
+        drafter = NestedDrafter(engine, name.budget)
+    elif name in pair.models:
+        drafter, params = _model_drafter(pair, pair.models[name], policy, head, pair.model(above))
+    else:
+        drafter, params = names.look_up("drafter", name, pair.models, FunctionType)(pair, policy.block)
+    if drafting.tail is None:
+        return drafter, params
+    bound = pair.model(drafting.tail)
+    tail = ModelDrafter(bound.model, STOPS["fixed"](drafting.tail_size))
+    return AppendedDrafter(drafter, tail), {"first": params, "tail": {"model": bound.params}}
 
 
 def _model_drafter(
@@ -236,15 +224,6 @@ def _is_exit_of(bound: BoundModel, above: BoundModel) -> bool:
     return shares and bound.params["token_embedder"]["embedding"] is above.params["token_embedder"]["embedding"]
 
 
-def with_tail(pair: Pair, settings: Settings | Level, drafter: Drafter, params: Params) -> tuple[Drafter, Params]:
-    """The drafter with the tail that is asked for, and the parameters of both; ValueError: no such model."""
-    if settings.tail is None:
-        return drafter, params
-    bound = pair.model(settings.tail)
-    tail = ModelDrafter(bound.model, STOPS["fixed"](settings.tail_size))
-    return AppendedDrafter(drafter, tail), {"first": params, "tail": {"model": bound.params}}
-
-
 def branching(
     pair: Pair, settings: Settings, verifier: Verifier, whose: str
 ) -> tuple[BranchingDrafter, Params, BranchWise]:
@@ -265,19 +244,10 @@ def branching(
 
 def level_engine(pair: Pair, level: Level, head: Head | None = None) -> tuple[Engine, Params]:
     """The engine that a level is, and its parameters."""
-    whose = f"level {level.model!r}"
-    check_bonus(level.bonus)
-    drafter, params = drafter_of(
-        pair, level.drafters, policy_of(level.stop, level.block_size), whose, head, level.model
-    )
-    drafter, params = with_tail(pair, level, drafter, params)
-    bound = pair.model(level.model)
-    engine = Engine(
-        target=bound.model,
-        drafter=drafter,
-        verifier=verifier_of(level.accept, deferral.get(level.rule), level.verify),
-        bonus=level.bonus,
-    )
+    policy, bound = policy_of(level.stop, level.block_size), pair.model(level.model)
+    drafter, params = drafter_of(pair, level, policy, f"level {level.model!r}", head, level.model)
+    verifier = verifier_of(level.accept, deferral.get(level.rule), level.verify)
+    engine = Engine(target=bound.model, drafter=drafter, verifier=verifier, bonus=level.bonus)
     return engine, {"target": bound.params, "drafter": params}
 
 
@@ -287,33 +257,28 @@ def draft_sampling(drafters: Drafters, own: Any) -> Any:
     return first.temperature if isinstance(first, Level) and first.temperature is not None else own
 
 
-def inner_controls(above: Settings, temperature: Any, rows: int) -> tuple[Controls, ...]:
-    """The numbers of the levels among `above.drafters`: they mirror the tree of drafters.
+def inner_controls(drafters: Drafters, above: dict[str, Any], rows: int) -> tuple[Controls, ...]:
+    """Returns the numbers of the levels among `drafters`: they mirror the tree of drafters.
 
     Args:
-        above: what is drafted for; temperature: that its drafts are sampled at.
+        above: `settings.sampling_of` what is drafted for.
     """
-    levels = [each for each in map(_plain, above.drafters) if isinstance(each, Level)]
-    return tuple(_level_controls(each, above, temperature, rows) for each in levels)
+    drawn = above["draft_temperature"]
+    above = above if drawn is None else above | {"temperature": drawn}
+    return tuple(_level_controls(level, above, rows) for level in map(_plain, drafters) if isinstance(level, Level))
 
 
-def _level_controls(level: Level, above: Settings, temperature: Any, rows: int) -> Controls:
-    whose, rule = f"level {level.model!r}", deferral.get(level.rule)
-    own = temperature if level.temperature is None else level.temperature
-    top_p = above.top_p if level.top_p is None else level.top_p
-    top_k = above.top_k if level.top_k is None else level.top_k
-    below = draft_sampling(level.drafters, level.draft_temperature)
-    rule.check_temperatures(own, below)
-    known = Settings(drafters=level.drafters, top_p=top_p, top_k=top_k)
+def _level_controls(level: Level, above: dict[str, Any], rows: int) -> Controls:
+    whose, rule, sampling = f"level {level.model!r}", deferral.get(level.rule), sampling_of(level)
+    sampling |= {name: above[name] for name in ("temperature", "top_p", "top_k") if sampling[name] is None}
+    sampling["draft_temperature"] = drawn = draft_sampling(level.drafters, level.draft_temperature)
+    rule.check_temperatures(sampling["temperature"], drawn)
     return make_controls(
         rows,
         alpha=checked_alpha(rule.alpha, f"{whose}: rule {rule.name!r}", level.alpha, rows),
-        temperature=own,
-        top_p=top_p,
-        top_k=top_k,
-        draft_temperature=below,
         stop_threshold=checked_threshold(policy_of(level.stop, level.block_size), whose, level.stop_threshold),
-        inner=inner_controls(known, own if below is None else below, rows),
+        inner=inner_controls(level.drafters, sampling, rows),
+        **sampling,
     )
 
 

@@ -13,8 +13,7 @@ from speccascade_jax.core.names import TARGET, shown
 from speccascade_jax.core.protocols import Drafter, PromptSummary
 from speccascade_jax.core.types import Params
 from speccascade_jax.drafters.chooser import Chooser, always, at_random
-from speccascade_jax.drafters.nested import NestedDrafter
-from speccascade_jax.drafters.none import NoDrafter
+from speccascade_jax.drafters.model import NoDrafter
 from speccascade_jax.drafters.selected import SelectedDrafter
 from speccascade_jax.methods.settings import AUTO, Arm, Level, Settings
 from speccascade_jax.models.teacher_forcing import features
@@ -22,8 +21,7 @@ from speccascade_jax.pairs import policy_files
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.policy_files import Policy
 from speccascade_jax.rules import deferral
-from speccascade_jax.rules.by_arm import ByArm
-from speccascade_jax.rules.verification import Verifier
+from speccascade_jax.rules.verification import ByArm, Verifier
 from speccascade_jax.storage.files import point_key
 
 LEARNT = ("greedy", "dynamic", "thompson", "optimistic")
@@ -118,12 +116,10 @@ def drafter_of(pair: Pair, settings: Settings, whose: str, part: Part, told: boo
     arms = arms_of(settings)
     made = [(NoDrafter(), {}) if arm.drafter == TARGET else part(arm.drafter, arm.block_size) for arm in arms]
     drafters, place = list[Drafter](), 0
-    for arm, (drafter, _) in zip(
-        arms, made, strict=True
-    ):  # engines inside read the controls, and have the keys, of their place among them
-        nested = isinstance(drafter, NestedDrafter) and isinstance(arm.drafter, Level)
-        drafters.append(replace(drafter, arm=place) if nested else drafter)  # type: ignore[type-var]
-        place += nested
+    for arm, (drafter, _) in zip(arms, made, strict=True):
+        if isinstance(arm.drafter, Level):  # the engine inside has the controls and the keys of its place among levels
+            drafter, place = replace(drafter, arm=place), place + 1  # type: ignore[type-var]
+        drafters.append(drafter)
     chooser, numbers = chooser_of(pair, settings, whose)
     return SelectedDrafter(tuple(drafters), chooser, told), {"arms": tuple(own for _, own in made), "policy": numbers}
 

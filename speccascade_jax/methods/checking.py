@@ -10,18 +10,16 @@ import numpy as np
 from scipy import stats
 
 from speccascade_jax.core.controls import make_controls
-from speccascade_jax.core.names import look_up
-from speccascade_jax.core.sampling import log_laws, make_law_pair, softmax, transform
-from speccascade_jax.core.types import Controls, LawPair, Prompt
+from speccascade_jax.core.sampling import law_pair_of
+from speccascade_jax.core.types import LawPair, Prompt
 from speccascade_jax.engine.generate import generate
 from speccascade_jax.methods.build import assemble
 from speccascade_jax.methods.settings import TOKEN
-from speccascade_jax.models.table import TableLM
+from speccascade_jax.models.fake import TableLM
 from speccascade_jax.pairs.pair import Pair
-from speccascade_jax.rules import checking
+from speccascade_jax.rules import checking, deferral
 from speccascade_jax.rules.acceptance import Deferral, Speculative
 from speccascade_jax.rules.block_wise import JOINT
-from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.rules.rule import Rule
 from speccascade_jax.rules.verification import TokenWise
 
@@ -49,22 +47,23 @@ def check_rule(rule: Rule | str, alphas: tuple[float, ...] = (), seed: int = 0) 
     Raises:
         ValueError: names what does not hold, where, and by how much.
     """
-    found: Rule = rule if isinstance(rule, Rule) else look_up("rule", rule, RULES, Rule)
-    checking.check(found)
-    tried = alphas or _usual(found)
-    samplings = _GREEDY if found.greedy_only else _SAMPLINGS
-    worst = max(_identity(found, accept, alpha) for accept in _acceptances(found) for alpha in tried)
-    each = itertools.product((TOKEN, *JOINT), tried)
-    p_values = np.sort([p for way, alpha in each for p in _p_values(found, way, alpha, samplings, seed)])
+    rule = deferral.get(rule)
+    checking.check(rule)
+    tried = alphas or _usual(rule)
+    samplings = _GREEDY if rule.greedy_only else _SAMPLINGS
+    accepts = [Speculative(rule), *([Deferral(rule)] if rule.deferral is not None else [])]
+    worst = max(_identity(rule, accept, alpha) for accept in accepts for alpha in tried)
+    cases = itertools.product((TOKEN, *JOINT), tried)
+    p_values = np.sort([p for way, alpha in cases for p in _p_values(rule, way, alpha, samplings, seed)])
     least = float(np.minimum(1.0, p_values * np.arange(len(p_values), 0, -1)).min())
     if least < _LEAST:
         raise ValueError(
-            f"rule {found.name!r}: its tokens do not obey π (p = {least:.1e} by {len(p_values)} chi-square "
+            f"rule {rule.name!r}: its tokens do not obey π (p = {least:.1e} by {len(p_values)} chi-square "
             f"tests, after Holm): what its functions return hangs on more than the laws at the position and alpha"
         )
-    at = "" if found.alpha is None else f" at alpha {', '.join(f'{alpha:.3g}' for alpha in tried)}"
+    at = "" if rule.alpha is None else f" at alpha {', '.join(f'{alpha:.3g}' for alpha in tried)}"
     tokens = _ROWS * _LENGTH * len(samplings) * len(tried) * (1 + len(JOINT))
-    return f"{found.name}{at}: shapes hold, identity to {worst:.0e}, law by {tokens:,} tokens (p = {least:.2f})"
+    return f"{rule.name}{at}: shapes hold, identity to {worst:.0e}, law by {tokens:,} tokens (p = {least:.2f})"
 
 
 def _usual(rule: Rule) -> tuple[float, ...]:
@@ -74,15 +73,7 @@ def _usual(rule: Rule) -> tuple[float, ...]:
     return tuple(low + (high - low) * share for share in (0.15, 0.5, 0.85))
 
 
-def _acceptances(rule: Rule) -> list[TokenWise]:
-    return [Speculative(rule), *([Deferral(rule)] if rule.deferral is not None else [])]
-
-
-@jax.jit
-def _laws(q_logits: Any, p_logits: Any, controls: Controls) -> LawPair:
-    q, q_tilde = softmax(q_logits), transform(q_logits, controls.draft)
-    logs = log_laws(q_logits, q_tilde, controls.draft)
-    return make_law_pair(q, q_tilde, controls.draft.temperature <= 0, p_logits, controls.target, logs)
+_laws = jax.jit(law_pair_of)
 
 
 @partial(jax.jit, static_argnames="accept")

@@ -13,16 +13,15 @@ import jax
 import numpy as np
 
 from speccascade_jax.core.checks import MOST
-from speccascade_jax.core.fetching import Layout, fetch, join
-from speccascade_jax.core.flat_params import Flat
+from speccascade_jax.core.transfers import Flat, Layout, fetch, join
 from speccascade_jax.core.types import Array, Controls, Params, Prompt, count
-from speccascade_jax.drafters.planned import PlannedDrafter
+from speccascade_jax.drafters.model import PlannedDrafter
 from speccascade_jax.engine import tracing
 from speccascade_jax.engine.engine import Engine
 from speccascade_jax.engine.generate import Generation, argument, generate
 from speccascade_jax.methods import block_costs
-from speccascade_jax.methods.round_timing import SEED
-from speccascade_jax.methods.settings import Settings
+from speccascade_jax.methods.block_costs import SEED
+from speccascade_jax.methods.settings import Settings, meant
 from speccascade_jax.models.sharding import by_rows, on_devices, replicate, rest
 from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair
@@ -51,6 +50,11 @@ class Method:
     detail: str = ""
     symbol: str = "h"
     timed: ClassVar[bool] = True
+
+    @property
+    def called(self) -> str:
+        """What an error calls it."""
+        return f"method {self.name!r}"
 
     @property
     def draft_alone(self) -> bool:
@@ -101,6 +105,15 @@ class Method:
         """
         return settings
 
+    def refuse(self, settings: Settings, why: str, *names: str) -> None:
+        """Refuses settings of these names, which the method has no use for.
+
+        Raises:
+            ValueError: names the first that somebody chose, and `why` it means nothing.
+        """
+        for name, value in meant(settings, *names):
+            raise ValueError(f"{self.called} has no {name}, got {value!r}: {why}; leave it out")
+
     def controls(self, settings: Settings, rows: int) -> Controls:
         """Checks all numbers of a generation and returns them, one value per row, before anything is compiled.
 
@@ -131,6 +144,13 @@ class Method:
         Raises:
             ValueError: parts without meaning; a pair that lacks a model or a head, or a head of another draft.
         """
+        program, params = self.program(pair, settings, stop_ids, head)
+        return Decoder(self, settings, pair, program, params)
+
+    def program(
+        self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None
+    ) -> tuple[Program, Params]:
+        """Returns the engine, or the chain of generations, and its parameters; arguments and errors as of `build`."""
         raise NotImplementedError
 
 
@@ -145,7 +165,10 @@ class Chain(Protocol):
         """Generates; arguments and result as of `engine.generate.generate`, but for the engine and the level."""
 
 
-def run(program: Engine | Chain, params: Params, prompt: Prompt, seed: int | Array, **more: Any) -> Generation:
+Program = Engine | Chain
+
+
+def run(program: Program, params: Params, prompt: Prompt, seed: int | Array, **more: Any) -> Generation:
     """Runs a method's program; arguments and result as of `engine.generate.generate`."""
     if isinstance(program, Engine):
         return generate(program, params, prompt, seed, **more)
@@ -168,7 +191,7 @@ class Decoder:
     method: Method
     settings: Settings
     pair: Pair = field(repr=False)
-    program: Engine | Chain
+    program: Program
     params: Params = field(repr=False)
     rule: Rule = field(init=False, repr=False)
     _controls: dict[int, Controls] = field(init=False, default_factory=dict, repr=False)
@@ -196,9 +219,7 @@ class Decoder:
             ValueError: the method is more than one generation.
         """
         if self.engine is None:
-            raise ValueError(
-                f"method {self.method.name!r} is more than one generation, and so is no engine: call decode"
-            )
+            raise ValueError(f"{self.method.called} is more than one generation, and so is no engine: call decode")
         return self.engine
 
     def controls(self, rows: int, **numbers: Any) -> Controls:
@@ -222,12 +243,9 @@ class Decoder:
         The parameters hold what planned block lengths are chosen by, measured here where it is not known.
         """
         prompt, controls, ids = on_devices((prompt, controls, example_ids), self.pair.mesh)
-        params = block_costs.ready(
-            self.pair, self.program, self.params, prompt, controls, max_new_tokens=max_new_tokens
-        )
-        return partial(
-            self.generate, prompt, params=params, controls=controls, example_ids=ids, max_new_tokens=max_new_tokens
-        )
+        numbers: dict[str, Any] = {"controls": controls, "max_new_tokens": max_new_tokens}
+        params = block_costs.ready(self.pair, self.program, self.params, prompt, **numbers)
+        return partial(self.generate, prompt, params=params, example_ids=ids, **numbers)
 
     def generate(
         self, prompt: Prompt, seed: int | Array = 0, *, params: Params | None = None, **more: Any
@@ -304,7 +322,7 @@ class Decoder:
         """Surrounds a call that may compile: where that takes long it says so, and why (`notices`)."""
         seen, shape = self._shapes.setdefault(caller, set()), _shape(prompt, max_new_tokens)
         if shape in seen:
-            return _NOTHING_NEW
+            return nullcontext()
         before = seen.copy()
         seen.add(shape)
         return said_if_long(lambda: f"compiling {self.settings.method!r} for {_reason(shape, before)}")
@@ -314,9 +332,6 @@ class Decoder:
         if release_when_crowded():
             self._shapes.clear()
             self._layouts.clear()
-
-
-_NOTHING_NEW = nullcontext()
 
 
 def _shape(prompt: Prompt, max_new_tokens: int) -> Shape:
@@ -334,18 +349,6 @@ def _reason(shape: Shape, before: Collection[Shape]) -> str:
 
 
 @partial(jax.jit, static_argnames=("engine", "max_new_tokens"))
-def _joined(
-    engine: Engine,
-    params: Params,
-    prompt: Prompt,
-    seed: Array,
-    *,
-    controls: Controls,
-    max_new_tokens: int,
-    example_ids: Array,
-    most_rounds: Array | None = None,
-) -> Array:
+def _joined(engine: Engine, params: Params, prompt: Prompt, seed: Array, **arguments: Any) -> Array:
     """Generates, and joins all arrays of the result into one int32 array."""
-    arguments: dict[str, Any] = {"controls": controls, "max_new_tokens": max_new_tokens, "example_ids": example_ids}
-    arguments |= {} if most_rounds is None else {"most_rounds": most_rounds}
     return join(generate(engine, params, prompt, seed, **arguments))

@@ -105,8 +105,7 @@ class Level(Drafting):
             for name, default in ((field.name, field.default) for field in fields(Level))
             if name not in named and getattr(self, name) != default
         )
-        drafting = drafters_text(self.drafters, self.block_size) + tail_text(self.tail, self.tail_size)
-        return f"{drafting} → {self.model} {self.budget}{unusual}"
+        return f"{_drafting_text(self, self.block_size)} → {self.model} {self.budget}{unusual}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,24 +180,20 @@ def tree_text(tree: tuple[int, ...] | None) -> str:
     return "" if tree is None else f"tree {'·'.join(map(str, tree))}"
 
 
-def chosen_text(settings: Any, block_size: int | str | None = None) -> str:
-    """What drafts under settings or a point's method, for readers, and how it is chosen where there are several."""
-    drawn = drafters_text(settings.drafters, block_size) + tail_text(settings.tail, settings.tail_size)
+def chosen_text(settings: Settings) -> str:
+    """What drafts, for readers, and how it is chosen where there are several; empty where the draft alone drafts."""
     if settings.choose is None:
-        return drawn
+        usual = settings.drafters == (DRAFT_MODEL,) and settings.tail is None
+        return "" if usual else _drafting_text(settings, None)
     path = settings.policy if isinstance(settings.policy, str | Path) else None
     asked = "" if path is None else f" ({Path(path).parent.name or Path(path).stem})"  # files are mostly called alike
-    return f"{settings.choose}{asked} of {drawn}"
+    return f"{settings.choose}{asked} of {_drafting_text(settings, None)}"
 
 
-def usual(settings: Any) -> bool:
-    """Whether the draft alone drafts, which need not be said."""
-    return settings.drafters == (DRAFT_MODEL,) and settings.tail is None and settings.choose is None
-
-
-def tail_text(tail: str | None, size: int) -> str:
-    """What goes on behind what drafts, for readers."""
-    return "" if tail is None else f" + {tail} {size}"
+def _drafting_text(drafting: Drafting, block_size: int | str | None) -> str:
+    """What drafts, and what goes on behind it, for readers."""
+    tail = "" if drafting.tail is None else f" + {drafting.tail} {drafting.tail_size}"
+    return drafters_text(drafting.drafters, block_size) + tail
 
 
 def meant(settings: Settings, *names: str) -> Iterator[tuple[str, Any]]:
@@ -254,7 +249,7 @@ class Settings(Drafting):
             TypeError: one that there is not; names the nearest.
             ValueError: a method's name given as the rule.
         """
-        known = sorted(field.name for field in fields(cls))
+        known = sorted(cls.__dataclass_fields__)
         for name in arguments:
             if name not in known:
                 near = f"did you mean {MISNOMERS[name]}? " if name in MISNOMERS else names.hint(name, known)
@@ -263,15 +258,10 @@ class Settings(Drafting):
 
 
 MISNOMERS = {
-    "gamma": "block_size",
-    "num_assistant_tokens": "block_size",
-    "num_draft_tokens": "block_size",
-    "threshold": "stop_threshold",
-    "top_n": "top_k",
-    "verifier": "verify",
-    "assistant": "drafters",
-    "drafter": "drafters",
-}
+    **dict.fromkeys(("gamma", "num_assistant_tokens", "num_draft_tokens"), "block_size"),
+    **dict.fromkeys(("assistant", "drafter"), "drafters"),
+    "threshold": "stop_threshold", "top_n": "top_k", "verifier": "verify",
+}  # fmt: skip
 """Words that other libraries use, and ours."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -290,7 +280,7 @@ SAMPLING = ("temperature", "top_p", "top_k", "draft_temperature")
 """The settings that say how tokens are sampled, whatever the method."""
 
 
-def sampling_of(settings: Settings) -> dict[str, Any]:
+def sampling_of(settings: Drafting) -> dict[str, Any]:
     """Returns the settings of `SAMPLING` by name."""
     return {name: getattr(settings, name) for name in SAMPLING}
 
@@ -302,7 +292,7 @@ def check_sampling_alone(settings: Settings, caller: str) -> Settings:
         ValueError: names the first other setting.
     """
     plain = Settings(**sampling_of(settings))
-    for name in (field.name for field in fields(Settings)):
+    for name in Settings.__dataclass_fields__:
         if getattr(settings, name) != getattr(plain, name):
             raise ValueError(
                 f"Settings.{name}={names.shown(getattr(settings, name))} means nothing to {caller}, which reads "

@@ -11,10 +11,11 @@ from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.names import TARGET
 from speccascade_jax.core.protocols import Drafter, Planner, StopPolicy
 from speccascade_jax.core.types import Controls, Params
+from speccascade_jax.drafters.model import PlannedDrafter
 from speccascade_jax.engine.engine import Engine, check_bonus
 from speccascade_jax.methods import build_drafter, build_selection
-from speccascade_jax.methods.method import Decoder, Method
-from speccascade_jax.methods.settings import AUTO, TOKEN, Level, Settings, chosen_text, meant, tree_text, usual
+from speccascade_jax.methods.method import Method, Program
+from speccascade_jax.methods.settings import AUTO, TOKEN, Level, Settings, chosen_text, meant, sampling_of, tree_text
 from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules import deferral
@@ -52,11 +53,6 @@ class Speculation(Method):
     verify_final: bool = True
     bare: bool = False
 
-    @property
-    def called(self) -> str:
-        """What an error calls it."""
-        return f"method {self.name!r}"
-
     def rule(self, settings: Settings) -> Rule:
         chosen = deferral.get(self.decides if settings.rule is None else settings.rule)
         if self.rules and chosen.name not in self.rules:
@@ -86,12 +82,11 @@ class Speculation(Method):
         accept = "" if settings.accept in (None, self.accept) else settings.accept
         if settings.stop is not None:
             stop = settings.stop if isinstance(settings.stop, str) else getattr(settings.stop, "__name__", "own stop")
-        drawn = "" if usual(settings) else chosen_text(settings)
+        drawn = chosen_text(settings)
         planned = "γ auto" if settings.block_size == AUTO else tree_text(settings.tree)
         jointly = "" if settings.verify == TOKEN else f"{settings.verify}-wise"
-        return tuple(
-            each for each in (self.detail, kind, accept, jointly, stop.rpartition(".")[2], planned, drawn) if each
-        )
+        parts = (self.detail, kind, accept, jointly, stop.rpartition(".")[2], planned, drawn)
+        return tuple(part for part in parts if part)
 
     def policy(self, settings: Settings) -> StopPolicy:
         """When drafts end.
@@ -209,9 +204,7 @@ class Speculation(Method):
 
     def controls(self, settings: Settings, rows: int) -> Controls:
         """α, thresholds and sampling of the target, of its draft and of the levels below, all checked."""
-        heat = settings.draft_temperature
-        if self.greedy_draft and heat is None:
-            heat = 0.0
+        heat = 0.0 if self.greedy_draft and settings.draft_temperature is None else settings.draft_temperature
         drawn = build_drafter.draft_sampling(settings.drafters, heat)
         if settings.draft_temperature is not None and drawn is not heat:
             raise ValueError(
@@ -223,16 +216,10 @@ class Speculation(Method):
             each.check_temperatures(settings.temperature, drawn)
             found = checked_alpha(each.alpha, f"rule {each.name!r}", settings.alpha, rows)
             alpha = alpha if each.alpha is None else found
-        return make_controls(
-            rows,
-            alpha=alpha,
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            top_k=settings.top_k,
-            draft_temperature=drawn,
-            stop_threshold=self._stop_threshold(settings, alpha),
-            inner=build_drafter.inner_controls(settings, settings.temperature if drawn is None else drawn, rows),
-        )
+        sampling = sampling_of(settings) | {"draft_temperature": drawn}
+        threshold = self._stop_threshold(settings, alpha)
+        inner = build_drafter.inner_controls(settings.drafters, sampling, rows)
+        return make_controls(rows, alpha=alpha, stop_threshold=threshold, inner=inner, **sampling)
 
     def _stop_threshold(self, settings: Settings, alpha: np.ndarray) -> Any:
         given = settings.stop_threshold
@@ -242,10 +229,9 @@ class Speculation(Method):
             raise ValueError(f"{self.called} has no stop_threshold ({given}): its alpha is the threshold; leave it out")
         return alpha
 
-    def engine(
+    def program(
         self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None
-    ) -> tuple[Engine, Params]:
-        """The engine and its parameters; arguments and errors as of `build`."""
+    ) -> tuple[Program, Params]:
         settings = _as_chain(self.resolved(settings))
         verifier = self._verifier(settings, None)
         drafter: Drafter | Planner
@@ -259,12 +245,10 @@ class Speculation(Method):
         elif settings.block_size == AUTO:
             # a rule that reads q needs a pass of the draft for every token: a round without drafts saves it nothing
             plan = Cheapest(LENGTHS[1:] if verifier.reads_q else LENGTHS, settings.bonus or self.bonus)
-            drafter, params = build_drafter.planned(pair, settings.drafters, plan, self.called)
+            bound = pair.model(str(build_drafter.the_one(settings.drafters, self.called)))
+            drafter, params = PlannedDrafter(bound.model, plan), {"model": bound.params}
         else:
-            drafter, params = build_drafter.drafter_of(
-                pair, settings.drafters, self.policy(settings), self.called, head
-            )
-            drafter, params = build_drafter.with_tail(pair, settings, drafter, params)
+            drafter, params = build_drafter.drafter_of(pair, settings, self.policy(settings), self.called, head)
         engine = Engine(
             target=pair.target.model,
             drafter=drafter,
@@ -279,14 +263,8 @@ class Speculation(Method):
         self, pair: Pair, settings: Settings, head: Head | None, drafter: str | Level, block_size: int | None
     ) -> tuple[Drafter, Params]:
         """One of several drafters, and its parameters."""
-        own = settings if block_size is None else replace(settings, block_size=block_size)
-        return build_drafter.drafter_of(pair, (drafter,), self.policy(own), self.called, head)
-
-    def build(
-        self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...] = (), head: Head | None = None
-    ) -> Decoder:
-        engine, params = self.engine(pair, settings, stop_ids, head)
-        return Decoder(self, settings, pair, engine, params)
+        own = replace(settings, drafters=(drafter,), block_size=block_size or settings.block_size)
+        return build_drafter.drafter_of(pair, own, self.policy(own), self.called, head)
 
 
 def _as_chain(settings: Settings) -> Settings:

@@ -9,10 +9,8 @@ from functools import partial
 from typing import Any
 
 from speccascade_jax.core import names
-from speccascade_jax.methods.autoregressive import Alone
+from speccascade_jax.methods.generations import Alone, OracleMethod, SequenceMethod
 from speccascade_jax.methods.method import Method
-from speccascade_jax.methods.oracle import OracleMethod
-from speccascade_jax.methods.sequence import SequenceMethod
 from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.rules.rule import Alpha, Rule

@@ -128,10 +128,8 @@ def _statistics(name: str, predictions: Sequence[str], references: References) -
         choices = (reference,) if isinstance(reference, str) else tuple(reference)
         if not choices or (len(choices) > 1 and not metric.several):
             allowed = ", ".join(known for known, one in METRICS.items() if one.several)
-            raise ValueError(
-                f"{name} compares with one reference per example, not with {len(choices)}; give one, or choose a "
-                f"metric that takes the best of several: {allowed}"
-            )
+            remedy = f"give one, or choose a metric that takes the best of several: {allowed}"
+            raise ValueError(f"{name} compares with one reference per example, not with {len(choices)}; {remedy}")
         rows.append(max(metric.statistics(prediction, choice) for choice in choices))
     return np.asarray(rows, np.float64)
 
@@ -155,15 +153,14 @@ def _compact(statistics: np.ndarray) -> list:
     return (numbers[:, 0] if numbers.shape[1] == 1 else numbers).tolist()
 
 
-@functools.cache
-def _bleu() -> BLEU:
-    # Without effective order it warns about single sentences; the counts that a corpus score adds up are the same.
-    return BLEU(effective_order=True)
+# Without effective order it warns about single sentences; the counts that a corpus score adds up are the same.
+_BLEU = BLEU(effective_order=True)
+_CHRF = CHRF()
 
 
 def sentence_bleu(prediction: str, reference: str) -> float:
     """BLEU of one sentence, 0 to 100, over the n-gram orders it is long enough for (effective order)."""
-    return float(_bleu().sentence_score(prediction, [reference]).score)
+    return float(_BLEU.sentence_score(prediction, [reference]).score)
 
 
 def sentence_rouge_l(prediction: str, reference: str) -> float:
@@ -173,8 +170,8 @@ def sentence_rouge_l(prediction: str, reference: str) -> float:
 
 def _bleu_statistics(prediction: str, reference: str) -> list[float]:
     """n-gram matches and n-gram totals for n = 1 to 4, then the lengths of prediction and reference."""
-    found = _bleu().sentence_score(prediction, [reference])
-    return [*found.counts, *found.totals, found.sys_len, found.ref_len]
+    counted = _BLEU.sentence_score(prediction, [reference])
+    return [*counted.counts, *counted.totals, counted.sys_len, counted.ref_len]
 
 
 def _bleu_from(sums: np.ndarray, examples: int) -> np.ndarray:
@@ -189,19 +186,14 @@ def _bleu_signature() -> str:
     return f"BLEU|{bleu.get_signature()}"
 
 
-@functools.cache
-def _chrf() -> CHRF:
-    return CHRF()
-
-
 def _chrf_statistics(prediction: str, reference: str) -> list[float]:
     """For each order of character n-grams how many the prediction has, the reference has, and both have."""
-    return [*map(float, _chrf()._extract_corpus_statistics([prediction], [[reference]])[0])]
+    return [*map(float, _CHRF._extract_corpus_statistics([prediction], [[reference]])[0])]
 
 
 def _chrf_from(sums: np.ndarray, examples: int) -> np.ndarray:
     """chrF2 (Popović 2015) as sacrebleu computes it."""
-    return np.asarray([_chrf()._compute_f_score(row) for row in sums.tolist()])
+    return np.asarray([_CHRF._compute_f_score(row) for row in sums.tolist()])
 
 
 @functools.cache
@@ -224,15 +216,14 @@ def _mean_of(statistics: Callable[[str, str], list[float]], described: str) -> M
     return Metric(statistics, lambda sums, examples: sums[:, 0] / examples, lambda: described, several=True)
 
 
+_ROUGE_VERSION = metadata.version("rouge-score")
 _SQUAD = "SQuAD: lower case, no punctuation, no articles|best reference"
 
 METRICS = {
     "bleu": Metric(_bleu_statistics, _bleu_from, _bleu_signature),
     "chrf": Metric(_chrf_statistics, _chrf_from, lambda: f"chrF2|version:{metadata.version('sacrebleu')}"),
     **{
-        kind: _mean_of(
-            functools.partial(_rouge_f1, kind), f"{kind}|f1|stemmer:porter|version:{metadata.version('rouge-score')}"
-        )
+        kind: _mean_of(functools.partial(_rouge_f1, kind), f"{kind}|f1|stemmer:porter|version:{_ROUGE_VERSION}")
         for kind in ("rouge1", "rouge2", "rougeL")
     },
     "exact_match": _mean_of(_exact_match, "exact_match|surrounding spaces ignored"),

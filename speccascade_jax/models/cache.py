@@ -1,7 +1,8 @@
 """Caches of keys and values: their layouts, writing into them, and what may be seen of them."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
 
 import flax.struct
 import jax
@@ -12,6 +13,8 @@ from speccascade_jax.core.types import Array
 from speccascade_jax.models.sharding import HEADS, constrain
 
 Layers = tuple[Array, ...]
+Held = TypeVar("Held", bound=Any)
+"""A family's cache: a dataclass with a `length`."""
 
 
 @flax.struct.dataclass
@@ -30,6 +33,19 @@ class KVCache:
     values: Layers
     length: Array
     static: Any = None
+
+
+class LengthCached(Generic[Held]):
+    """A model whose cache is a dataclass with a `length` `[B]` that alone says what was consumed."""
+
+    def rollback(self, cache: Held, length: Array) -> Held:
+        """Returns the cache as if row `b` had consumed `length[b]` tokens, at most `max_rollback` fewer than it has."""
+        return replace(cache, length=jnp.asarray(length, jnp.int32))
+
+    def consumed(self, cache: Held) -> Array:
+        """Returns how many tokens each row has consumed, int32 `[B]`."""
+        length: Array = cache.length
+        return length
 
 
 def empty_slots(heads: int, head_dim: int, sizes: Sequence[int], dtype: str) -> tuple[Layers, Layers]:

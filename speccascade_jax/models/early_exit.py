@@ -2,11 +2,9 @@
 
 An exit is the target cut off above a layer, with the target's very arrays for parameters: weights are never there
 twice. By itself it is a language model like any other, with a cache of its own for the layers that it has; where it
-drafts for the target itself, `view` and `put` let it read and extend the target's (`drafters.exits`). Sources:
+drafts for the target itself, `view` and `put` let it read and extend the target's (`ExitDrafter`). Sources:
 METHODS.md section 7; LayerSkip (Elhoushi et al., 2024) for the shared head.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +15,7 @@ import numpy as np
 
 from speccascade_jax.core.types import Array, BoundModel, Cache, LMOutput, Params, Prompt
 from speccascade_jax.models.decoder import DecoderCache
-from speccascade_jax.models.families import FAMILIES
+from speccascade_jax.models.families import FAMILIES, Model
 from speccascade_jax.models.t5 import T5
 
 HEAD = "head"
@@ -47,10 +45,11 @@ class EarlyExit:
             raise ValueError(f"there is no exit at layer {self.layer}: the model's decoder has layers 0 to {depth}")
 
     @property
-    def model(self) -> Any:
+    def model(self) -> Model:
         """The model cut off."""
         config = replace(self.of.config, **{_layers(self.of): self.layer})
-        return replace(self.of, config=replace(config, tied=False) if self.own_head else config)
+        cut: Model = replace(self.of, config=replace(config, tied=False) if self.own_head else config)
+        return cut
 
     @property
     def config(self) -> Any:
@@ -73,19 +72,16 @@ class EarlyExit:
         return self.model.prefill(params, prompt, max_len, max_rollback)
 
     def extend(self, params: Params, cache: Cache, tokens: Array) -> tuple[LMOutput, Cache]:
-        found: tuple[LMOutput, Cache] = self.model.extend(params, cache, tokens)
-        return found
+        return self.model.extend(params, cache, tokens)
 
     def rollback(self, cache: Cache, length: Array) -> Cache:
         return self.model.rollback(cache, length)
 
     def consumed(self, cache: Cache) -> Array:
-        found: Array = self.model.consumed(cache)
-        return found
+        return self.model.consumed(cache)
 
     def prompt_features(self, cache: Cache) -> Array:
-        found: Array = self.model.prompt_features(cache)
-        return found
+        return self.model.prompt_features(cache)
 
     def view(self, cache: Cache) -> Cache:
         """What the exit sees of the whole model's cache."""

@@ -1,10 +1,14 @@
-"""A model whose cache is a random key folded with its tokens: any cache bug changes everything after it.
+"""Models without a network: a table of next-token logits, and a hash of the whole prefix.
 
-Slot `i` of the cache holds a hash of the tokens up to `i`, so a forgotten rollback, a stale slot or a token fed
-twice gives unrelated laws instead of slightly wrong ones.
+For `TableLM` distributions can be computed by hand: the logits depend on the last token alone. A token's row of the
+table is its embedding, its state after every layer and its logits.
+
+`FakeLM`'s cache is a random key folded with its tokens: slot `i` holds a hash of the tokens up to `i`, so a forgotten
+rollback, a stale slot or a token fed twice gives unrelated distributions instead of slightly wrong ones.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import flax.struct
 import jax
@@ -13,7 +17,73 @@ import jax.numpy as jnp
 from speccascade_jax.core.arrays import write_slots
 from speccascade_jax.core.trees import Branch
 from speccascade_jax.core.types import Array, BoundModel, LMOutput, Params, Prompt
-from speccascade_jax.models.cache import move_slots
+from speccascade_jax.models.cache import LengthCached, move_slots
+
+
+@dataclass(frozen=True)
+class Table:
+    """The language model behind `TableLM`; parameters are the logits `[V, V]`, the cache is a length."""
+
+    vocab_size: int
+
+    def prefill(self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None = None) -> Array:
+        return prompt.length - 1
+
+    def extend(self, params: Params, cache: Array, tokens: Array) -> tuple[LMOutput, Array]:
+        """Row `tokens[b, t]` of the table at every position; it is the hidden state too."""
+        return LMOutput(logits=params[tokens], hidden=params[tokens]), cache + tokens.shape[1]
+
+    def prefill_layers(
+        self, params: Params, prompt: Prompt, max_len: int, layers: tuple[int, ...], max_rollback: int | None = None
+    ) -> tuple[Array, Array]:
+        """Returns the cache, and the rows of the tokens that it has consumed (`LayeredModel`)."""
+        cache = self.prefill(params, prompt, max_len, max_rollback)
+        consumed = jnp.arange(prompt.tokens.shape[1])[None] < cache[:, None]
+        return cache, self._rows(jnp.where(consumed[..., None], params[prompt.tokens], 0.0), layers)
+
+    def extend_layers(
+        self, params: Params, cache: Array, tokens: Array, layers: tuple[int, ...], branch: Branch | None = None
+    ) -> tuple[LMOutput, Array]:
+        out, cache = self.extend(params, cache, tokens)
+        return out._replace(layer_states=self._rows(params[tokens], layers)), cache
+
+    def _rows(self, states: Array, layers: tuple[int, ...]) -> Array:
+        return jnp.stack([states] * len(layers), axis=2)
+
+    def embed(self, params: Params, tokens: Array) -> Array:
+        rows: Array = params[tokens]
+        return rows
+
+    def unembed(self, params: Params, states: Array) -> Array:
+        return states
+
+    def extend_branch(self, params: Params, cache: Array, tokens: Array, branch: Branch) -> tuple[LMOutput, Array]:
+        """As `extend`: no token sees another."""
+        return self.extend(params, cache, tokens)
+
+    def keep(self, cache: Array, start: Array, entries: Array) -> Array:
+        return cache
+
+    def rollback(self, cache: Array, length: Array) -> Array:
+        return length
+
+    def consumed(self, cache: Array) -> Array:
+        return cache
+
+
+def TableLM(logits: Any) -> BoundModel:  # noqa: N802 - reads as a model's name at the front door
+    """A bound bigram model.
+
+    Args:
+        logits: `[V, V]`; row `i` holds the next-token logits after token `i`.
+
+    Raises:
+        ValueError: not a square matrix.
+    """
+    table = jnp.asarray(logits, jnp.float32)
+    if table.ndim != 2 or table.shape[0] != table.shape[1]:
+        raise ValueError(f"TableLM needs logits of shape [V, V], got {table.shape}")
+    return BoundModel(params=table, model=Table(vocab_size=table.shape[0]))
 
 
 @flax.struct.dataclass
@@ -25,7 +95,7 @@ class FakeCache:
 
 
 @dataclass(frozen=True)
-class Fake:
+class Fake(LengthCached[FakeCache]):
     """Next-token logits drawn from the hash of the whole prefix.
 
     Attributes:
@@ -82,12 +152,6 @@ class Fake:
         private = _unit(_fold(keys[..., None] ^ jnp.uint32(self.seed * 2654435761 % 2**32), entries))
         return self.sharpness * (shared + self.noise * private)
 
-    def rollback(self, cache: FakeCache, length: Array) -> FakeCache:
-        return replace(cache, length=length)
-
-    def consumed(self, cache: FakeCache) -> Array:
-        return cache.length
-
 
 def FakeLM(vocab_size: int, *, noise: float = 0.0, seed: int = 0) -> BoundModel:  # noqa: N802
     """A bound `Fake`; it has no parameters."""
@@ -96,7 +160,7 @@ def FakeLM(vocab_size: int, *, noise: float = 0.0, seed: int = 0) -> BoundModel:
 
 def _fold(keys: Array, data: Array) -> Array:
     """A key per entry of `keys` and `data`: multiply and shift until every bit of both reaches every bit."""
-    x = keys * jnp.uint32(0x85EBCA6B) + (data + 1).astype(jnp.uint32) * jnp.uint32(0xC2B2AE35)
+    x: Array = keys * jnp.uint32(0x85EBCA6B) + (data + 1).astype(jnp.uint32) * jnp.uint32(0xC2B2AE35)
     for factor in (0x7FEB352D, 0x846CA68B):
         x = (x ^ (x >> 16)) * jnp.uint32(factor)
     return x ^ (x >> 15)

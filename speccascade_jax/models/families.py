@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from speccascade_jax.models.decoder import DecoderLM
 from speccascade_jax.models.decoder_config import DecoderConfig, parameter_shapes
 from speccascade_jax.models.t5 import T5, T5Config
-from speccascade_jax.models.t5_parameters import infer_t5, t5_shapes
+from speccascade_jax.models.t5_config import infer_t5, t5_shapes
 
 Config = T5Config | DecoderConfig
 Model = T5 | DecoderLM

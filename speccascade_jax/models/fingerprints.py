@@ -6,8 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from speccascade_jax.core.packed import is_packed
-from speccascade_jax.core.types import BoundModel
+from speccascade_jax.core.types import BoundModel, is_packed
 from speccascade_jax.models.sharding import fused_widths, replicate, split_fused
 from speccascade_jax.runtime.mesh import MODEL
 

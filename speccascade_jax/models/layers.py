@@ -1,30 +1,29 @@
-"""What the families of models share: norm, output layer, a cache's slots, kernels side by side, the cached model.
+"""What the families of models share: norm, a cache's slots, gates, kernels side by side, the cached model.
 
 Shape letters as in `core/protocols.py`, plus `n` heads whose keys are cached, `K` head_dim. Keys are `[B * n, K, S]`,
 values `[B * n, S, K]` everywhere: with these layouts a block costs little more than a step on CPU.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from speccascade_jax.core.arrays import full_precision, write_slots
 from speccascade_jax.core.trees import Branch
 from speccascade_jax.core.types import Array, LMOutput, Params, Prompt
-from speccascade_jax.models.cache import move_slots, write_ring
+from speccascade_jax.models.cache import Held, LengthCached, move_slots, write_ring
 from speccascade_jax.models.products import pack
-from speccascade_jax.models.sharding import HEADS, ROWS, interleave_fused, local, place, under
+from speccascade_jax.models.sharding import COLUMNS, HEADS, ROWS, interleave_fused, local, place, under
 from speccascade_jax.runtime.mesh import MODEL
 
 KeysValues = tuple[Array, Array]
-Held = TypeVar("Held", bound=Any)
-"""A family's cache: a dataclass with a `length`."""
 
 # Finite, so that a query that sees nothing attends uniformly instead of giving NaN.
 MASKED = -1e10
@@ -66,6 +65,19 @@ class RMSNorm(nn.Module):
         return (x32 * inverse * (self.offset + scale if self.offset else scale)).astype(self.dtype)
 
 
+def gated_units(module: nn.Module, x: Array, gate: Callable[[Array], Array]) -> Array:
+    """Returns `gate(x wi_0) * x wi_1` of a feed-forward's products, which are one where parameters are fused."""
+
+    def open_gate(both: Array) -> Any:
+        first, second = jnp.split(both, 2, axis=-1)
+        return gate(first) * second
+
+    fused = module.has_variable("params", "wi_01")
+    whole = local(open_gate, (COLUMNS,), COLUMNS)
+    units: Array = whole(module.wi_01(x)) if fused else gate(module.wi_0(x)) * module.wi_1(x)
+    return units
+
+
 FUSED = {"qkv": ("query", "key", "value"), "wi_01": ("wi_0", "wi_1")}
 """Fused name -> the parameters that stand side by side in it, in order."""
 
@@ -90,6 +102,19 @@ def in_chunks(attend: Callable[..., Array], size: int, tokens: int, axis: int, *
     return jax.lax.slice_in_dim(joined, 0, tokens, axis=axis)
 
 
+def fused_names(names: Collection[str]) -> dict[str, list[str]]:
+    """Returns the name of each fused parameter that those of `names` make, with the names of its parts in order."""
+    fused = {}
+    for name in names:
+        *parents, part, leaf = name.split("/")
+        for whole, parts in FUSED.items():
+            found = ["/".join([*parents, other, leaf]) for other in parts]
+            is_self = "encoder_decoder_attention" not in parents[-1:]
+            if part == parts[0] and is_self and all(other in names for other in found):
+                fused["/".join([*parents, whole, leaf])] = found
+    return fused
+
+
 def fuse(params: Params, shards: int = 1) -> Params:
     """The parameters with kernels of one input side by side: one product reads them at full bandwidth.
 
@@ -100,23 +125,14 @@ def fuse(params: Params, shards: int = 1) -> Params:
     Args:
         shards: into how many parts the columns will be split: each part has its share of every kernel side by side.
     """
-
-    def walk(tree: Params, name: str) -> Params:
-        if not isinstance(tree, Mapping):
-            return tree
-        out = {key: walk(value, key) for key, value in tree.items()}
-        for fused, parts in FUSED.items():
-            if name != "encoder_decoder_attention" and all(part in out for part in parts):
-                taken = [out.pop(part) for part in parts]
-                leaves = {leaf: [np.asarray(part[leaf]) for part in taken] for leaf in taken[0]}
-                out[fused] = {leaf: jnp.asarray(interleave_fused(arrays, shards)) for leaf, arrays in leaves.items()}
-        return out
-
-    return walk(params, "")
+    flat = flatten_dict(params, sep="/")
+    for fused, parts in fused_names(flat).items():
+        flat[fused] = jnp.asarray(interleave_fused([np.asarray(flat.pop(part)) for part in parts], shards))
+    return unflatten_dict(flat, sep="/")
 
 
-class CachedModel(Generic[Held]):
-    """The base of cached `LanguageModel`s, frozen dataclasses over a linen module; a family adds `prefill`.
+class CachedModel(LengthCached[Held]):
+    """The base of cached `LanguageModel`s, frozen dataclasses over a linen module; a family adds `_prefilled`.
 
     Parameters are the module's, in any float dtype. Those whose dtype differs from `config.dtype` are cast at every
     call: cast them once before a decoding loop. Products of float32 have its precision on every device
@@ -155,6 +171,34 @@ class CachedModel(Generic[Held]):
     def _apply(self, params: Params, *args: Any, method: str) -> Any:
         with full_precision(self.config.dtype), under(self.mesh):
             return self.module.apply({"params": params}, *args, method=method)
+
+    def prefill(self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None = None) -> Held:
+        """Consumes all but the last context token of each row, after encoding `prompt.encoder_tokens` in a T5.
+
+        Args:
+            prompt: `[B, P]`, right-padded.
+            max_len: slots of a layer that sees all positions.
+            max_rollback: how far behind what was fed the length may ever be set back; a local layer then keeps
+                `window + max_rollback + 1` slots. `None`: it keeps all, and any rollback is right.
+
+        Raises:
+            ValueError: `max_len` slots can't hold the prompt, or it has encoder tokens and the model no encoder, or
+                the other way round.
+        """
+        return self._prefilled(params, prompt, max_len, max_rollback, ())[0]
+
+    def prefill_layers(
+        self, params: Params, prompt: Prompt, max_len: int, layers: tuple[int, ...], max_rollback: int | None = None
+    ) -> tuple[Held, Array]:
+        """Prefills; returns the decoder's states `[B, P, L, E]` of what was consumed too (`LayeredModel`)."""
+        cache, states = self._prefilled(params, prompt, max_len, max_rollback, layers)
+        return cache, self._by_position(prompt, states, layers)
+
+    def _prefilled(
+        self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None, layers: tuple[int, ...]
+    ) -> tuple[Held, Array | None]:
+        """Returns the cache, and the states `[B, P - 1, L, E]` of what was fed; `None` where nothing was."""
+        raise NotImplementedError
 
     def extend(self, params: Params, cache: Held, tokens: Array) -> tuple[LMOutput, Held]:
         """Feed `tokens` int32 `[B, T]` at each row's length; the caller guarantees `T` free slots a row.
@@ -225,12 +269,3 @@ class CachedModel(Generic[Held]):
             keys, values = (local(partial(move_slots, axis=axis), (HEADS, ROWS, ROWS), HEADS) for axis in (2, 1))
             kept = tuple(keys(each, start, entries) for each in cache.keys)
             return replace(cache, keys=kept, values=tuple(values(each, start, entries) for each in cache.values))
-
-    def rollback(self, cache: Held, length: Array) -> Held:
-        """The cache as if row `b` had consumed `length[b]` tokens; at most `max_rollback` fewer than were fed."""
-        return replace(cache, length=jnp.asarray(length, jnp.int32))
-
-    def consumed(self, cache: Held) -> Array:
-        """int32 `[B]`: tokens consumed by each row."""
-        length: Array = cache.length
-        return length

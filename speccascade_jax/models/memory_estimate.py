@@ -128,5 +128,4 @@ def _prompt(model: DecoderLM | T5, batch: int, length: int) -> Prompt:
 
 
 def _bytes(leaf: Any) -> int:
-    size: int = leaf.size * leaf.dtype.itemsize
-    return size
+    return int(leaf.size * leaf.dtype.itemsize)

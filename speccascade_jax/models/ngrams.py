@@ -5,8 +5,6 @@ verify in the middle of one. A copied token has a one-hot law. Sources: paper 4,
 them from cascade speculative drafting (Chen et al., 2023), where the second is called max-gram.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +16,7 @@ import numpy as np
 from speccascade_jax.core.arrays import write_slots
 from speccascade_jax.core.checks import whole
 from speccascade_jax.core.types import Array, BoundModel, LMOutput, Params, Prompt
+from speccascade_jax.models.cache import LengthCached
 
 _NONE, _OUTSIDE = -1, -2
 """No token here; before the first one."""
@@ -33,7 +32,7 @@ class GramCache:
 
 
 @dataclass(frozen=True)
-class Grams:
+class Grams(LengthCached[GramCache]):
     """Copies what followed the longest earlier match of the last tokens; without a match, the table of bigrams.
 
     Parameters: `{}`, or `{"next": int32 [V, K], "logits": float32 [V, K]}`, for each token its `K` likeliest
@@ -88,12 +87,6 @@ class Grams:
         behind = jnp.concatenate([jnp.append(source[1:], _NONE), jnp.append(tokens[1:], _NONE)])
         best = len(lengths) - 1 - jnp.argmax(lengths[::-1])  # the latest of equal ones
         return behind[best], lengths[best] > 0
-
-    def rollback(self, cache: GramCache, length: Array) -> GramCache:
-        return replace(cache, length=length)
-
-    def consumed(self, cache: GramCache) -> Array:
-        return cache.length
 
 
 def _agreement(tokens: Array, last: Array) -> Array:

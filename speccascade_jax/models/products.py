@@ -3,16 +3,16 @@
 `pack` lays parameters out for decoding; `Dense` and `Embed` understand both forms, under the same names.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
-from speccascade_jax.core.packed import Packed
-from speccascade_jax.core.types import Array, Params
+from speccascade_jax.core.types import Array, Packed, Params
 from speccascade_jax.runtime import products
 
 _LARGEST = 127
@@ -97,13 +97,8 @@ class Embed(nn.Module):
 
 def pack(params: Params, config: Any, weights: str | None = None) -> Params:
     """Parameters with their matrices held as decoding reads them fastest (`held`)."""
-
-    def walk(tree: Params, name: str) -> Params:
-        if isinstance(tree, Mapping):
-            return {key: walk(value, f"{name}/{key}") for key, value in tree.items()}
-        return held(name, tree, config, weights)
-
-    return walk(params, "")
+    flat = flatten_dict(params, sep="/")
+    return unflatten_dict({name: held(name, leaf, config, weights) for name, leaf in flat.items()}, sep="/")
 
 
 def held(name: str, leaf: Any, config: Any, weights: str | None = None) -> Any:

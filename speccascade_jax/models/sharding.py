@@ -6,17 +6,16 @@ What tells rows from heads therefore runs on each device's own part (`local`), w
 whole. Left to XLA, which takes the axis for rows and then heads, every step would gather every cache whole.
 """
 
-from __future__ import annotations
-
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh as Mesh
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -25,6 +24,7 @@ from speccascade_jax.runtime import hosts
 from speccascade_jax.runtime.mesh import DATA, MODEL
 
 Tree = TypeVar("Tree")
+Result = TypeVar("Result")
 P = PartitionSpec
 ROWS = P(DATA)
 """One entry a row: lengths, tokens, controls."""
@@ -72,7 +72,7 @@ def shards() -> int:
     return 1 if mesh is None else mesh.shape[MODEL]
 
 
-def local(function: Callable[..., Any], inputs: tuple[P, ...], outputs: Any) -> Callable[..., Any]:
+def local(function: Callable[..., Result], inputs: tuple[P, ...], outputs: Any) -> Callable[..., Result]:
     """`function` on each device's own part of its arguments; without a mesh the function itself."""
     mesh = _MESH.get()
     if mesh is None:
@@ -157,13 +157,8 @@ def _spread(leaf: Any, mesh: Mesh, spec: P) -> Any:
 
 def place(params: Params, mesh: Mesh) -> Params:
     """Parameters on the devices of a mesh, each holding its part; fused kernels are side by side for it already."""
-
-    def walk(tree: Any, path: str) -> Any:
-        if isinstance(tree, Mapping):
-            return {key: walk(value, f"{path}/{key}" if path else key) for key, value in tree.items()}
-        return put(path, np.asarray(tree), mesh)
-
-    return walk(params, "")
+    flat = flatten_dict(params, sep="/")
+    return unflatten_dict({path: put(path, np.asarray(leaf), mesh) for path, leaf in flat.items()}, sep="/")
 
 
 def by_rows(tree: Tree, mesh: Mesh | None) -> Tree:

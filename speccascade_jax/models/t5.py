@@ -1,11 +1,18 @@
-"""T5: the linen module that trains, and the cached `LanguageModel` that decodes with the same layers.
+"""T5: its layers, the linen module that trains, and the cached `LanguageModel` that decodes with the same layers.
 
 Parameter names and shapes are T5X's. What decodes multiplies float32 in float32 everywhere (`CachedModel`); the module,
 and so training, at the caller's precision.
+
+Sources: T5 (Raffel et al., 2020), T5 1.1's gated feed-forward (Shazeer, 2020). Shape letters as in
+`core/protocols.py`, plus `H` heads, `K` head_dim, `E` d_model. Keys are `[B * H, K, S]`, values
+`[B * H, S, K]` everywhere: with these layouts a block costs little more than a step on CPU.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from functools import partial
+from typing import ClassVar, TypeAlias
 
 import flax.linen as nn
 import flax.struct
@@ -16,12 +23,234 @@ import numpy as np
 from speccascade_jax.core.trees import Branch
 from speccascade_jax.core.types import Array, LMOutput, Params, Prompt
 from speccascade_jax.models.cache import KVCache, causal_slots_mask, empty_slots, put_branch
-from speccascade_jax.models.layers import EXITS, MASKED, CachedModel, KeysValues, Slots
+from speccascade_jax.models.layers import EXITS, MASKED, CachedModel, KeysValues, RMSNorm, Slots, gated_units, in_chunks
 from speccascade_jax.models.products import Dense, Embed
-from speccascade_jax.models.sharding import BIAS, ROWS, Mesh, local, under
-from speccascade_jax.models.t5_layers import DecoderLayer, EncoderLayer, RelativeBias, T5Config, dropout, norm
+from speccascade_jax.models.sharding import BIAS, COLUMNS, HEADS, ROWS, Mesh, P, local, shards, under
+from speccascade_jax.models.t5_config import T5Config
+from speccascade_jax.runtime.mesh import AXES
 
 __all__ = ["EXITS", "T5", "T5Config", "T5Module", "teacher_forced_logits"]
+
+CHUNK = 256
+"""Tokens of a prompt that attend at once, without dropout: training holds the logits of all."""
+Biases: TypeAlias = tuple[Array, ...]
+"""What is added to logits, each `[B or 1, H or 1, T or 1, S]`."""
+
+_kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+_bias_init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
+
+
+def relative_buckets(distance: np.ndarray, bidirectional: bool, buckets: int, max_distance: int) -> np.ndarray:
+    """T5's bucket of each `distance` (key position minus query position), int32 of the same shape.
+
+    Half of the buckets are exact, the rest grow logarithmically up to `max_distance`; looking both
+    ways, the upper half of all buckets is for keys after the query (T5, section 2.1).
+    """
+    distance = np.asarray(distance)
+    offset = np.zeros_like(distance)
+    if bidirectional:
+        buckets //= 2
+        offset = (distance > 0) * buckets
+        away = np.abs(distance)
+    else:
+        away = np.maximum(-distance, 0)
+    exact = buckets // 2
+    # The epsilon keeps exact powers (distance 16 of 8 exact, 128 at most) on the upper side.
+    ratio = np.log(np.maximum(away, 1) / exact + np.finfo(np.float32).eps) / math.log(max_distance / exact)
+    large = np.minimum(exact + (ratio * (buckets - exact)).astype(np.int64), buckets - 1)
+    buckets_of: np.ndarray = (offset + np.where(away < exact, away, large)).astype(np.int32)
+    return buckets_of
+
+
+class RelativeBias(nn.Module):
+    """The learnt bias of attention logits by bucketed relative position; `rel_embedding` `[H, buckets]`."""
+
+    config: T5Config
+    bidirectional: bool
+
+    @nn.compact
+    def __call__(self, distance: np.ndarray) -> Array:
+        """float32 `[H, *distance.shape]` for `distance` = key position minus query position."""
+        c = self.config
+        table = self.param("rel_embedding", _bias_init, (c.num_heads, c.relative_buckets))
+        found = relative_buckets(distance, self.bidirectional, c.relative_buckets, c.relative_max_distance)
+        return jnp.take(table.astype(jnp.float32), found, axis=1)
+
+
+def norm(config: T5Config) -> RMSNorm:
+    """T5's layer norm: root mean square, no mean, no bias."""
+    return RMSNorm(config.layer_norm_epsilon, config.dtype)
+
+
+def dense(config: T5Config, features: int, divisor: float = 1.0) -> Dense:
+    """A product `x @ kernel` without bias; the initial kernel is divided by `divisor`."""
+
+    def init(key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
+        return _kernel_init(key, shape, dtype) / divisor
+
+    return Dense(features, config.dtype, kernel_init=init)
+
+
+def dropout(config: T5Config) -> nn.Dropout:
+    """T5X's dropout: one mask for all positions (queries, in attention)."""
+    return nn.Dropout(config.dropout_rate, broadcast_dims=(-2,))
+
+
+def _spread(bias: Array) -> P:
+    """Which axes of a bias lie along a mesh's."""
+    return P(*(name if size > 1 else None for name, size in zip(AXES, bias.shape, strict=False)))
+
+
+class Attention(nn.Module):
+    """Multi-head attention with 2-D kernels; queries are not scaled (the initial kernel is).
+
+    Where the parameters hold one `qkv` kernel instead of three (`fuse`), self-attention projects in one product.
+    """
+
+    config: T5Config
+
+    def setup(self) -> None:
+        c = self.config
+        width = c.num_heads * c.head_dim
+        self.query = dense(c, width, math.sqrt(c.head_dim))
+        self.key = dense(c, width)
+        self.value = dense(c, width)
+        self.qkv = dense(c, 3 * width)
+        self.out = dense(c, c.d_model)
+        self.drop = dropout(c)
+
+    def _heads(self, x: Array) -> Array:
+        """`[B * H, T, K]` of `x` `[B, T, H * K]`."""
+        return local(self._split, (COLUMNS,), HEADS)(x)
+
+    def _split(self, x: Array) -> Array:
+        split = x.reshape(*x.shape[:-1], -1, self.config.head_dim).transpose(0, 2, 1, 3)
+        return split.reshape(-1, *split.shape[2:])
+
+    def _split_each(self, x: Array) -> tuple[Array, ...]:
+        """Of `x` `[B, T, 3 H * K]`, queries, keys and values side by side."""
+        return tuple(map(self._split, jnp.split(x, 3, axis=-1)))
+
+    def queries(self, x: Array) -> Array:
+        """Queries `[B * H, T, K]` of `x` `[B, T, E]`."""
+        return self._heads(self.query(x))
+
+    def keys_values(self, x: Array) -> KeysValues:
+        """Keys `[B * H, K, S]` and values `[B * H, S, K]` of `x` `[B, S, E]`."""
+        return self._heads(self.key(x)).transpose(0, 2, 1), self._heads(self.value(x))
+
+    def project(self, x: Array) -> tuple[Array, KeysValues]:
+        """Queries, keys and values of one `x`: self-attention's."""
+        if not self.has_variable("params", "qkv"):
+            return self.queries(x), self.keys_values(x)
+        query, key, value = local(self._split_each, (COLUMNS,), (HEADS,) * 3)(self.qkv(x))
+        return query, (key.transpose(0, 2, 1), value)
+
+    def __call__(self, queries: Array, keys_values: KeysValues, biases: Biases, deterministic: bool) -> Array:
+        """Attention of `queries` over `S` slots, `[B, T, E]`; `biases` mask too."""
+        long = deterministic and queries.shape[1] > CHUNK and biases[0].shape[2] > 1
+        attend: Callable[..., Array] = self._attend_in_chunks if long else self._attend
+        specs = (HEADS, HEADS, HEADS, *map(_spread, biases))
+        mixed = local(partial(attend, deterministic=deterministic), specs, COLUMNS)(queries, *keys_values, *biases)
+        return self.out(mixed)
+
+    def _attend_in_chunks(
+        self, queries: Array, keys: Array, values: Array, bias: Array, *biases: Array, deterministic: bool
+    ) -> Array:
+        """`_attend` in chunks; the first bias is by token."""
+
+        def attend(part: Array, own: Array) -> Array:
+            return self._attend(part, keys, values, own, *biases, deterministic=deterministic)
+
+        return in_chunks(attend, CHUNK, queries.shape[1], 1, (queries, 1), (bias, 2))
+
+    def _attend(self, queries: Array, keys: Array, values: Array, *biases: Array, deterministic: bool) -> Array:
+        """What each token mixes from the values, `[B, T, H * K]`."""
+        heads = self.config.num_heads // shards()
+        logits = jnp.einsum("ntk,nks->nts", queries, keys).astype(jnp.float32)
+        logits = sum(biases, logits.reshape(-1, heads, *logits.shape[1:]))
+        weights = jax.nn.softmax(logits, axis=-1).astype(values.dtype)
+        weights = self.drop(weights, deterministic=deterministic)
+        mixed = jnp.einsum("nts,nsk->ntk", weights.reshape(-1, *weights.shape[2:]), values)
+        rows = mixed.reshape(-1, heads, *mixed.shape[1:]).transpose(0, 2, 1, 3)
+        return rows.reshape(*rows.shape[:2], -1)
+
+
+class FeedForward(nn.Module):
+    """GELU-gated (T5 1.1) or ReLU (T5 1.0) feed-forward."""
+
+    config: T5Config
+
+    def setup(self) -> None:
+        c = self.config
+        self.wi_01 = dense(c, 2 * c.d_ff)
+        if c.gated:
+            self.wi_0, self.wi_1 = dense(c, c.d_ff), dense(c, c.d_ff)
+        else:
+            self.wi = dense(c, c.d_ff)
+        self.wo = dense(c, c.d_model)
+        self.drop = dropout(c)
+
+    def __call__(self, x: Array, deterministic: bool) -> Array:
+        return self.wo(self.drop(self._inner(x), deterministic=deterministic))
+
+    def _inner(self, x: Array) -> Array:
+        if not self.config.gated:
+            return nn.relu(self.wi(x))
+        return gated_units(self, x, nn.gelu)
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward, each pre-normed and added to the residual."""
+
+    config: T5Config
+
+    def setup(self) -> None:
+        self.pre_attention_layer_norm = norm(self.config)
+        self.attention = Attention(self.config)
+        self.pre_mlp_layer_norm = norm(self.config)
+        self.mlp = FeedForward(self.config)
+        self.drop = dropout(self.config)
+
+    def __call__(self, x: Array, biases: Biases, deterministic: bool) -> Array:
+        y = self.pre_attention_layer_norm(x)
+        y = self.attention(*self.attention.project(y), biases, deterministic)
+        x = x + self.drop(y, deterministic=deterministic)
+        y = self.mlp(self.pre_mlp_layer_norm(x), deterministic)
+        x += self.drop(y, deterministic=deterministic)
+        return x
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention, cross-attention and feed-forward, over a cache or over the block itself."""
+
+    config: T5Config
+
+    def setup(self) -> None:
+        self.pre_self_attention_layer_norm = norm(self.config)
+        self.self_attention = Attention(self.config)
+        self.pre_cross_attention_layer_norm = norm(self.config)
+        self.encoder_decoder_attention = Attention(self.config)
+        self.pre_mlp_layer_norm = norm(self.config)
+        self.mlp = FeedForward(self.config)
+        self.drop = dropout(self.config)
+
+    def __call__(
+        self, x: Array, bias: Array, cross: KeysValues, cross_bias: Array, slots: Slots | None, deterministic: bool
+    ) -> tuple[Array, KeysValues]:
+        """One layer over `x` `[B, T, E]`; returns it and the keys and values attended.
+
+        With `slots`, the block's keys and values are written into them first.
+        """
+        queries, own = self.self_attention.project(self.pre_self_attention_layer_norm(x))
+        if slots is not None:
+            own = slots.write(own)
+        x = x + self.drop(self.self_attention(queries, own, (bias,), deterministic), deterministic=deterministic)
+        y = self.encoder_decoder_attention.queries(self.pre_cross_attention_layer_norm(x))
+        y = self.encoder_decoder_attention(y, cross, (cross_bias,), deterministic)
+        x = x + self.drop(y, deterministic=deterministic)
+        y = self.mlp(self.pre_mlp_layer_norm(x), deterministic)
+        return x + self.drop(y, deterministic=deterministic), own
 
 
 @flax.struct.dataclass
@@ -99,7 +328,8 @@ class Encoder(nn.Module):
         x = self.drop(x, deterministic=deterministic)
         for layer in self.layers:
             x = layer(x, biases, deterministic)
-        return self.drop(self.encoder_norm(x), deterministic=deterministic)
+        x = self.drop(self.encoder_norm(x), deterministic=deterministic)
+        return x
 
 
 class Decoder(nn.Module):
@@ -254,23 +484,8 @@ class T5(CachedModel[KVCache]):
     def module(self) -> T5Module:
         return T5Module(self.config)
 
-    def prefill(self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None = None) -> KVCache:
-        """Encode `prompt.encoder_tokens` and consume all but the last decoder context token of each row.
-
-        Raises:
-            ValueError: without encoder tokens, or when `max_len` slots can't hold the context.
-        """
-        return self._prefilled(params, prompt, max_len, ())[0]
-
-    def prefill_layers(
-        self, params: Params, prompt: Prompt, max_len: int, layers: tuple[int, ...], max_rollback: int | None = None
-    ) -> tuple[KVCache, Array]:
-        """Prefills; returns the decoder's states `[B, P, L, E]` of what was consumed too (`LayeredModel`)."""
-        cache, states = self._prefilled(params, prompt, max_len, layers)
-        return cache, self._by_position(prompt, states, layers)
-
     def _prefilled(
-        self, params: Params, prompt: Prompt, max_len: int, layers: tuple[int, ...]
+        self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None, layers: tuple[int, ...]
     ) -> tuple[KVCache, Array | None]:
         if prompt.encoder_tokens is None:
             raise ValueError("the prompt has no encoder_tokens: an encoder-decoder needs its input there")
@@ -296,4 +511,5 @@ class T5(CachedModel[KVCache]):
 
 def teacher_forced_logits(model: T5, params: Params, encoder_tokens: Array, decoder_input_tokens: Array) -> Array:
     """Logits of every position of `decoder_input_tokens` `[B, T]` in one pass, float32 `[B, T, num_embeddings]`."""
-    return model._apply(params, encoder_tokens, decoder_input_tokens, method="__call__")
+    logits: Array = model._apply(params, encoder_tokens, decoder_input_tokens, method="__call__")
+    return logits

@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade_jax.core.packed import is_packed
 from speccascade_jax.core.protocols import LanguageModel
-from speccascade_jax.core.types import Array, BoundModel, Cache, LMOutput, Params, Prompt
+from speccascade_jax.core.types import Array, BoundModel, Cache, LMOutput, Params, Prompt, is_packed
 from speccascade_jax.runtime.mesh import fewest_rows
 
 
@@ -60,14 +59,11 @@ def continued(
     return out
 
 
+@jax.jit
 def along(bound: BoundModel, prompt: Prompt, tokens: Array) -> Array:
-    """Logits `[B, L, V]` of a model before each of `tokens` `[B, L]`, in one call behind the prefill."""
-    return _along(bound.model, bound.params, prompt, tokens)
-
-
-@partial(jax.jit, static_argnames="model")
-def _along(model: Any, params: Params, prompt: Prompt, tokens: Array) -> Array:
-    return continued(model, params, prompt, tokens[:, :-1], spare=1).logits[..., : model.vocab_size]
+    """Returns a model's logits `[B, L, V]` before each of `tokens` `[B, L]`, in one call behind the prefill."""
+    logits = continued(bound.model, bound.params, prompt, tokens[:, :-1], spare=1).logits
+    return logits[..., : bound.model.vocab_size]
 
 
 @jax.jit
@@ -87,6 +83,7 @@ def states(model: Any, params: Params, prompt: Prompt, tokens: Array) -> Array:
     return hidden[:, 1:]
 
 
+@partial(jax.jit, static_argnames="layers")
 def layer_states(bound: BoundModel, prompt: Prompt, tokens: Array, layers: tuple[int, ...]) -> Array:
     """Returns the states that a drafter head is trained on: `[B, T + 1, L, D]`, in one pass.
 
@@ -96,12 +93,7 @@ def layer_states(bound: BoundModel, prompt: Prompt, tokens: Array, layers: tuple
     Args:
         tokens: int32 `[B, T]`; layers: numbered as `core.protocols.LayeredModel` numbers them.
     """
-    return _layer_states(bound.model, layers, bound.params, prompt, tokens)
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _layer_states(model: Any, layers: tuple[int, ...], params: Params, prompt: Prompt, tokens: Array) -> Array:
-    states = continued(model, params, prompt, tokens, layers=layers).layer_states
+    states = continued(bound.model, bound.params, prompt, tokens, layers=layers).layer_states
     assert states is not None
     return states
 

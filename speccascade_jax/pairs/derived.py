@@ -9,8 +9,6 @@ Where a pair takes paths of drafts (`Pair.load`, `load_pair(others=…)`, `Model
     max_gram:FILE        copies where there is a match, and draws from the table where there is none
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,15 +69,15 @@ def _lookup(spec: str, rest: str, target: BoundModel, vocabulary: TextVocabulary
     longest = _number(spec, rest) if rest else LONGEST
     if not 1 <= longest <= MOST_MATCHED:
         raise ValueError(f"{spec!r} must match from 1 to {MOST_MATCHED} tokens: write lookup:{LONGEST}")
-    return ngrams.prompt_lookup(target.model.vocab_size, longest, encoder_decoder=_reads_encoder(target))
+    return ngrams.prompt_lookup(target.model.vocab_size, longest, encoder_decoder=is_encoder_decoder(target))
 
 
 def _counted(longest: int) -> Callable[[str, str, BoundModel, TextVocabulary | None], BoundModel]:
     def make(spec: str, rest: str, target: BoundModel, vocabulary: TextVocabulary | None) -> BoundModel:
-        path, size = expanded(rest), target.model.vocab_size
+        path, size, reads_encoder = expanded(rest), target.model.vocab_size, is_encoder_decoder(target)
         if not rest or not path.is_file():
             raise FileNotFoundError(f"{spec!r}: no table of bigrams at {rest!r}; {_COUNT}")
-        return ngrams.max_gram(_table(path, size, vocabulary), size, longest, encoder_decoder=_reads_encoder(target))
+        return ngrams.max_gram(_table(path, size, vocabulary), size, longest, encoder_decoder=reads_encoder)
 
     return make
 
@@ -104,8 +102,9 @@ def _number(spec: str, text: str) -> int:
     return int(text)
 
 
-def _reads_encoder(target: BoundModel) -> bool:
-    return bool(getattr(target.model, "is_encoder_decoder", False))
+def is_encoder_decoder(bound: BoundModel) -> bool:
+    """Returns whether a model reads prompts with an encoder."""
+    return bool(getattr(bound.model, "is_encoder_decoder", False))
 
 
 _MAKERS = {"exit": _exit, "lookup": _lookup, "bigrams": _counted(0), "max_gram": _counted(LONGEST)}

@@ -1,7 +1,5 @@
 """The file that a drafter's parameters are kept in, and the target that they were trained for."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any

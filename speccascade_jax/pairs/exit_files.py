@@ -1,7 +1,5 @@
 """The file that heads of early exits are kept in: of one target, each of another layer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

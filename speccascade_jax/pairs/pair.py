@@ -1,14 +1,12 @@
 """A draft and a target that share a vocabulary, from any two checkpoints, and the shipped ones."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from jax.sharding import Mesh
 
@@ -20,7 +18,7 @@ from speccascade_jax.data.vocabularies.load import FileVocabulary, candidates, f
 from speccascade_jax.data.vocabularies.vocabulary import TextVocabulary
 from speccascade_jax.models import fingerprints
 from speccascade_jax.pairs import head_files, policy_files
-from speccascade_jax.pairs.derived import derive, is_derived
+from speccascade_jax.pairs.derived import derive, is_derived, is_encoder_decoder
 from speccascade_jax.runtime import mesh as meshes
 from speccascade_jax.runtime.paths import shipped
 from speccascade_jax.storage.files import expanded
@@ -153,8 +151,7 @@ class Pair:
     @property
     def mesh(self) -> Mesh | None:
         """The devices that the target is spread over; `None`: one."""
-        found: Mesh | None = getattr(self.target.model, "mesh", None)
-        return found
+        return getattr(self.target.model, "mesh", None)
 
     @property
     def encoder_decoder(self) -> bool:
@@ -186,7 +183,7 @@ class Pair:
         draft_whole: bool = False,
         max_prompt_length: int = 1024,
         name: str = "custom",
-    ) -> Pair:
+    ) -> Self:
         """Any two checkpoints that `checkpoints.load` reads, or more.
 
         Rows of the models beyond the vocabulary's pieces are padding and never drawn, unless the checkpoint itself
@@ -226,11 +223,6 @@ class Pair:
         models |= {name: derive(word, large, text) for name, word in words.items()}
         small = models.pop("draft")
         return cls(large, small, vocabulary=text, max_prompt_length=max_prompt_length, name=name, others=models)
-
-
-def is_encoder_decoder(bound: BoundModel) -> bool:
-    """Whether a model reads prompts with an encoder."""
-    return bool(getattr(bound.model, "is_encoder_decoder", False))
 
 
 def _shared_vocabulary(models: Sequence[Path], given: str | Path | None) -> FileVocabulary | None:

@@ -1,7 +1,5 @@
 """The file that a selection policy is kept in: which drafters it chooses among, for which target."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

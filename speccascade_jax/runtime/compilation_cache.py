@@ -8,6 +8,7 @@ removed before XLA reads it, and made anew. Nothing else is ever removed: the fo
 What is read here is executed. So the folder is the user's alone, and one that others can write is not used.
 """
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -23,6 +24,7 @@ jaxs_own: Any = getattr(getattr(jax, "_src", None), "compilation_cache", None)
 
 VARIABLE = "SPECCASCADE_COMPILATION_CACHE"
 _JAX_KEEPS_FROM = 1.0  # seconds of compilation, JAX's default
+_DIGEST_SIZE = 32
 
 
 def switch_on() -> None:
@@ -44,11 +46,9 @@ def switch_on() -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)  # private: whoever writes here decides what we execute
         _refuse_unsafe(path)
     except (OSError, RuntimeError) as error:
-        warnings.warn(
-            f"compiled programs are not kept ({error}): every start compiles anew. Name a folder in the environment "
-            f"variable {VARIABLE}, or 'off'",
-            stacklevel=3,
-        )
+        remedy = f"Name a folder in the environment variable {VARIABLE}, or 'off'"
+        said = f"compiled programs are not kept ({error}): every start compiles anew. {remedy}"
+        warnings.warn(said, stacklevel=3)
         return
     _check_what_is_read(path)
     jax.config.update("jax_compilation_cache_dir", str(path))
@@ -65,10 +65,10 @@ def _refuse_unsafe(path: Path) -> None:
     """
     if not os.access(path, os.W_OK | os.X_OK):
         raise PermissionError(f"{path} is not writable")
-    found = path.stat()
-    if found.st_uid != os.geteuid():
+    status = path.stat()
+    if status.st_uid != os.geteuid():
         raise PermissionError(f"{path} belongs to another user, who could have any program run in your name")
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(f"others can write {path} and have any program run in your name: chmod go-w {path}")
 
 
@@ -81,14 +81,11 @@ class _Checked:
     def get(self, key: str) -> bytes | None:
         """An entry as it was put; `None` where there is none, or a damaged one, which is removed."""
         file = self._file(key)
-        try:
+        with contextlib.suppress(FileNotFoundError):
             content = file.read_bytes()
-        except FileNotFoundError:
-            return None
-        digest, value = content[: len(_digest(b""))], content[len(_digest(b"")) :]
-        if digest == _digest(value):
-            return value
-        file.unlink(missing_ok=True)
+            if content[:_DIGEST_SIZE] == _digest(content[_DIGEST_SIZE:]):
+                return content[_DIGEST_SIZE:]
+            file.unlink()
         return None
 
     def put(self, key: str, value: bytes) -> None:
@@ -108,7 +105,7 @@ class _Checked:
 
 
 def _digest(value: bytes) -> bytes:
-    return hashlib.blake2b(value, digest_size=32).digest()
+    return hashlib.blake2b(value, digest_size=_DIGEST_SIZE).digest()
 
 
 _given_by_jax: Any = getattr(jaxs_own, "get_file_cache", None)

@@ -4,8 +4,11 @@ A script calls `main(function, required)` with the function of its gin file; gin
 """
 
 import contextlib
+import dataclasses
+import inspect
 import os
 import sys
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,9 @@ from typing import Any
 import gin
 from absl import app, flags, logging
 
-from speccascade_jax.runtime import gin_errors, gin_help, gin_values, hosts, interrupts, legacy_gin, own_files
+from speccascade_jax.core import validate_types
+from speccascade_jax.core.names import shown
+from speccascade_jax.runtime import gin_errors, hosts, interrupts, legacy_gin, own_files
 from speccascade_jax.runtime.paths import share_root
 
 PREFIX = "--gin."
@@ -68,12 +73,8 @@ def define_flags() -> None:
 
 _PROCESSES = ("coordinator_address", "process_count", "process_index")
 _FLAGS: tuple[tuple[Callable[..., Any], str, Any, str], ...] = (
-    (
-        flags.DEFINE_multi_string,
-        "gin_file",
-        [],
-        "gin file; given several times, later files fill holes of earlier ones",
-    ),
+    (flags.DEFINE_multi_string, "gin_file", [],
+     "gin file; given several times, later files fill holes of earlier ones"),
     (flags.DEFINE_multi_string, "gin_bindings", [], "NAME=VALUE, strings in quotes; --gin.NAME=VALUE is the same"),
     (flags.DEFINE_list, "gin_search_paths", [], "folders of gin files, besides the current one and the repository"),
     (flags.DEFINE_multi_string, "import", [], "a file of your own, my_rules.py: what it holds is named my_rules.NAME"),
@@ -83,7 +84,7 @@ _FLAGS: tuple[tuple[Callable[..., Any], str, Any, str], ...] = (
     (flags.DEFINE_string, "coordinator_address", None, "host:port of the first of several processes"),
     (flags.DEFINE_integer, "process_count", None, "how many processes there are"),
     (flags.DEFINE_integer, "process_index", None, "which of them this is, from 0"),
-)
+)  # fmt: skip
 
 
 def _join(together: bool, example: str) -> None:
@@ -107,11 +108,11 @@ def parse_gin(
     for folder in folders:
         gin.add_config_file_search_path(str(Path(folder).expanduser()))
     # gin takes a path that is not there for a package and stumbles over folders without __init__: look first.
-    found = [_find(name, (".", *folders)) for name in files]
+    paths = [_find(name, (".", *folders)) for name in files]
     with _reading_files():
-        for file in found:
-            with _explained(file):
-                gin.parse_config_file(file)
+        for path in paths:
+            with _explained(path):
+                gin.parse_config_file(path)
     if text:
         with _explained(_RECORDED):
             gin.parse_config(legacy_gin.current(text, _RECORDED))
@@ -119,7 +120,7 @@ def parse_gin(
         gin.parse_config(legacy_gin.current("\n".join(bindings), "--gin"))  # together: they may be a file's lines
     with _explained():
         gin.finalize()
-        gin_values.check()
+        gin_errors.check()
 
 
 _RECORDED = "the record's configuration"
@@ -195,11 +196,11 @@ def main(
         numbers: name -> help of whole numbers among the function's arguments that are flags of their own too.
     """
     define_flags()
-    started = sys.modules["__main__"]
     if "--help" in sys.argv:
-        started.__doc__ = (started.__doc__ or "") + gin_help.settings(function)
-    for name, told in (numbers or {}).items():
-        flags.DEFINE_integer(name, None, told, module_name=sys.argv[0])
+        started = sys.modules["__main__"]
+        started.__doc__ = (started.__doc__ or "") + settings(function)
+    for name, text in (numbers or {}).items():
+        flags.DEFINE_integer(name, None, text, module_name=sys.argv[0])
 
     def run(argv: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)
@@ -209,9 +210,8 @@ def main(
         with hosts.together(), one_line_errors():
             _join(together, example)
             read(example, recorded)
-            given = {name: flags.FLAGS[name].value for name in numbers or {}}
-            given = {name: value for name, value in given.items() if value is not None}
-            result = gin.get_configurable(function)(**given)
+            asked = {name: flags.FLAGS[name].value for name in numbers or {}}
+            result = gin.get_configurable(function)(**{name: n for name, n in asked.items() if n is not None})
             if after:
                 after(result)
 
@@ -229,3 +229,37 @@ def _parse_flags(args: Sequence[str]) -> list[str]:
         return app.parse_flags_with_usage(rewrite_arguments(args))
     except ValueError as error:
         sys.exit(f"error: {error}")
+
+
+def settings(function: Callable[..., Any]) -> str:
+    """The function's arguments, and the fields of the dataclasses that it takes, as lines of a help text."""
+    hints, lines, inside = validate_types.hints(function), list[str](), dict[str, type]()
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD or name == "self":
+            continue
+        inside |= {kind.__name__: kind for kind in _kinds(hints.get(name)) if dataclasses.is_dataclass(kind)}
+        if not dataclasses.is_dataclass(hints.get(name)):
+            lines.append(_line(f"{function.__name__}.{name}", parameter.default))
+    for title, kind in inside.items():
+        fields = (field for field in dataclasses.fields(kind) if field.init)
+        lines += [_line(f"{title}.{field.name}", _default(field)) for field in fields]
+    return "\n\nSettings, each as --gin.NAME=VALUE (texts in quotes), with their defaults:\n\n" + "\n".join(lines)
+
+
+def _kinds(hint: Any) -> Iterator[type]:
+    """The classes in an annotation."""
+    if isinstance(hint, type):
+        yield hint
+    for inner in typing.get_args(hint):
+        yield from _kinds(inner)
+
+
+def _default(one: dataclasses.Field[Any]) -> Any:
+    if one.default_factory is not dataclasses.MISSING:
+        return one.default_factory()
+    return inspect.Parameter.empty if one.default is dataclasses.MISSING else one.default
+
+
+def _line(name: str, default: Any) -> str:
+    needed = default is inspect.Parameter.empty
+    return f"  {name:<36} {'(no default; most gin files give one)' if needed else shown(default)}"

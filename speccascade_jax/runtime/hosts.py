@@ -3,6 +3,10 @@
 Every process runs the same program on the same examples, and holds its devices' part of the arrays. What would differ
 between them is the first one's: what a store holds, what a clock says, who prints. In a single process everything here
 does nothing.
+
+A process that waits for one that was killed would wait until JAX's heartbeat fails and then be aborted with a page of
+traces. So every process holds a connection to the first one and says so when it is done; a connection that ends without
+that word is a process that is gone. The first one's end reaches all others.
 """
 
 from __future__ import annotations
@@ -11,7 +15,9 @@ import contextlib
 import json
 import os
 import re
+import socket
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -23,10 +29,20 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from speccascade_jax.runtime import interrupts, lost_hosts
+from speccascade_jax.runtime import interrupts
 
 HEARTBEAT = 30
 """Seconds without a sign of life after which JAX gives a process up; one whose connection breaks is noticed at once."""
+STATUS = 75
+"""The status of a process that ends because another one is gone ("try again", as `sysexits.h` has it)."""
+PATIENCE = 60
+"""Seconds for the processes to reach each other."""
+NOTICED = 2.0
+"""Seconds in which a process notices that another one is gone."""
+_DONE = b"."
+_CONNECTIONS: dict[int, socket.socket] = {}
+"""Process -> the connection to it."""
+_ALL = "--coordinator_address, --process_count and --process_index"
 
 
 def begin(
@@ -45,10 +61,9 @@ def begin(
     _check(coordinator, count, index)
     if coordinator is None and not (asked or _in_a_cluster() or _may_be_a_pod()):
         return
+    options: dict[str, Any] = {"local_device_ids": _own_devices(), "heartbeat_timeout_seconds": HEARTBEAT}
     try:
-        jax.distributed.initialize(
-            coordinator, count, index, local_device_ids=_own_devices(), heartbeat_timeout_seconds=HEARTBEAT
-        )
+        jax.distributed.initialize(coordinator, count, index, **options)
     except (ValueError, RuntimeError) as error:
         if coordinator is None and not (asked or _in_a_cluster()):
             return  # no pod
@@ -57,10 +72,7 @@ def begin(
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
         warnings.simplefilter("ignore")
     where = None if coordinator is None else coordinator.rpartition(":")[0]
-    lost_hosts.watch(jax.process_index(), jax.process_count(), agreed, where)
-
-
-_ALL = "--coordinator_address, --process_count and --process_index"
+    _watch(jax.process_index(), jax.process_count(), where)
 
 
 def _check(coordinator: str | None, count: int | None, index: int | None) -> None:
@@ -124,13 +136,15 @@ def together() -> Iterator[None]:
     except BaseException as error:
         if not many():
             raise
-        time.sleep(_PATIENCE)
+        time.sleep(NOTICED)
         # an orderly end would wait for the others, which may wait for this one
         status = _status(error)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(status)
-    lost_hosts.leave()
+    for connection in _CONNECTIONS.values():
+        with contextlib.suppress(OSError):  # it is gone already, which its own thread says
+            connection.sendall(_DONE)
 
 
 def _status(error: BaseException) -> int:
@@ -145,5 +159,49 @@ def _status(error: BaseException) -> int:
     return 1
 
 
-_PATIENCE = 2.0
-"""Seconds in which `lost_hosts` would have noticed who is gone."""
+def _watch(index: int, count: int, where: str | None) -> None:
+    """Connects the processes, and ends this one when another is gone; all must call it.
+
+    Args:
+        index, count: which process this is, and of how many.
+        where: the first one's host, as the others know it; `None`: what it calls itself.
+
+    Raises:
+        OSError: they do not reach each other within `PATIENCE` seconds.
+    """
+    if count < 2:
+        return
+    try:
+        _connect(index, count, where)
+    except OSError as error:
+        address = where or "the first one"
+        raise OSError(f"the {count} processes do not reach each other at {address}: {error}") from error
+    for other, connection in _CONNECTIONS.items():
+        connection.settimeout(None)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        threading.Thread(target=_listen, args=(other, count, connection), daemon=True).start()
+
+
+def _connect(index: int, count: int, where: str | None) -> None:
+    if index > 0:
+        host, port = agreed(None)
+        _CONNECTIONS[0] = socket.create_connection((where or host, port), timeout=PATIENCE)
+        _CONNECTIONS[0].sendall(index.to_bytes(4))
+        return
+    with socket.create_server(("", 0)) as server:
+        server.settimeout(PATIENCE)
+        agreed([socket.gethostname(), server.getsockname()[1]])
+        while len(_CONNECTIONS) < count - 1:
+            connection, _ = server.accept()
+            connection.settimeout(PATIENCE)
+            other = int.from_bytes(connection.recv(4, socket.MSG_WAITALL))
+            if 0 < other < count:  # nobody else
+                _CONNECTIONS[other] = connection
+
+
+def _listen(other: int, count: int, connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        if connection.recv(1) == _DONE:
+            return
+    print(f"error: process {other} of {count} is gone; on all hosts {interrupts.SAME}", file=sys.stderr, flush=True)
+    os._exit(STATUS)  # what waits for it in a collective can't be interrupted otherwise

@@ -16,10 +16,8 @@ from speccascade_jax.runtime.moved import UNTIL, new_place
 _QUOTED = re.compile(r"""\#[^\n]* | ('''|\"\"\"|['"]) (?:\\.|(?!\1).)*? \1""", re.DOTALL | re.VERBOSE)
 _STATEMENT = re.compile(r"^(?P<indent>[ \t]*)(?P<key>[A-Za-z_][\w./]*)[ \t]*(?P<sign>[:=])[ \t]*", re.MULTILINE)
 _REFERENCE = re.compile(r"@(?P<scope>(?:[\w.]+/)*)(?P<selector>[\w.]+)(?P<call>\(\))?")
-_IMPORT = re.compile(
-    r"^(?:from[ \t]+(?P<package>[\w.]+)[ \t]+)?import[ \t]+(?P<module>[\w.]+)(?P<alias>[ \t]+as[ \t]+\w+)?",
-    re.MULTILINE,
-)
+_FROM = r"(?:from[ \t]+(?P<package>[\w.]+)[ \t]+)?"
+_IMPORT = re.compile(rf"^{_FROM}import[ \t]+(?P<module>[\w.]+)(?P<alias>[ \t]+as[ \t]+\w+)?", re.MULTILINE)
 _CLASS = re.compile(r"(?P<module>(?:(?:\w+\.)*points\.)?)(?P<name>Method|Sampling)")
 _MAKING = re.compile(r"\bmaking\.make$")
 _TOOK = {"method": "Method", "sampling": "Sampling"}
@@ -53,7 +51,7 @@ class Statement(NamedTuple):
     Attributes:
         start, end: where its key lies; inside: whether it is a line of a block.
         scope, selector: of what is bound; argument: empty where a block begins.
-        value: the reference that is bound, if it is one.
+        part: the reference that is bound, where a function is given its method, or its sampling.
     """
 
     start: int
@@ -62,15 +60,7 @@ class Statement(NamedTuple):
     scope: str
     selector: str
     argument: str
-    value: re.Match[str] | None
-
-    @property
-    def takes_part(self) -> bool:
-        """Whether a function is given its method, or its sampling."""
-        if self.argument not in _TOOK or self.value is None or not self.value["call"]:
-            return False
-        bound = _CLASS.fullmatch(self.value["selector"])
-        return bound is not None and bound["name"] == _TOOK[self.argument]
+    part: re.Match[str] | None
 
 
 def translate(text: str) -> Translation:
@@ -136,37 +126,35 @@ def _statements(code: str) -> Iterator[Statement]:
         argument = key if inside else ""
         if not inside and not begins_block:
             selector, _, argument = selector.rpartition(".")
-        value = _REFERENCE.match(code, match.end())
-        yield Statement(match.start("key"), match.end("key"), inside, scope + slash, selector, argument, value)
+        part = _REFERENCE.match(code, match.end())
+        bound = part and part["call"] and _CLASS.fullmatch(part["selector"])
+        if not bound or bound["name"] != _TOOK.get(argument):
+            part = None
+        yield Statement(match.start("key"), match.end("key"), inside, scope + slash, selector, argument, part)
 
 
 def _joined_parts(code: str) -> Iterator[Edit]:
     """Where a function is given both method and sampling: the method stays, in the narrower of the two scopes."""
-    parts = [statement for statement in _statements(code) if statement.takes_part]
+    parts = [(statement, statement.part) for statement in _statements(code) if statement.part is not None]
     scopes = dict[str, dict[str, str]]()
-    for part in parts:
-        assert part.value is not None
-        scopes.setdefault(part.scope + part.selector, {})[part.argument] = part.value["scope"]
-    for part in parts:
-        assert part.value is not None
-        both = scopes[part.scope + part.selector]
+    for statement, part in parts:
+        scopes.setdefault(statement.scope + statement.selector, {})[statement.argument] = part["scope"]
+    for statement, part in parts:
+        both = scopes[statement.scope + statement.selector]
         if len(both) < len(_TOOK):
             continue
-        old, new = f"{part.selector}.{part.argument}", f"{part.selector}.settings"
-        if part.argument == "sampling":
-            yield Edit(part.start, part.value.end(), "", old, new)
+        old, new = f"{statement.selector}.{statement.argument}", f"{statement.selector}.settings"
+        if statement.argument == "sampling":
+            yield Edit(statement.start, part.end(), "", old, new)
         else:
-            scope = _narrower(part.selector, **both)
-            yield Edit(*part.value.span("scope"), scope, old, new)
+            yield Edit(*part.span("scope"), _narrower(statement.selector, **both), old, new)
 
 
 def _narrower(function: str, method: str, sampling: str) -> str:
     wide, narrow = sorted((method, sampling), key=len)
     if not narrow.startswith(wide):
-        raise ValueError(
-            f"{function} has its method from {method!r} and its sampling from {sampling!r}: both are settings now, of "
-            "one scope"
-        )
+        remedy = "both are settings now, of one scope"
+        raise ValueError(f"{function} has its method from {method!r} and its sampling from {sampling!r}: {remedy}")
     return narrow
 
 
@@ -174,13 +162,12 @@ def _keys(code: str) -> Iterator[Edit]:
     for statement in _statements(code):
         selector, argument = _selector_today(statement.selector), statement.argument
         old_class = _CLASS.fullmatch(statement.selector)
-        if statement.takes_part:
+        if statement.part:
             argument = "settings"
         elif old_class and (old_class["name"], argument) == ("Method", "name"):
             argument = "method"
-        old, new = (
-            ".".join(filter(None, name)) for name in ((statement.selector, statement.argument), (selector, argument))
-        )
+        names = (statement.selector, statement.argument), (selector, argument)
+        old, new = (".".join(filter(None, name)) for name in names)
         if statement.inside and argument != statement.argument:
             yield Edit(statement.start, statement.end, argument, old, new)
         elif not statement.inside and old != new:

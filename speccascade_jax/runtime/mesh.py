@@ -25,10 +25,10 @@ def checked(shape: Sequence[int]) -> tuple[int, int]:
     Raises:
         ValueError: not two whole numbers from 1 up.
     """
-    given = several("mesh", shape, 1)
-    if len(given) != len(AXES):
-        raise ValueError(f"mesh={given} has {len(given)} numbers: give two, (data, model)")
-    data, model = (whole(f"mesh's {axis} axis", size, 1) for axis, size in zip(AXES, given, strict=True))
+    sizes = several("mesh", shape, 1)
+    if len(sizes) != len(AXES):
+        raise ValueError(f"mesh={sizes} has {len(sizes)} numbers: give two, (data, model)")
+    data, model = (whole(f"mesh's {axis} axis", size, 1) for axis, size in zip(AXES, sizes, strict=True))
     return data, model
 
 
@@ -46,23 +46,16 @@ def make(shape: Sequence[int]) -> Mesh | None:
         ValueError: not two numbers from 1 up, or more than there are devices.
     """
     sizes = checked(shape)
-    found = jax.devices()
-    count = math.prod(sizes)
-    if count > len(found):
-        raise ValueError(
-            f"mesh={tuple(shape)} takes {count} devices and there are {len(found)} ({found[0].platform}): make it "
-            f"smaller"
-        )
-    if jax.process_count() > 1 and not hosts.many():
-        raise ValueError(
-            f"this is one of {jax.process_count()} processes, which have not found each other: give --multiprocess"
-        )
-    if hosts.many() and count != len(found):
-        raise ValueError(
-            f"mesh={tuple(shape)} takes {count} devices, and the {jax.process_count()} processes have {len(found)}: "
-            f"take all of them, or start fewer"
-        )
+    devices, processes, count = jax.devices(), jax.process_count(), math.prod(sizes)
+    takes = f"mesh={tuple(shape)} takes {count} devices"
+    if count > len(devices):
+        raise ValueError(f"{takes} and there are {len(devices)} ({devices[0].platform}): make it smaller")
+    if processes > 1 and not hosts.many():
+        raise ValueError(f"this is one of {processes} processes, which have not found each other: give --multiprocess")
+    if hosts.many() and count != len(devices):
+        remedy = "take all of them, or start fewer"
+        raise ValueError(f"{takes}, and the {processes} processes have {len(devices)}: {remedy}")
     if count == 1:
         return None
     # sampling mixes what is sharded with what is not, which only axes that XLA sees through allow
-    return Mesh(np.array(found[:count]).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return Mesh(np.array(devices[:count]).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))

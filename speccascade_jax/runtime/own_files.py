@@ -42,16 +42,15 @@ def load(name: str) -> ModuleType:
 def _executed(module: str, path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(module, path)
     assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    sys.modules[module] = found
+    imported = sys.modules[module] = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(found)
+        spec.loader.exec_module(imported)
     except BaseException as error:
         del sys.modules[module]
         error.add_note(f"while importing {path}")
         raise
     _LOADED[module] = path
-    return found
+    return imported
 
 
 def _named(name: str) -> ModuleType:

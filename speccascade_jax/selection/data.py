@@ -5,30 +5,46 @@ and `parameters`, of each candidate its name, fingerprint and size; `seed`; and 
 `queries`, `outputs`, the folder of the target's shards, and `alignment`, the file and key of each candidate.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from speccascade_jax.core import names
-from speccascade_jax.core.names import TARGET
-from speccascade_jax.methods import build_selection
-from speccascade_jax.pairs.pair import Pair
-from speccascade_jax.selection.outputs import AGAIN, Outputs, joined, shard_names
-from speccascade_jax.storage import archives
 from speccascade_jax.storage.files import expanded, point_key
 from speccascade_jax.storage.readers import json_object
 from speccascade_jax.training import runs
+from speccascade_jax.training.heads import shards
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+SHARD = 256
+"""Queries per shard of outputs."""
 _MAKE = "python -m experiments.make_selection_data"
+AGAIN = f"remove it and make it again with {_MAKE}"
 _LOST = "damaged or missing"
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """One model's outputs for a domain's queries, in order (see `make_data`); `features` are the target's alone."""
+
+    ids: np.ndarray
+    tokens: np.ndarray
+    lengths: np.ndarray
+    features: np.ndarray | None = None
+
+
+def shard_names(first: int, count: int) -> list[str]:
+    """Returns the files of the shards of `count` queries from a domain's example `first` on."""
+    return [f"{first + at:06}-{min(SHARD, count - at)}.npz" for at in range(0, count, SHARD)]
+
+
+OF_ARMS = ("arms", "prints", "parameters")
+"""Entries of a manifest, and of its `Data`, with a value for each candidate."""
 
 
 @dataclass(frozen=True)
@@ -53,22 +69,21 @@ class Data:
     pair: str
     key: str
 
-    def among(self, arms: Sequence[str]) -> Data:
+    def among(self, arms: Sequence[str]) -> Self:
         """The data of some of the candidates, in this order; ValueError: one that the data lack."""
         if unknown := [name for name in arms if name not in self.arms]:
             raise ValueError(f"the data lack the candidate {unknown[0]!r}: {names.unknown(unknown[0], self.arms)}")
         if not arms:
             raise ValueError(f"arms is empty: name some of {', '.join(self.arms)}")
         at = [self.arms.index(name) for name in arms]
-        picked: Any = {name: tuple(getattr(self, name)[n] for n in at) for name in ("arms", "prints", "parameters")}
+        picked: Any = {name: tuple(getattr(self, name)[n] for n in at) for name in OF_ARMS}
         key = self.key if tuple(arms) == self.arms else point_key(data=self.key, arms=list(arms))
         return replace(self, alignment=self.alignment[:, at], key=key, **picked)
 
-    def rows(self, chosen: np.ndarray) -> Data:
-        """Some of the queries."""
-        return replace(
-            self, features=self.features[chosen], domain=self.domain[chosen], alignment=self.alignment[chosen]
-        )
+    def rows(self, chosen: np.ndarray) -> Self:
+        """Returns the data of some of the queries."""
+        arrays: Any = {name: getattr(self, name)[chosen] for name in ("features", "domain", "alignment")}
+        return replace(self, **arrays)
 
     def alignment_by_domain(self) -> dict[str, list[float]]:
         """Each candidate's mean alignment on each domain."""
@@ -95,37 +110,12 @@ class Data:
         if costs is not None and set(costs) != set(self.arms):
             raise ValueError(f"costs={dict(costs)} must have a number for each of {', '.join(self.arms)}")
         cheap = self.costs() if costs is None else np.asarray([costs[name] for name in self.arms], np.float64)
-        found = (alignment_weight * self.alignment + (1 - alignment_weight) * cheap[None]).astype(np.float32)
-        check_rewards(found, self.arms)
-        return found
-
-
-def check_rewards(rewards: np.ndarray, arms: Sequence[str]) -> None:
-    """ValueError for rewards `[N, K]` that are not finite; names the first."""
-    if (bad := np.argwhere(~np.isfinite(rewards))).size:
-        query, arm = bad[0]
-        raise ValueError(
-            f"the reward of {arms[arm]!r} for query {query} is {rewards[query, arm]}: rewards must be finite; make the "
-            f"data again, or give other costs"
-        )
-
-
-def manifest(
-    pair: str, loaded: Pair, prints: Mapping[str, str], sizes: Mapping[str, int], domains: list[Any], seed: int
-) -> dict[str, Any]:
-    """What the folder holds: see the module."""
-    target, features = build_selection.target_of(loaded)
-    return {
-        "format": FORMAT,
-        "pair": pair,
-        "target": target,
-        "features": features,
-        "arms": list(prints),
-        "prints": list(prints.values()),
-        "parameters": list(sizes.values()),
-        "seed": seed if TARGET in prints else None,
-        "domains": domains,
-    }
+        rewards = (alignment_weight * self.alignment + (1 - alignment_weight) * cheap[None]).astype(np.float32)
+        if (bad := np.argwhere(~np.isfinite(rewards))).size:
+            query, arm = bad[0]
+            said = f"the reward of {self.arms[arm]!r} for query {query} is {rewards[query, arm]}"
+            raise ValueError(f"{said}: rewards must be finite; make the data again, or give other costs")
+        return rewards
 
 
 def read(folder: str | Path) -> Data:
@@ -138,47 +128,37 @@ def read(folder: str | Path) -> Data:
     path = expanded(folder)
     if not (path / MANIFEST).is_file():
         raise FileNotFoundError(f"{path} holds no selection data (no {MANIFEST}): make some with {_MAKE}")
-    told = json_object(path / MANIFEST, "make the folder again")
-    if told.get("format") != FORMAT:
-        raise ValueError(f"{path / MANIFEST} has format {told.get('format')!r}, this version reads {FORMAT}")
+    manifest = json_object(path / MANIFEST, "make the folder again")
+    if manifest.get("format") != FORMAT:
+        raise ValueError(f"{path / MANIFEST} has format {manifest.get('format')!r}, this version reads {FORMAT}")
     try:
-        domains = told["domains"]
-        truths = [_target(path / each["outputs"], each["first_example"], each["queries"]) for each in domains]
-        aligned = [_alignments(path, told["arms"], each) for each in domains]
+        domains = manifest["domains"]
+        features = [_features(path / each["outputs"], each["first_example"], each["queries"]) for each in domains]
+        alignment = [_alignments(path, manifest["arms"], each) for each in domains]
+        told: Any = {name: tuple(manifest[name]) for name in OF_ARMS}
+        told |= {name: manifest[name] for name in ("target", "pair")}
         return Data(
-            features=np.concatenate([each.features for each in truths if each.features is not None]),
-            domain=np.repeat(np.arange(len(domains), dtype=np.int32), [len(each.ids) for each in truths]),
-            alignment=np.concatenate(aligned),
+            features=np.concatenate(features),
+            domain=np.repeat(np.arange(len(domains), dtype=np.int32), [len(rows) for rows in features]),
+            alignment=np.concatenate(alignment),
             domains=tuple(each["task"] for each in domains),
-            arms=tuple(told["arms"]),
-            prints=tuple(told["prints"]),
-            parameters=tuple(told["parameters"]),
-            target=told["target"],
-            pair=told["pair"],
-            key=point_key(manifest=told),
+            key=point_key(manifest=manifest),
+            **told,
         )
     except KeyError as error:
         raise ValueError(f"{path / MANIFEST} lacks an entry ({error}): make the folder again with {_MAKE}") from error
 
 
-def is_there(path: Path, key: str) -> bool:
-    """Whether a file of arrays is whole and has this key."""
-    try:
-        return path.exists() and archives.read(path)[0] == key
-    except Exception:  # see `archives.read`
-        return False
-
-
-def _target(folder: Path, first: int, count: int) -> Outputs:
-    found = joined([runs.read_shard(folder / name, Outputs, _LOST, AGAIN) for name in shard_names(first, count)])
-    if len(found.ids) != count or found.features is None or not math.isfinite(float(np.abs(found.features).sum())):
-        raise ValueError(f"{folder} holds {len(found.ids)} queries, {count} are wanted, with finite features: {AGAIN}")
-    return found
+def _features(folder: Path, first: int, count: int) -> np.ndarray:
+    parts = [runs.read_shard(folder / name, Outputs, _LOST, AGAIN) for name in shard_names(first, count)]
+    target = shards.join(parts)
+    if len(target.ids) != count or target.features is None or not math.isfinite(float(np.abs(target.features).sum())):
+        raise ValueError(f"{folder} holds {len(target.ids)} queries, {count} are wanted, with finite features: {AGAIN}")
+    return target.features
 
 
 def _alignments(folder: Path, arms: Sequence[str], domain: Mapping[str, Any]) -> np.ndarray:
-    foreign = f"belongs to other outputs: {AGAIN}"
-    files = [domain["alignment"][name] for name in arms]
+    files, foreign = [domain["alignment"][name] for name in arms], f"belongs to other outputs: {AGAIN}"
     columns = [runs.read_shard(folder / file["file"], _column, _LOST, AGAIN, file["key"], foreign) for file in files]
     return np.stack(columns, axis=1)
 

@@ -3,41 +3,133 @@
 For every query of every domain the target and each candidate write their greedy output, alone. The alignment of a
 candidate is ROUGE-L (F1) between the two texts. *Autoregressive* as a candidate is the target itself: its sampled
 output is held against its greedy one.
+
+Outputs are made once, and kept whoever else is compared. A folder of outputs holds `settings.json`, what they depend
+on, and shards `000000-256.npz`, … (first query, how many): `ids`, `tokens` `[N, L]` (0 behind the end) and `lengths`,
+of the target also `features` `[N, D]`. Each is written whole or not at all and carries a key, of the settings and its
+queries, so that more queries only add shards.
 """
 
-from __future__ import annotations
-
+import copy
 import json
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax.core.checks import check_seed, several
 from speccascade_jax.core.names import TARGET
-from speccascade_jax.core.types import BoundModel, count
-from speccascade_jax.evaluation.points import Evaluation, ModelPair, Settings, recorded
+from speccascade_jax.core.types import Array, BoundModel, Params, Prompt, count
+from speccascade_jax.engine.generate import raise_on_failure
+from speccascade_jax.engine.scoring import prompt_features
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings, recorded, validate_evaluation
 from speccascade_jax.evaluation.session import Session, load_source
-from speccascade_jax.evaluation.validation import validate_evaluation
 from speccascade_jax.methods import build_drafter, build_selection
 from speccascade_jax.methods.settings import Arm, Level
 from speccascade_jax.metrics import quality
+from speccascade_jax.models import fingerprints
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules import deferral
 from speccascade_jax.selection import data
-from speccascade_jax.selection.outputs import Outputs, Writer
+from speccascade_jax.selection.data import AGAIN, Outputs
 from speccascade_jax.storage import archives, locks
-from speccascade_jax.storage.files import expanded, plain, point_key, write_atomically
+from speccascade_jax.storage.files import claim, expanded, plain, point_key, write_atomically
+from speccascade_jax.training import runs
+from speccascade_jax.training.heads import shards
+
+REMEDY = "name another output, or remove the folder"
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A model that writes alone for the queries of a session.
+
+    Attributes:
+        session: whose examples and prompts; its pair's target is another model where a draft writes.
+        name: for progress; bound: the model; temperature: 0 is greedy; embeds: whether features are wanted too.
+    """
+
+    session: Session
+    name: str
+    bound: BoundModel
+    temperature: float = 0.0
+    seed: int = 0
+    embeds: bool = False
+
+    def settings(self) -> dict[str, Any]:
+        """Returns what the outputs depend on, but the queries themselves."""
+        session, asked = self.session, self.session.evaluation
+        settings: dict[str, Any] = {"weights": fingerprints.of_model(self.bound), "task": session.task.name}
+        settings |= {"split": asked.split, "max_new_tokens": asked.max_new_tokens, "batch": asked.quality_batch}
+        settings |= {"stop_ids": session.loaded["stop_ids"], "temperature": self.temperature}
+        return settings | {"seed": self.seed, "features": self.embeds}
+
+    def fill(self, folder: Path) -> Outputs:
+        """Writes the shards that are not there yet; returns the outputs of all queries.
+
+        Raises:
+            ValueError: a folder begun with other settings (says which), or a damaged shard.
+            FloatingPointError: NaN or infinite logits.
+        """
+        settings = self.settings()
+        claim(folder / "settings.json", settings, REMEDY)
+        asked = self.session.evaluation
+        rows = self.session.window(asked, asked.quality_examples)
+        cut = [rows[at : at + data.SHARD] for at in range(0, len(rows), data.SHARD)]
+        paths = [folder / name for name in data.shard_names(asked.first_example, len(rows))]
+        keys = [point_key(settings=settings, queries=self._queries(some)) for some in cut]
+        missing = [n for n, path in enumerate(paths) if not path.exists()]
+        began = time.monotonic()
+        for done, n in enumerate(missing, 1):
+            archives.write(paths[n], keys[n], self._write(cut[n]))
+            progress = f"shard {done} of {len(missing)}, {runs.time_left(began, done, len(missing))} left"
+            print(f"{self.session.task.name}: {self.name}, {progress}", flush=True)
+        foreign = f"holds outputs for other queries or settings than its folder's: {AGAIN}"
+        parts = zip(paths, keys, strict=True)
+        return shards.join([runs.read_shard(path, Outputs, "damaged", AGAIN, key, foreign) for path, key in parts])
+
+    def _queries(self, rows: np.ndarray) -> list[Any]:
+        return [(self.session.examples[row].id, self.session.examples[row].source) for row in rows]
+
+    def _write(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        session, settings = self._alone(), Settings(method=TARGET, temperature=self.temperature)
+        point = Point(pair=session.source, evaluation=session.evaluation, settings=settings, seed=self.seed)
+        parts = []
+        for batch, kept in session.in_batches(rows, session.evaluation.quality_batch):
+            prepared = session.prepare(point, batch)
+            generation = prepared(point.seed)
+            raise_on_failure(generation)
+            part = {"tokens": generation.tokens, "lengths": generation.lengths}
+            if self.embeds:
+                part["features"] = embedded(self.bound.model, self.bound.params, prepared.args[0])
+            parts.append({name: np.asarray(value)[:kept] for name, value in part.items()})
+        together = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        ids = np.asarray([session.examples[row].id for row in rows], np.int32)
+        return {"ids": ids, **together}
+
+    def _alone(self) -> Session:
+        """The session with this model in the target's place; prompts and examples are shared."""
+        session = copy.copy(self.session)
+        session.pair = replace(session.pair, target=self.bound, draft=self.bound, others={}, head=None, policy=None)
+        session._decoders, session._code = {}, {}  # those of the pair's own target
+        return session
+
+
+@partial(jax.jit, static_argnames="model")
+def embedded(model: Any, params: Params, prompt: Prompt) -> Array:
+    """float32 `[B, D]`: what a selection's policy reads when it decodes (METHODS section 8)."""
+    cache = model.prefill(params, prompt, prompt.tokens.shape[1] + 1)
+    return prompt_features(model, cache).astype(jnp.float32)
 
 
 def make(
-    *,
-    pair: ModelPair,
-    domains: Sequence[Evaluation],
-    drafters: Sequence[str | Level | Arm],
-    seed: int = 0,
-    output: str,
+    *, pair: ModelPair, domains: Sequence[Evaluation], drafters: Sequence[str | Level | Arm], seed: int = 0, output: str
 ) -> dict[str, Any]:
     """Write a folder of selection data; one that was killed goes on after its last shard, to the same bytes.
 
@@ -64,17 +156,19 @@ def make(
         loaded = load_source(pair)
         prints = build_selection.prints(loaded, arms)  # before anything is written
         writers = {arm.called: writer_of(loaded, arm) for arm in arms}
-        build_selection.target_of(loaded)
+        target, features = build_selection.target_of(loaded)
         sessions = [Session(pair, each.resolved(), loaded) for each in domains]
-        parts = [_domain(folder, session, writers, prints, seed) for session in sessions]
-        sizes = {arm.called: parameters(loaded, arm) for arm in arms}
-        manifest = data.manifest(pair.name, loaded, prints, sizes, parts, seed)
+        parts = [_domain(folder, session, writers, seed) for session in sessions]
+        manifest = {"format": data.FORMAT, "pair": pair.name, "target": target, "features": features}
+        manifest |= {"arms": list(prints), "prints": list(prints.values())}
+        manifest |= {"parameters": [parameters(loaded, arm) for arm in arms]}
+        manifest |= {"seed": seed if TARGET in prints else None, "domains": parts}
         write_atomically(folder / data.MANIFEST, json.dumps(plain(manifest), indent=1).encode())
-    found = data.read(folder)
-    alignment = {name: dict(zip(found.arms, means, strict=True)) for name, means in found.alignment_by_domain().items()}
+    made = data.read(folder)
+    alignment = {name: dict(zip(made.arms, means, strict=True)) for name, means in made.alignment_by_domain().items()}
     for name, means in alignment.items():
         print(f"{name}: " + ", ".join(f"{arm} {mean:.3f}" for arm, mean in means.items()) + " (mean ROUGE-L)")
-    return {"queries": len(found.features), "alignment": plain(alignment)}
+    return {"queries": len(made.features), "alignment": plain(alignment)}
 
 
 def _checked(domains: Sequence[Evaluation], drafters: Sequence[str | Level | Arm]) -> tuple[Arm, ...]:
@@ -114,10 +208,8 @@ def parameters(pair: Pair, arm: Arm) -> int:
     return sum(count(pair.model(name).params) for name in dict.fromkeys(build_drafter.models_of((arm.drafter,))))
 
 
-def _domain(
-    folder: Path, session: Session, writers: dict[str, BoundModel], prints: dict[str, str], seed: int
-) -> dict[str, Any]:
-    """Outputs and alignments of one domain; what the manifest says of it."""
+def _domain(folder: Path, session: Session, writers: dict[str, BoundModel], seed: int) -> dict[str, Any]:
+    """Writes outputs and alignments of one domain; returns what the manifest says of it."""
     where, target = folder / session.task.name, session.pair.target
     written = Writer(session, "target", target, embeds=True)
     made = point_key(written=written.settings())
@@ -131,16 +223,19 @@ def _domain(
         found = writer.fill(where / own)
         key = point_key(target=truth.tokens, drafter=found.tokens)
         aligned[name] = {"file": str(path.relative_to(folder)), "key": key}
-        if not data.is_there(path, key):
+        if not _is_there(path, key):
             archives.write(path, key, {"alignment": alignment(session, truth, found)})
-    return {
-        "task": session.task.name,
-        "queries": len(truth.ids),
-        "first_example": session.evaluation.first_example,
-        "outputs": f"{session.task.name}/{made}",
-        "alignment": aligned,
-        "examples": session.loaded["examples"],
-    }
+    name, first = session.task.name, session.evaluation.first_example
+    domain = {"task": name, "queries": len(truth.ids), "first_example": first, "outputs": f"{name}/{made}"}
+    return domain | {"alignment": aligned, "examples": session.loaded["examples"]}
+
+
+def _is_there(path: Path, key: str) -> bool:
+    """Returns whether a file of arrays is whole and has this key."""
+    try:
+        return path.exists() and archives.read(path)[0] == key
+    except Exception:  # see `archives.read`
+        return False
 
 
 def alignment(session: Session, truth: Outputs, found: Outputs) -> np.ndarray:

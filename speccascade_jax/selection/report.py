@@ -4,13 +4,12 @@ Every way is a method, every domain a task, and each pair of them a record as of
 on where it stopped, and `experiments.tables --measures selection` prints its tables again.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -88,13 +87,9 @@ def compare(
     sets = [Among(drafters=tuple(drafters), policies=tuple(policies)), *further]
     methods = list(dict.fromkeys(itertools.chain(*(methods_of(each, ways, alone) for each in sets))))
     samplings = [{"temperature": temperature} for temperature in temperatures]
+    swept: dict[str, Any] = {"block_sizes": block_sizes, "samplings": samplings, "seeds": seeds}
     of_domains = [
-        together(
-            enumerate_points(
-                pair=pair, evaluation=domain, methods=methods, block_sizes=block_sizes, samplings=samplings, seeds=seeds
-            )
-        )
-        for domain in domains
+        together(enumerate_points(pair=pair, evaluation=domain, methods=methods, **swept)) for domain in domains
     ]
     if dry_run:
         points = itertools.chain(*itertools.chain(*of_domains))

@@ -5,10 +5,9 @@ query; a learner is told its own time alone. What each query gave is one line of
 a run that was killed reads its lines, tells them to its learners again, and goes on as if nothing had happened.
 """
 
-from __future__ import annotations
-
 import base64
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,24 +17,25 @@ from typing import Any
 
 import jax
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
 from speccascade_jax.core.checks import several, whole
-from speccascade_jax.core.flat_params import Flat
 from speccascade_jax.core.names import hint
+from speccascade_jax.core.transfers import Flat
 from speccascade_jax.drafters import chooser
 from speccascade_jax.drafters.selected import SelectedDrafter
 from speccascade_jax.engine.generate import Generation, generate, raise_on_failure
-from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings, validate
 from speccascade_jax.evaluation.session import Session, load_source
-from speccascade_jax.evaluation.validation import validate
 from speccascade_jax.methods import build_selection
 from speccascade_jax.methods.settings import Arm, Level
 from speccascade_jax.models.sharding import replicate
 from speccascade_jax.pairs.pair import Pair
-from speccascade_jax.selection import learners, regret
+from speccascade_jax.selection import learners
 from speccascade_jax.selection.learners import LEARNERS, Learner, Rewards
-from speccascade_jax.selection.outputs import embedded
-from speccascade_jax.storage.files import claim, expanded, plain, point_key
+from speccascade_jax.selection.make_data import embedded
+from speccascade_jax.storage.files import claim, expanded, plain, point_key, write_atomically
 from speccascade_jax.training import runs
 
 Row = dict[str, Any]
@@ -66,7 +66,7 @@ def serve(
         learning: names of `learners.LEARNERS`.
         policy: of "thompson_prior" and "greedy"; `None`: the pair's own.
         sample: examples for quality of each phase whose embeddings alone say how features are spread.
-        noise, discount: of Thompson sampling (`posterior`); seed: of choices and outputs.
+        noise, discount: of Thompson sampling (`learners.Posterior`); seed: of choices and outputs.
         output: a folder; clock: seconds, a fake one in tests.
 
     Returns:
@@ -78,17 +78,17 @@ def serve(
         LockedError: another process serves into the folder.
     """
     _check(phases, learning, sample)
-    folder = expanded(output)
+    folder, resolved = expanded(output), tuple(phase.resolved() for phase in phases)
+    decoded: dict[str, Any] = {"drafters": tuple(drafters), "block_size": block_size, "temperature": temperature}
+    settings = Settings(method="spec_decode", choose=build_selection.RANDOM, **decoded)
+    point = Point(pair=pair, evaluation=resolved[0], settings=settings, seed=seed)
+    learnt_by: dict[str, Any] = {"learning": tuple(learning), "policy": policy, "noise": noise, "discount": discount}
     with runs.alone(folder):
-        server = Server(
-            pair=pair, phases=tuple(each.resolved() for each in phases), drafters=tuple(drafters),
-            learning=tuple(learning), policy=policy, block_size=block_size, temperature=temperature, sample=sample,
-            noise=noise, discount=discount, seed=seed,
-        )  # fmt: skip
+        server = Server(point=point, phases=resolved, sample=sample, **learnt_by)
         taught = server.learners()  # refuses what cannot be learnt with, before anything is written
         claim(folder / "settings.json", server.settings(), "name another output, or remove the folder")
         rows = server.run(taught, folder, clock)
-        regret.report(rows, folder)
+        report(rows, folder)
     return rows
 
 
@@ -109,55 +109,40 @@ def _check(phases: Sequence[Evaluation], learning: Sequence[str], sample: int) -
 class Server:
     """A stream being served; see `serve`."""
 
-    pair: ModelPair
+    point: Point
     phases: tuple[Evaluation, ...]
-    drafters: tuple[str | Level | Arm, ...]
     learning: tuple[str, ...]
     policy: str | None
-    block_size: int
-    temperature: float
     sample: int
     noise: float
     discount: float
-    seed: int
 
     def __post_init__(self) -> None:
-        self.point = Point(
-            pair=self.pair,
-            evaluation=self.phases[0],
-            settings=Settings(
-                method="spec_decode",
-                drafters=self.drafters,
-                choose=build_selection.RANDOM,
-                block_size=self.block_size,
-                temperature=self.temperature,
-            ),
-            seed=self.seed,
-        )
-        for each in self.phases:
-            validate(replace(self.point, evaluation=each))
-        self.loaded: Pair = load_source(self.pair)
-        self.sessions = [Session(self.pair, each, self.loaded) for each in self.phases]
+        for phase in self.phases:
+            validate(replace(self.point, evaluation=phase))
+        self.loaded: Pair = load_source(self.point.pair)
+        self.sessions = [Session(self.point.pair, phase, self.loaded) for phase in self.phases]
         self.sessions[0].check([self.point.settings])
         self.arms = [arm.called for arm in build_selection.arms_of(self.point.settings)]
 
-    @property
-    def asks(self) -> bool:
-        """Whether a trained policy is asked."""
-        return any(name in ("thompson_prior", "greedy") for name in self.learning)
-
     def settings(self) -> Row:
-        """What the result hangs on beside the clock."""
-        given = {name: getattr(self, name) for name in ("learning", "block_size", "temperature", "sample", "noise")}
-        given |= {"discount": self.discount, "seed": self.seed, "arms": self.arms}
+        """Returns what the result depends on beside the clock."""
+        point = self.point
+        given: Row = {"learning": self.learning}
+        given |= {name: getattr(point.settings, name) for name in ("block_size", "temperature")}
+        given |= {name: getattr(self, name) for name in ("sample", "noise", "discount")}
+        given |= {"seed": point.seed, "arms": self.arms}
         given["max_new_tokens"] = [each.max_new_tokens for each in self.phases]
         given["sampled"] = [each.quality_examples for each in self.phases]
-        arms = build_selection.arms_of(self.point.settings)
+        arms = build_selection.arms_of(point.settings)
         prints = build_selection.prints(self.loaded, arms).values()
         given["drafters"] = [[str(arm), fingerprint] for arm, fingerprint in zip(arms, prints, strict=True)]
-        given["policy"] = build_selection.policy_of(self.loaded, self.policy).fingerprint if self.asks else None
-        given["queries"] = [point_key(examples=session.loaded, count=session.evaluation.latency_examples,
-                                      first=session.evaluation.first_example) for session in self.sessions]  # fmt: skip
+        asks = not {"thompson_prior", "greedy"}.isdisjoint(self.learning)  # a trained policy
+        given["policy"] = build_selection.policy_of(self.loaded, self.policy).fingerprint if asks else None
+        given["queries"] = []
+        for session in self.sessions:
+            count, first = session.evaluation.latency_examples, session.evaluation.first_example
+            given["queries"].append(point_key(examples=session.loaded, count=count, first=first))
         return dict(plain(given))
 
     def run(self, taught: dict[str, Learner], folder: Path, clock: Callable[[], float]) -> list[Row]:
@@ -174,7 +159,8 @@ class Server:
         for number in range(len(rows), len(stream)):
             phase, place = stream[number]
             if phase not in warm:
-                self._warm(taught | fixed, phase)
+                for learner in (taught | fixed).values():  # prompts of another task may be padded to another width
+                    jax.block_until_ready(self._call(learner, phase, 0, 0)(self.point.seed).tokens)
                 warm.add(phase)
             row = self._served(taught | fixed, number, phase, place, clock)
             rows.append(row)
@@ -211,11 +197,6 @@ class Server:
         prompt = session.prepare(self.point, rows).args[0]
         return np.asarray(embedded(self.loaded.target.model, self.loaded.target.params, prompt))
 
-    def _warm(self, ways: dict[str, Learner], phase: int) -> None:
-        """Compile what a phase needs: prompts of another task may be padded to another width."""
-        for learner in ways.values():
-            jax.block_until_ready(self._call(learner, phase, 0, 0)(self.seed).tokens)
-
     def _served(self, ways: dict[str, Learner], number: int, phase: int, place: int, clock: Callable[[], float]) -> Row:
         """One query by every way, whoever went first last time going later now."""
         names = list(ways)
@@ -229,7 +210,7 @@ class Server:
         """A query's arm, time and tokens; what is learnt and laid ready between queries is no query's time."""
         ready = self._call(learner, phase, place, number)
         begin = clock()
-        generation = ready(self.seed)
+        generation = ready(self.point.seed)
         jax.block_until_ready(generation.tokens)
         seconds = clock() - begin
         raise_on_failure(generation)
@@ -256,8 +237,82 @@ class Server:
 
 
 def _tell(taught: dict[str, Learner], row: Row, rewards: dict[str, Rewards]) -> None:
-    """What a query taught every learner: its own run alone."""
+    """Tells every learner what a query taught it: its own run alone."""
     for name, learner in taught.items():
         own = row["runs"][name]
         features = np.frombuffer(base64.b64decode(own.get("features", "")), np.float32)
-        learner.learn(features, own["arm"], rewards[name](own["seconds"] / max(own["tokens"], 1)))
+        learner.learn(features, own["arm"], rewards[name](seconds_per_token(own)))
+
+
+def costs(rows: list[Row]) -> dict[str, np.ndarray]:
+    """Returns milliseconds per token of every way, float64 `[N]`, query by query."""
+    runs_of = {name: [row["runs"][name] for row in rows] for name in rows[0]["runs"]}
+    return {name: np.asarray([1e3 * seconds_per_token(run) for run in runs]) for name, runs in runs_of.items()}
+
+
+def seconds_per_token(run: Row) -> float:
+    """Returns what a way took for a token of a query."""
+    return float(run["seconds"] / max(run["tokens"], 1))
+
+
+def phases(rows: list[Row]) -> list[tuple[str, np.ndarray]]:
+    """Returns the domain and the queries (bool `[N]`) of every phase, in order."""
+    number = np.asarray([row["phase"] for row in rows])
+    return [(rows[int(np.flatnonzero(number == n)[0])]["domain"], number == n) for n in np.unique(number)]
+
+
+def summary(rows: list[Row]) -> Row:
+    """Returns the best fixed arm of the stream and of every phase, and each learner's regret per query.
+
+    Returns:
+        `best`: the arm with the least time over the stream; `phases`: for each its domain, queries, `best` arm, and
+        `ms_per_token` of every way; `learners`: for each its `regret` in ms per token and query, over the stream
+        against `best`, over `first` and `last` half of each phase against the phase's own best, and `over_knowing`,
+        its time over that of the best arm of every phase, less 1.
+    """
+    found = costs(rows)
+    arms = [name for name in found if name.startswith("always ")]
+    best = min(arms, key=lambda name: found[name].sum())
+    told, knowing = [], np.zeros(len(rows))
+    for domain, chosen in phases(rows):
+        own = min(arms, key=lambda name: found[name][chosen].sum())
+        knowing[chosen] = found[own][chosen]
+        means = {name: float(values[chosen].mean()) for name, values in found.items()}
+        told.append({"domain": domain, "queries": int(chosen.sum()), "best": own, "ms_per_token": means})
+    learnt = {name: _learner(rows, found[name], found[best], knowing) for name in found if name not in arms}
+    return {"best": best, "phases": told, "learners": learnt}
+
+
+def _learner(rows: list[Row], own: np.ndarray, best: np.ndarray, knowing: np.ndarray) -> Row:
+    halves: dict[str, list[float]] = {"first": [], "last": []}
+    for _, chosen in phases(rows):
+        at = np.flatnonzero(chosen)
+        for name, some in zip(halves, np.array_split(at, 2), strict=True):
+            halves[name].append(float((own - knowing)[some].mean()) if len(some) else math.nan)
+    over = float(own.sum() / knowing.sum() - 1)
+    return {"regret": float((own - best).mean()), **halves, "over_knowing": over}
+
+
+def report(rows: list[Row], folder: Path) -> Row:
+    """Prints what `summary` finds, writes it to `regret.json`, and draws `regret.png`."""
+    from speccascade_jax.results.report.figures import studies as figures
+
+    found = summary(rows)
+    console = Console()
+    names = list(found["phases"][0]["ms_per_token"])
+    table = Table("phase", "queries", *names, title="ms per token")
+    for phase in found["phases"]:
+        means = phase["ms_per_token"]
+        cells = [f"{means[name]:.3f}" + ("*" if name == phase["best"] else "") for name in names]
+        table.add_row(phase["domain"], str(phase["queries"]), *cells)
+    console.print(table)
+    heads = (f"regret against {found['best']}", "regret by phase, first half", "last half", "over knowing")
+    table = Table("learner", *heads)
+    for name, told in found["learners"].items():
+        halves = [", ".join(f"{value:+.4f}" for value in told[half]) for half in ("first", "last")]
+        table.add_row(name, f"{told['regret']:+.4f}", *halves, f"{told['over_knowing']:+.1%}")
+    console.print(table)
+    write_atomically(folder / "regret.json", json.dumps(plain(found), indent=1).encode())
+    figures.draw_regret(rows, found, folder / "regret.png")
+    print(f"queries: {folder / 'queries.jsonl'}\nplot: {folder / 'regret.png'}")
+    return found

@@ -4,12 +4,12 @@ Each epoch passes over the queries once, in an order that hangs on the seed and 
 function of the optimiser's step, so that a saved state is all that a killed run needs.
 """
 
-from __future__ import annotations
-
+import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -17,8 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from absl import logging
+from rich.console import Console
+from rich.table import Table
 
-from speccascade_jax.core.checks import check_seed, per_row, whole
+from speccascade_jax.core.checks import several, whole
 from speccascade_jax.core.names import hint
 from speccascade_jax.core.types import Array, Params
 from speccascade_jax.drafters import chooser
@@ -26,16 +28,48 @@ from speccascade_jax.pairs import policy_files
 from speccascade_jax.pairs.policy_files import Card, Policy
 from speccascade_jax.selection import data as selection_data
 from speccascade_jax.selection.data import Data
-from speccascade_jax.selection.objectives import OBJECTIVES
-from speccascade_jax.selection.posterior import Posterior, Whitening, learn_by_trying
+from speccascade_jax.selection.learners import Posterior, Whitening, learn_by_trying
 from speccascade_jax.storage import files
 from speccascade_jax.training import runs
-from speccascade_jax.training.epochs import EpochRun
-from speccascade_jax.training.runs import TrainState
+from speccascade_jax.training.epochs import EpochRun, check_trainer
+from speccascade_jax.training.runs import Stepped, TrainState
 
+Row = dict[str, Any]
 LINUCB = "linucb"
+LINEAR = "linear"
+"""Among objectives of `curves`: a linear policy by the trainer's own objective."""
 FILE = policy_files.FILE
 """What is written into the run's folder."""
+
+
+def reinforce(scores: Array, rewards: Array, drawn: Array) -> Array:
+    """`−r(q, a) log π(a|q)`: its gradient is an unbiased estimate of that of `expected`.
+
+    Args:
+        scores: `[B, K]`, logits of the policy; rewards: `[B, K]`; drawn: int32 `[B]`, an arm `a ~ π` for each query.
+    """
+    weighted = rewards * jax.nn.log_softmax(scores, -1)
+    return -jnp.take_along_axis(weighted, drawn[:, None], axis=1)[:, 0]
+
+
+def expected(scores: Array, rewards: Array, drawn: Array) -> Array:
+    """`−Σ_a π(a|q) r(q, a)`: the paper's `J`, exactly."""
+    return -(jax.nn.softmax(scores, -1) * rewards).sum(-1)
+
+
+def best_arm(scores: Array, rewards: Array, drawn: Array) -> Array:
+    """Cross-entropy to the arm with the highest reward; arms that share it share the weight."""
+    best = rewards >= rewards.max(-1, keepdims=True)
+    weight = best / best.sum(-1, keepdims=True)
+    return -(weight * jax.nn.log_softmax(scores, -1)).sum(-1)
+
+
+Objective = Callable[[Array, Array, Array], Array]
+OBJECTIVES: dict[str, Objective] = {"reinforce": reinforce, "expected": expected, "best_arm": best_arm}
+"""Name -> `(scores, rewards, drawn) -> losses [B]` (METHODS section 8).
+
+The rewards of all arms are known beforehand, so the expectation whose gradient REINFORCE estimates is known too.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +79,7 @@ class PolicyTrainer:
     Attributes:
         run_dir: where state, metrics and the policy go; a run found there is resumed.
         data: a folder of `experiments.make_selection_data`; arms: which of its candidates, in which order (empty: all).
-        objective: a name of `objectives.OBJECTIVES`, or "linucb", which learns a linear policy by trying.
+        objective: a name of `OBJECTIVES`, or "linucb", which learns a linear policy by trying.
         hidden: widths of the hidden layers, tanh between; none is a linear policy.
         alignment_weight: of the rewards, 1 is alignment alone; costs: of each arm, instead of those by parameters.
         queries: how many to learn from, at random (0: all that are not held out); held_out: share that is judged.
@@ -76,20 +110,13 @@ class PolicyTrainer:
     def __post_init__(self) -> None:
         for name in ("arms", "hidden", "betas"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        for name in ("batch", "epochs", *(["queries"] if self.queries else [])):
-            whole(name, getattr(self, name), 1)
         for width in self.hidden:
             whole("hidden", width, 1)
-        check_seed(self.seed)
-        per_row("rate", self.rate, 1)
+        check_trainer(self, "rate", "batch", "epochs", *(["queries"] if self.queries else []))
         known = [*OBJECTIVES, LINUCB]
         if self.objective not in known:
             near = hint(self.objective, known)
             raise ValueError(f"unknown objective {self.objective!r}; {near}choose one of {', '.join(known)}")
-        if not self.rate > 0 or self.weight_decay < 0:
-            raise ValueError(f"rate={self.rate} must be above 0 and weight_decay={self.weight_decay} not below it")
-        if not 0 < self.held_out < 1:
-            raise ValueError(f"held_out={self.held_out} is outside (0, 1)")
         if not 0 <= self.alignment_weight <= 1:
             raise ValueError(f"alignment_weight={self.alignment_weight} is outside 0 … 1: 1 is alignment alone")
 
@@ -100,7 +127,7 @@ class PolicyTrainer:
 
 
 def initial(features: int, hidden: tuple[int, ...], arms: int, seed: int) -> Params:
-    """Layers as `choosing.perceptron` reads them, uniform in ±1/√fan-in: what the paper's library starts with."""
+    """Returns layers as `chooser.perceptron` reads them, uniform in ±1/√fan-in, as in the paper's library."""
     sizes = list(zip((features, *hidden), (*hidden, arms), strict=True))
     params = {}
     for number, (wide, out) in enumerate(sizes):
@@ -127,8 +154,8 @@ class Queries(NamedTuple):
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
 def train_step(
     objective: str, optimizer: optax.GradientTransformation, state: TrainState, queries: Queries, key: Array
-) -> tuple[TrainState, dict[str, Array]]:
-    """One step; arms are drawn with bits of the step's own."""
+) -> Stepped:
+    """Takes one step; arms are drawn with bits of the step's own."""
     weight = queries.counted / queries.counted.sum()
     uniforms = jax.random.uniform(jax.random.fold_in(key, state.step), queries.rewards.shape)
 
@@ -171,7 +198,7 @@ class Run(EpochRun):
 
     def learn_by_gradient(self) -> Params:
         """Trains to the end; returns the parameters."""
-        self.train()
+        self.train(self.trainer.save_every_seconds)
         return jax.device_get(self.state.params)
 
     def step(self, epoch: int, batch: Queries) -> dict[str, Array]:
@@ -205,25 +232,17 @@ class Run(EpochRun):
         return posterior.params()
 
     def policy(self, params: Params) -> Policy:
-        trainer, found = self.trainer, self.data
-        card = Card(
-            scores="ridge" if trainer.objective == LINUCB else "perceptron",
-            features=found.features.shape[1],
-            arms=found.arms,
-            prints=found.prints,
-            target=found.target,
-            trained=trainer.objective,
-            alignment_weight=trainer.alignment_weight,
-            pair=found.pair,
-            data=found.key,
-            queries=len(self.rows),
-            steps=int(self.state.step),
-        )
-        return Policy(params, card)
+        """Returns parameters with their card."""
+        trainer, data = self.trainer, self.data
+        facts: Any = {name: getattr(data, name) for name in ("arms", "prints", "target", "pair")}
+        facts |= {"features": data.features.shape[1], "data": data.key}
+        facts |= {"trained": trainer.objective, "alignment_weight": trainer.alignment_weight}
+        facts |= {"queries": len(self.rows), "steps": int(self.state.step)}
+        return Policy(params, Card(scores="ridge" if trainer.objective == LINUCB else "perceptron", **facts))
 
 
 def split(count: int, held_out: float, wanted: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows to learn from (`wanted`, 0: all) and rows that are judged: the same ones however many are learnt from.
+    """Returns rows to learn from (`wanted`, 0: all), and rows to judge: the same however many are learnt from.
 
     Raises:
         ValueError: fewer rows than wanted.
@@ -232,15 +251,13 @@ def split(count: int, held_out: float, wanted: int, seed: int) -> tuple[np.ndarr
     judged_count = min(max(1, round(held_out * count)), count - 1)
     rows = order[judged_count:]
     if count < 2 or wanted > len(rows):
-        raise ValueError(
-            f"queries={wanted or 1}, and the data have {count}, of which {judged_count} are held out: make more, or "
-            f"ask for fewer"
-        )
+        there = f"the data have {count}, of which {judged_count} are held out"
+        raise ValueError(f"queries={wanted or 1}, and {there}: make more, or ask for fewer")
     return rows[: wanted or len(rows)], order[:judged_count]
 
 
 def judged(policy: Policy, found: Data, rewards: np.ndarray) -> dict[str, Any]:
-    """How a policy does on queries whose rewards `[N, K]` are known.
+    """Judges how a policy does on queries whose rewards `[N, K]` are known.
 
     Returns:
         `judged`, how many queries; mean `reward` of the greedy and the dynamic policy, of each arm always, at random,
@@ -252,11 +269,102 @@ def judged(policy: Policy, found: Data, rewards: np.ndarray) -> dict[str, Any]:
     taken = np.take_along_axis(rewards, greedy[:, None], axis=1)[:, 0]
     means = {"greedy": taken, "dynamic": (law * rewards).sum(-1), "random": rewards.mean(-1), "oracle": rewards.max(-1)}
     means |= {f"always {name}": rewards[:, n] for n, name in enumerate(found.arms)}
-    choices = {
-        domain: {name: float((greedy[found.domain == n] == k).mean()) for k, name in enumerate(found.arms)}
-        for n, domain in enumerate(found.domains)
-        if (found.domain == n).any()
-    }
+    choices = {}
+    for n in np.unique(found.domain):
+        taken_there = greedy[found.domain == n]
+        choices[found.domains[n]] = {name: float((taken_there == k).mean()) for k, name in enumerate(found.arms)}
     best = float((taken >= rewards.max(-1) - 1e-6).mean())
     told = {name: round(float(values.mean()), 4) for name, values in means.items()}
     return {"judged": len(rewards), "best": round(best, 4), "reward": told, "choices": files.plain(choices)}
+
+
+def curves(
+    trainer: PolicyTrainer,
+    *,
+    queries: Sequence[int] = (64, 256, 1024),
+    objectives: Sequence[str] = ("reinforce", "expected", "best_arm", LINEAR, "linucb"),
+    seeds: Sequence[int] = (0, 1, 2),
+) -> list[Row]:
+    """Trains a policy for every number of queries, objective and seed (paper 5, Figure 3).
+
+    The same held-out queries judge all of a seed: their reward is known for every arm. What a policy's choices are
+    worth in time, `selection.report` measures.
+
+    Runs lie in `<run_dir>/curves/…`: one that was killed goes on, and those that ended are not run again, but LinUCB's
+    single pass.
+
+    Args:
+        queries: numbers to learn from; those that the data lack are left out, and what all of them give is added.
+        objectives: as of `PolicyTrainer`, or `LINEAR`.
+
+    Returns:
+        The rows, one for each run: `queries`, `objective`, `seed`, `best`, `reward`, `choices`.
+    """
+    several("queries", queries, 1)
+    several("objectives", objectives, 1)
+    several("seeds", seeds, 1)
+    for count in queries:
+        whole("queries", count, 1)
+    total = len(selection_data.read(trainer.data).features)
+    most = len(split(total, trainer.held_out, 0, trainer.seed)[0])
+    counts = sorted({count for count in queries if count < most} | {most})
+    runs = []  # all are checked before one is trained
+    for objective, count, seed in itertools.product(objectives, counts, seeds):
+        kind: Row = {"hidden": ()} if objective == LINEAR else {"objective": objective}
+        folder = Path(trainer.run_dir, "curves", f"{objective}-{count}-{seed}")
+        runs.append((objective, replace(trainer, **kind, run_dir=str(folder), queries=count, seed=seed)))
+    rows = [{"objective": name, "queries": run.queries, "seed": run.seed, **run.run()} for name, run in runs]
+    _keep(trainer, "curves", rows)
+    _show_curves(rows)
+    return rows
+
+
+def weights(trainer: PolicyTrainer, *, alignment_weights: Sequence[float] = (0.0, 0.5, 1.0)) -> list[Row]:
+    """Trains a policy for every weight (paper 5, Figure 2); says how often it takes each arm, and what that gives.
+
+    Returns:
+        The rows, one for each weight: `alignment_weight`, `best`, `reward`, `choices`.
+    """
+    several("alignment_weights", alignment_weights, 1)
+    folder = Path(trainer.run_dir, "weights")
+    runs = [replace(trainer, alignment_weight=w, run_dir=str(folder / f"{w:g}")) for w in alignment_weights]
+    rows = [{"alignment_weight": run.alignment_weight, **run.run()} for run in runs]
+    _keep(trainer, "weights", rows)
+    _show_weights(rows)
+    return rows
+
+
+def _keep(trainer: PolicyTrainer, name: str, rows: list[Row]) -> None:
+    from speccascade_jax.results.report.figures import studies as figures
+
+    folder = files.expanded(trainer.run_dir)
+    files.write_atomically(folder / f"{name}.json", json.dumps(files.plain(rows), indent=1).encode())
+    getattr(figures, f"draw_{name}")(rows, folder / f"{name}.png")
+    print(f"rows: {folder / name}.json\nplot: {folder / name}.png")
+
+
+def _show_curves(rows: list[Row]) -> None:
+    console, objectives = Console(), list(dict.fromkeys(row["objective"] for row in rows))
+    heads = [f"{name}: best arm, reward" for name in objectives]
+    table = Table("queries", *heads, title="held-out queries, mean over seeds")
+    for count in sorted({row["queries"] for row in rows}):
+        some = [row for row in rows if row["queries"] == count]
+        table.add_row(str(count), *(_means([row for row in some if row["objective"] == name]) for name in objectives))
+    console.print(table)
+    rewards = [f"{name} {value:.4f}" for name, value in rows[-1]["reward"].items() if name not in ("greedy", "dynamic")]
+    console.print(", ".join(rewards), "(last seed)")
+
+
+def _means(rows: list[Row]) -> str:
+    best = sum(row["best"] for row in rows) / len(rows)
+    reward = sum(row["reward"]["greedy"] for row in rows) / len(rows)
+    return f"{best:.1%}, {reward:.4f}"
+
+
+def _show_weights(rows: list[Row]) -> None:
+    domains = rows[0]["choices"]
+    table = Table("alignment weight", "reward", "best arm", *(f"{name}: choices" for name in domains))
+    for row in rows:
+        shares = [", ".join(f"{arm} {share:.0%}" for arm, share in arms.items()) for arms in row["choices"].values()]
+        table.add_row(f"{row['alignment_weight']:g}", f"{row['reward']['greedy']:.4f}", f"{row['best']:.1%}", *shares)
+    Console().print(table)

@@ -154,7 +154,7 @@ class AcceptanceHead(Capped):
 class Oracle(Capped):
     """Lemma 2.1's: stop before every token that will not be kept. Parameters: bool `[B, L]`, where to stop before.
 
-    What is to be known beforehand, `methods.oracle` finds out.
+    What is to be known beforehand, `methods.generations` finds out.
     """
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:

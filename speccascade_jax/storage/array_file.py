@@ -1,7 +1,5 @@
 """Files of a few arrays with a card that says what they are: acceptance heads, heads of early exits, policies."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields

@@ -1,8 +1,8 @@
 """Digests of whole files: in `checksums.json` beside them, or at their end.
 
 A flipped bit in a vocabulary or a configuration is a valid file of something else, so nothing but a digest can see it.
-`checksums.json` lies in the files' folder; its entry "bytes" maps names to digests (`checkpoints.checksums` adds those
-of tensors). A folder without it, or a file that it does not list, is read as it is.
+`checksums.json` lies in the files' folder; its entry "bytes" maps names to digests (`checkpoints.huggingface` adds
+those of tensors). A folder without it, or a file that it does not list, is read as it is.
 """
 
 import hashlib

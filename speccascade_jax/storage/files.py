@@ -93,6 +93,23 @@ def write_atomically(path: str | Path, *content: str | bytes) -> None:
         _sync_folder(path.parent)
 
 
+def check_replaceable(path: str | Path, *marks: str) -> None:
+    """Refuses, before anything is measured, to write a report over a file that is none.
+
+    Args:
+        marks: texts that stand in every such report.
+
+    Raises:
+        ValueError: names the file and the remedy.
+    """
+    path = expanded(path)
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no file that a report could be written to: name another output")
+    content = path.read_bytes() if path.exists() else b""
+    if content.strip() and not all(mark.encode() in content for mark in marks):
+        raise ValueError(f"{path} is no report of an earlier run, and is not replaced: name another output, or move it")
+
+
 @contextlib.contextmanager
 def naming(path: str | Path) -> Iterator[None]:
     """Errors of the system inside the block name `path`, and what to do about a full disk."""

@@ -3,8 +3,6 @@
 The place in the data is a function of the optimiser's step, so a saved state is all that a killed run needs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -13,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import optax
 from absl import logging
 
@@ -23,8 +20,7 @@ from speccascade_jax.evaluation.points import ModelPair
 from speccascade_jax.evaluation.session import load_source
 from speccascade_jax.storage import files
 from speccascade_jax.training import runs
-from speccascade_jax.training.heads.mixing import Batch, Batches, split
-from speccascade_jax.training.heads.shards import prompt_keys, read
+from speccascade_jax.training.heads import mixing, shards
 from speccascade_jax.training.runs import TrainState
 
 
@@ -58,19 +54,24 @@ class EpochTrainer:
     save_every_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        several("data", self.data, 1)
-        object.__setattr__(self, "data", tuple(self.data))
-        for name in ("batch_positions", "epochs", "log_every"):
-            whole(name, getattr(self, name), 1)
-        check_seed(self.seed)
-        for name in ("peak", "weight_decay"):
-            per_row(name, getattr(self, name), 1)
-        if not self.peak > 0 or self.weight_decay < 0:
-            raise ValueError(f"peak={self.peak} must be above 0 and weight_decay={self.weight_decay} not below it")
+        object.__setattr__(self, "data", several("data", self.data, 1))
+        check_trainer(self, "peak", "batch_positions", "epochs", "log_every")
         if not self.save_every_seconds >= 0:
             raise ValueError(f"save_every_seconds={self.save_every_seconds} is no time; 0 saves after every step")
-        if not 0 < self.held_out < 1:
-            raise ValueError(f"held_out={self.held_out} is outside (0, 1)")
+
+
+def check_trainer(trainer: Any, rate: str, *counts: str) -> None:
+    """Refuses settings of a trainer without meaning: its learning rate (named `rate`), counts and share held out."""
+    for name in counts:
+        whole(name, getattr(trainer, name), 1)
+    check_seed(trainer.seed)
+    for name in (rate, "weight_decay"):
+        per_row(name, getattr(trainer, name), 1)
+    if not getattr(trainer, rate) > 0 or trainer.weight_decay < 0:
+        wanted = f"must be above 0 and weight_decay={trainer.weight_decay} not below it"
+        raise ValueError(f"{rate}={getattr(trainer, rate)} {wanted}")
+    if not 0 < trainer.held_out < 1:
+        raise ValueError(f"held_out={trainer.held_out} is outside (0, 1)")
 
 
 @functools.cache  # equal runs share their compiled step
@@ -80,8 +81,8 @@ def optimizer(peak: float, warmup_steps: int, steps: int, weight_decay: float) -
     return optax.adamw(rate, weight_decay=weight_decay)
 
 
-class EpochRun:
-    """A trainer at work: its state, its log, its place in the epochs. Subclasses say what is trained on what.
+class EpochRun(runs.Run):
+    """A trainer at work over epochs: its place in them follows from the step. Subclasses say what is trained on what.
 
     Attributes:
         steps_per_epoch, total: optimiser steps, which `prepare` sets.
@@ -97,14 +98,10 @@ class EpochRun:
     data: Any
 
     def __init__(self, trainer: Any):
-        self.trainer, self.directory = trainer, files.expanded(trainer.run_dir)
+        self.trainer, begun = trainer, files.expanded(trainer.run_dir) / "settings.json"
         params, self.optimizer = self.prepare()
-        files.claim(self.directory / "settings.json", self.settings(), "name another run_dir, or remove it")
-        self.state, logged = TrainState.fresh(params, self.optimizer), None
-        if saved := runs.load_state(self.directory, self.state):
-            self.state, logged = jax.tree.map(jnp.asarray, saved[0]), saved[1].get("logged")
-            logging.info("resuming %s at step %d of %d", self.directory, int(self.state.step), self.total)
-        self.log = runs.MetricsLog(self.directory / runs.METRICS_FILE, int(self.state.step), logged)
+        files.claim(begun, self.settings(), "name another run_dir, or remove it")
+        super().__init__(trainer, TrainState.fresh(params, self.optimizer))
 
     def prepare(self) -> tuple[Params, optax.GradientTransformation]:
         """Loads the data, sets the numbers of steps; returns the parameters to begin with and the optimiser."""
@@ -120,33 +117,22 @@ class EpochRun:
 
     def report(self, step: int, epoch: int, losses: dict[str, Array]) -> None:
         """Logs what there is to say after `step` steps."""
-        raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:
         """Returns what the result depends on, the data by their key."""
         chosen = {name: value for name, value in dataclasses.asdict(self.trainer).items() if name not in self.FREE}
         return dict(files.plain(chosen | {"data": self.data.key}))
 
-    def _remaining(self) -> Iterator[tuple[int, Any]]:
+    def remaining(self) -> Iterator[tuple[int, Any]]:
         """Yields epoch and batch of every step that is still to come."""
         begun, first = divmod(int(self.state.step), self.steps_per_epoch)
         for epoch in range(begun, self.trainer.epochs):
             for batch in itertools.islice(self.batches(epoch), first if epoch == begun else 0, None):
                 yield epoch, batch
 
-    def train(self) -> None:
-        """Trains until the last epoch is done and saves the state."""
-        saved_at = time.monotonic()
-        for step, (epoch, batch) in enumerate(self._remaining(), int(self.state.step) + 1):
-            self.report(step, epoch, self.step(epoch, batch))
-            if time.monotonic() - saved_at > self.trainer.save_every_seconds:
-                self.save()  # when all is logged: a run that goes on from here logs nothing of this step
-                saved_at = time.monotonic()
-        self.save()
-
-    def save(self) -> None:
-        """Writes the resumable state."""
-        runs.save_state(self.directory, self.state, {"logged": self.log.logged})
+    def take(self, step: int, batch: tuple[int, Any]) -> None:
+        """Takes a step and reports on it."""
+        self.report(step, batch[0], self.step(*batch))
 
 
 class AcceptanceRun(EpochRun):
@@ -160,19 +146,19 @@ class AcceptanceRun(EpochRun):
     evaluated: dict[str, Any] | None = None
 
     def prepare(self) -> tuple[Params, optax.GradientTransformation]:
-        """Loads the pair and its data; returns what `initial` gives, and AdamW with a warm-up."""
+        """Loads the pair and its data; returns what to begin with, and AdamW with a warm-up."""
         trainer = self.trainer
-        self.data = read(trainer.data)
+        self.data = shards.read(trainer.data)
         self.pair = load_source(trainer.pair)
-        prompts = prompt_keys(self.data.examples.prompt())
-        self.train_rows, self.held_out_rows = split(prompts, trainer.held_out, trainer.seed)
-        self.cuts = Batches(self.data.examples, trainer.batch_positions)
+        prompts = shards.prompt_keys(self.data.examples.prompt())
+        self.train_rows, self.held_out_rows = mixing.split(prompts, trainer.held_out, trainer.seed)
+        self.cuts = mixing.Batches(self.data.examples, trainer.batch_positions)
         self.steps_per_epoch = len(self.cuts.cut(self.train_rows))
         self.total = self.steps_per_epoch * trainer.epochs
-        params = self.initial()
-        return params, optimizer(trainer.peak, self.warmup_steps(), self.total, trainer.weight_decay)
+        params, warmup_steps = self.initial()
+        return params, optimizer(trainer.peak, warmup_steps, self.total, trainer.weight_decay)
 
-    def batches(self, epoch: int) -> list[Batch]:
+    def batches(self, epoch: int) -> list[mixing.Batch]:
         """Returns an epoch's batches of the prompts that are not held out."""
         return self.cuts.epoch(self.train_rows, self.trainer.seed, epoch)
 
@@ -190,16 +176,21 @@ class AcceptanceRun(EpochRun):
     def finish(self) -> dict[str, Any]:
         """Trains until the last epoch is done, writes the result; returns what was found after that epoch."""
         self.began, self.first_step = time.monotonic(), int(self.state.step)
-        self.train()
+        self.train(self.trainer.save_every_seconds)
         self.write()
         return self.evaluate() if self.evaluated is None else self.evaluated
 
-    def initial(self) -> Params:
-        """Returns the parameters to begin with; refuses data that were not made with this pair."""
-        raise NotImplementedError
+    def facts(self) -> dict[str, Any]:
+        """Returns what a card says of the data and the steps of what was trained."""
+        prompts, positions = len(self.train_rows), int(self.data.examples.lengths[self.train_rows].sum())
+        return {"data": self.data.key, "prompts": prompts, "positions": positions, "steps": int(self.state.step)}
 
-    def warmup_steps(self) -> int:
-        """Returns the number of steps in which the rate rises."""
+    def initial(self) -> tuple[Params, int]:
+        """Returns the parameters to begin with, and in how many steps the rate rises.
+
+        Raises:
+            ValueError: data that were not made with this pair.
+        """
         raise NotImplementedError
 
     def evaluate(self) -> dict[str, Any]:
@@ -208,4 +199,3 @@ class AcceptanceRun(EpochRun):
 
     def write(self) -> None:
         """Writes what was trained."""
-        raise NotImplementedError

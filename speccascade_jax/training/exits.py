@@ -5,8 +5,6 @@ position of the target's own outputs, as KL divergence. Frozen layers give the s
 the time goes, so all are trained at once; they share nothing else, and each ends as it would alone.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from functools import partial
 from typing import Any
@@ -18,7 +16,7 @@ import optax
 from absl import logging
 
 from speccascade_jax.core.checks import several, whole
-from speccascade_jax.core.types import Array, BoundModel, Params
+from speccascade_jax.core.types import Array, Params
 from speccascade_jax.models import fingerprints
 from speccascade_jax.models.early_exit import Places, depth_of, distinct, early_exit, restored, shared_head
 from speccascade_jax.models.teacher_forcing import continued
@@ -27,7 +25,7 @@ from speccascade_jax.storage import files
 from speccascade_jax.training import runs
 from speccascade_jax.training.epochs import AcceptanceRun, EpochTrainer
 from speccascade_jax.training.heads.mixing import Batch
-from speccascade_jax.training.runs import TrainState
+from speccascade_jax.training.runs import Stepped, TrainState
 
 FILE = "exit_heads.msgpack"
 """What is written into the run's folder."""
@@ -58,17 +56,14 @@ class ExitTrainer(EpochTrainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        several("layers", self.layers, 1)
-        object.__setattr__(self, "layers", tuple(self.layers))
+        object.__setattr__(self, "layers", several("layers", self.layers, 1))
         for layer in (*self.layers, *(() if self.towards is None else (self.towards,))):
             whole("layers", layer, 0)
         if len(set(self.layers)) < len(self.layers):
             raise ValueError(f"layers={self.layers} names one twice: name each exit once")
         if self.towards is not None and (not self.init_from or self.towards in self.layers):
-            raise ValueError(
-                f"towards={self.towards}: an exit teaches others with a head that it has; give init_from, and leave "
-                f"it out of layers={self.layers}"
-            )
+            remedy = f"give init_from, and leave it out of layers={self.layers}"
+            raise ValueError(f"towards={self.towards}: an exit teaches others with a head that it has; {remedy}")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"warmup={self.warmup} is no share of the steps: give a number in [0, 1)")
 
@@ -78,11 +73,13 @@ class ExitTrainer(EpochTrainer):
             return Run(self).finish()
 
 
+Lesson = tuple[list[Array], Array, Array]
+"""States `[B, T, E]` of every exit, the teacher's log-law `[B, T, V]`, and which positions count, bool `[B, T]`."""
+
+
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def frozen(
-    models: tuple[Any, ...], teacher: Any, places: Places, held: list[Array], batch: Batch
-) -> tuple[list[Array], Array]:
-    """What exits give along a batch: states `[B, T, E]` of each, and the teacher's log-law `[B, T, V]`.
+def frozen(models: Any, teacher: Any, places: Places, held: list[Array], batch: Batch) -> tuple[list[Array], Array]:
+    """Returns what exits give along a batch: the states of each, and the teacher's log-law (see `Lesson`).
 
     Args:
         places, held: `distinct` parameters of the exits and, last, of the teacher: what they share is computed once.
@@ -91,39 +88,32 @@ def frozen(
     tokens = jnp.asarray(batch.tokens)[:, :-1]
     hidden = [continued(model, own, batch.prompt, tokens).hidden for model, own in zip(models, bound[:-1], strict=True)]
     logits = continued(teacher, bound[-1], batch.prompt, tokens).logits[..., : teacher.vocab_size]
-    return [each for each in hidden if each is not None], jax.nn.log_softmax(logits)
+    return [states for states in hidden if states is not None], jax.nn.log_softmax(logits)
 
 
-def head_logits(model: Any, kernel: Array, hidden: Array) -> Array:
-    """float32 logits `[..., V]` of an exit's own head, by the very code that it drafts with."""
+def head_log_law(model: Any, kernel: Array, hidden: Array) -> Array:
+    """Returns the log-law `[..., V]` of an exit's own head in float32, by the very code that it drafts with."""
     params = {"decoder": {"logits_dense": {"kernel": kernel}}}
-    found: Array = model.model._apply(params, hidden, method="logits")
-    return found[..., : model.vocab_size]
+    logits: Array = model.model._apply(params, hidden, method="logits")
+    return jax.nn.log_softmax(logits[..., : model.vocab_size])
 
 
 def divergences(model: Any, kernel: Array, hidden: Array, taught: Array, counted: Array) -> Array:
-    """The sum of `KL(teacher || exit)` in nats over the positions that are `counted` `[B, T]`."""
-    own = jax.nn.log_softmax(head_logits(model, kernel, hidden))
-    each = jnp.sum(jnp.where(taught > -jnp.inf, jnp.exp(taught) * (taught - own), 0.0), axis=-1)
-    return jnp.sum(jnp.where(counted, each, 0.0))
+    """Returns the sum of `KL(teacher || exit)` in nats over the positions that are `counted` `[B, T]`."""
+    log_law = head_log_law(model, kernel, hidden)
+    terms = jnp.sum(jnp.where(taught > -jnp.inf, jnp.exp(taught) * (taught - log_law), 0.0), axis=-1)
+    return jnp.sum(jnp.where(counted, terms, 0.0))
 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
-def train_step(
-    models: tuple[Any, ...],
-    optimizer: optax.GradientTransformation,
-    state: TrainState,
-    hidden: list[Array],
-    taught: Array,
-    counted: Array,
-) -> tuple[TrainState, dict[str, Array]]:
-    """One step of all heads; the divergences by layer, in nats a position."""
+def train_step(models: Any, optimizer: optax.GradientTransformation, state: TrainState, lesson: Lesson) -> Stepped:
+    """Takes one step of all heads; the losses are the divergences by layer, in nats a position."""
+    hidden, taught, counted = lesson
 
     def total(params: Params) -> tuple[Array, dict[str, Array]]:
-        sums = {
-            name: divergences(model, params[name], states, taught, counted) / jnp.maximum(counted.sum(), 1)
-            for model, name, states in zip(models, params, hidden, strict=True)
-        }
+        sums = {}
+        for model, name, states in zip(models, params, hidden, strict=True):
+            sums[name] = divergences(model, params[name], states, taught, counted) / jnp.maximum(counted.sum(), 1)
         return jnp.sum(jnp.stack(list(sums.values()))), sums
 
     grads, losses = jax.grad(total, has_aux=True)(state.params)
@@ -132,10 +122,10 @@ def train_step(
 
 @partial(jax.jit, static_argnums=0)
 def compared(model: Any, kernel: Array, hidden: Array, taught: Array, counted: Array) -> tuple[Array, Array, Array]:
-    """Sums over positions: the divergence, the mass shared with the teacher, and where both say the same token."""
-    own = jax.nn.log_softmax(head_logits(model, kernel, hidden))
-    shared = jnp.sum(jnp.minimum(jnp.exp(own), jnp.exp(taught)), axis=-1)
-    same = own.argmax(-1) == taught.argmax(-1)
+    """Sums over positions the divergence, the mass shared with the teacher, and where both say the same token."""
+    log_law = head_log_law(model, kernel, hidden)
+    shared = jnp.sum(jnp.minimum(jnp.exp(log_law), jnp.exp(taught)), axis=-1)
+    same = log_law.argmax(-1) == taught.argmax(-1)
     divergence = divergences(model, kernel, hidden, taught, counted)
     return divergence, jnp.where(counted, shared, 0.0).sum(), jnp.where(counted, same, False).sum()
 
@@ -149,90 +139,72 @@ class Run(AcceptanceRun):
 
     def _check(self) -> None:
         """Refuses data that were made with another pair, layers that there are not, heads of another target."""
-        made, found = self.data.manifest["pair_fingerprint"], self.pair.fingerprint
-        if made != found:
-            raise ValueError(
-                f"the data were made with the pair {made} ({self.data.manifest['pair']!r}), but {self.pair.name!r} is "
-                f"{found}: make data with this pair (experiments/make_acceptance_data.py)"
-            )
+        made, pair = self.data.manifest, self.pair
+        if made["pair_fingerprint"] != pair.fingerprint:
+            theirs = f"the pair {made['pair_fingerprint']} ({made['pair']!r})"
+            remedy = "make data with this pair (experiments/make_acceptance_data.py)"
+            raise ValueError(f"the data were made with {theirs}, but {pair.name!r} is {pair.fingerprint}: {remedy}")
         depth = depth_of(self.pair.target.model)
         if wrong := [layer for layer in self.trainer.layers if layer >= depth]:
             raise ValueError(f"there is nothing to train at layer {wrong[0]}: exits are below layer {depth}, the last")
-        self.given: exit_files.ExitHeads | None = None
-        if self.trainer.init_from:
-            self.given = exit_files.load(self.trainer.init_from)
-            self.given.check(self.pair.target, self.trainer.init_from)
 
-    def initial(self) -> Params:
-        """Returns the given heads, and the target's own where none is."""
+    def initial(self) -> tuple[Params, int]:
+        """Returns the heads of `init_from`, or the target's own, and the warm-up's share of all steps."""
         self._check()
+        trainer, target = self.trainer, self.pair.target
+        self.given, self.teacher = None, target
+        if trainer.init_from:
+            self.given = exit_files.load(trainer.init_from)
+            self.given.check(target, trainer.init_from)
+            if (layer := trainer.towards) is not None:
+                self.teacher = early_exit(target, layer, self.given.kernel(layer, trainer.init_from))
         given = {} if self.given is None else self.given.kernels
-        own = jnp.asarray(shared_head(self.pair.target))
+        shared = jnp.asarray(shared_head(target))
         # arrays of their own: a step gives up those of the state before it
-        kernels = {layer: jnp.array(given.get(layer, own)) for layer in sorted(self.trainer.layers)}
+        kernels = {layer: jnp.array(given.get(layer, shared)) for layer in sorted(trainer.layers)}
         # only their states are read: which head they have here means nothing
-        self.exits = [early_exit(self.pair.target, layer, own) for layer in kernels]
-        self.teacher = self._teacher()
-        return {f"{layer:03}": kernel for layer, kernel in kernels.items()}
-
-    def _teacher(self) -> BoundModel:
-        towards = self.trainer.towards
-        if towards is None or self.given is None:
-            return self.pair.target
-        return early_exit(self.pair.target, towards, self.given.kernel(towards, self.trainer.init_from))
-
-    def warmup_steps(self) -> int:
-        """The trainer's share of all steps."""
-        return round(self.trainer.warmup * self.total)
+        self.exits = [early_exit(target, layer, shared) for layer in kernels]
+        self.models = tuple(exit.model for exit in self.exits)
+        return {f"{layer:03}": kernel for layer, kernel in kernels.items()}, round(trainer.warmup * self.total)
 
     def settings(self) -> dict[str, Any]:
-        """As every run's; heads to go on from count by what they are, not by where they lie."""
-        given = None if self.given is None else self.given.fingerprint
-        return super().settings() | {"init_from": given}
+        """Returns every run's settings; heads to go on from count by what they are, not by where they lie."""
+        return super().settings() | {"init_from": None if self.given is None else self.given.fingerprint}
 
-    @property
-    def models(self) -> tuple[Any, ...]:
-        """Of the exits, from the lowest."""
-        return tuple(exit.model for exit in self.exits)
-
-    def _states(self, batch: Batch) -> tuple[list[Array], Array, Array]:
+    def lesson(self, batch: Batch) -> Lesson:
+        """Returns what the heads learn from along a batch."""
         held, places = distinct([*(exit.params for exit in self.exits), self.teacher.params])
         hidden, taught = frozen(self.models, self.teacher.model, places, held, batch)
         counted = np.arange(batch.tokens.shape[1])[None] < batch.lengths[:, None]
         return hidden, taught, jnp.asarray(counted)
 
     def step(self, epoch: int, batch: Batch) -> dict[str, Array]:
-        """One optimiser step of every head."""
-        self.state, losses = train_step(self.models, self.optimizer, self.state, *self._states(batch))
+        """Takes one optimiser step of every head."""
+        self.state, losses = train_step(self.models, self.optimizer, self.state, self.lesson(batch))
         return losses
 
     def evaluate(self) -> dict[str, Any]:
-        """Of every head on the held-out prompts' positions: KL in nats, the mass shared, the same greedy token."""
+        """Returns each head's KL in nats, mass shared and share of same greedy tokens on the held-out prompts."""
         sums: dict[str, Any] = {name: np.zeros(3) for name in self.state.params}
         positions = 0
         for cut in self.cuts.cut(self.held_out_rows):
-            hidden, *rest = self._states(self.cuts.batch(cut))
+            hidden, *rest = self.lesson(self.cuts.batch(cut))
             positions += int(rest[-1].sum())
             for model, name, states in zip(self.models, sums, hidden, strict=True):
                 sums[name] += np.asarray(compared(model, self.state.params[name], states, *rest), np.float64)
-        found = {}
-        for name, each in sums.items():
-            kl, shared, same = (each / max(1, positions)).round(5).tolist()
-            found[f"layer {int(name)}"] = {"kl": kl, "shared_mass": shared, "same_greedy_token": same}
+        measures = ("kl", "shared_mass", "same_greedy_token")
+        means = {name: (total / max(1, positions)).round(5).tolist() for name, total in sums.items()}
+        found = {f"layer {int(name)}": dict(zip(measures, each, strict=True)) for name, each in means.items()}
         logging.info("step %d, held out: %s", int(self.state.step), found)
         return found
 
     def write(self) -> None:
-        """Write the heads, those given and not trained among them, with their card."""
+        """Writes the heads, those given and not trained among them, with their card."""
         given = ({}, {}) if self.given is None else (self.given.kernels, self.given.card.towards)
         trained = {int(name): kernel for name, kernel in self.state.params.items()}
-        card = exit_files.Card(
-            target_fingerprint=fingerprints.of_model(self.pair.target),
-            pair=self.pair.name,
-            towards=given[1] | dict.fromkeys(trained, self.trainer.towards),
-            data=self.data.key,
-            prompts=len(self.train_rows),
-            positions=int(self.data.examples.lengths[self.train_rows].sum()),
-            steps=int(self.state.step),
+        towards, target = (
+            given[1] | dict.fromkeys(trained, self.trainer.towards),
+            fingerprints.of_model(self.pair.target),
         )
+        card = exit_files.Card(target_fingerprint=target, pair=self.pair.name, towards=towards, **self.facts())
         exit_files.save(self.directory / FILE, exit_files.ExitHeads(given[0] | trained, card))

@@ -2,10 +2,13 @@
 
 import contextlib
 import errno
+import importlib.util
 import json
+import math
 import os
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -14,16 +17,18 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
+from absl import logging
 
 from speccascade_jax.core.types import Array, Params
 from speccascade_jax.results.report.printing import clock_time
 from speccascade_jax.storage import archives, checksums, locks
-from speccascade_jax.storage.files import naming, write_atomically
-from speccascade_jax.training.scalars import Scalars
+from speccascade_jax.storage.files import expanded, naming, write_atomically
 
 STATE_FILE = "state.msgpack"
 T = TypeVar("T")
 METRICS_FILE = "metrics.jsonl"
+FOLDER = "tensorboard"
+"""Where a run's event files lie."""
 
 
 @flax.struct.dataclass
@@ -43,6 +48,62 @@ class TrainState:
         """Returns the state after one step of `optimizer` along `grads`."""
         updates, opt_state = optimizer.update(grads, self.opt_state, self.params)
         return type(self)(optax.apply_updates(self.params, updates), opt_state, self.step + 1)
+
+
+Stepped = tuple[TrainState, dict[str, Array]]
+"""What a training step returns: the state after it, and the losses by name."""
+
+
+class Run:
+    """A trainer at work in its folder: the state, the log, and a loop over steps that may be killed at any moment.
+
+    Subclasses say what is trained on what: which batches `remaining` yields, what `take` does with one, and what
+    `saved_position` keeps beside the state.
+
+    Args:
+        trainer: with a `run_dir`; fresh: the state to begin with where that folder holds none.
+
+    Attributes:
+        state: the current one; resumed_from: the position that was saved beside the one that the run goes on from.
+    """
+
+    state: TrainState
+    resumed_from: dict[str, Any]
+
+    def __init__(self, trainer: Any, fresh: TrainState):
+        self.trainer, self.directory = trainer, expanded(trainer.run_dir)
+        saved = load_state(self.directory, fresh)
+        self.state, self.resumed_from = saved or (fresh, {})
+        if saved is not None:
+            self.state = jax.tree.map(jnp.asarray, self.state)
+            logging.info("resuming %s at step %d", self.directory, int(self.state.step))
+        logged = self.resumed_from.get("logged")
+        self.log = MetricsLog(self.directory / METRICS_FILE, int(self.state.step), logged)
+
+    def remaining(self) -> Iterator[Any]:
+        """Yields a batch for every step that is still to come."""
+        raise NotImplementedError
+
+    def take(self, step: int, batch: Any) -> None:
+        """Takes the step that makes it `step` steps, and logs what there is to say after it."""
+
+    def saved_position(self) -> dict[str, Any]:
+        """Returns what is saved beside the state, in plain numbers."""
+        return {"logged": self.log.logged}
+
+    def train(self, save_every: float) -> None:
+        """Takes all steps that are still to come; saves the state every so many seconds, and at the end."""
+        saved_at = time.monotonic()
+        for step, batch in enumerate(self.remaining(), int(self.state.step) + 1):
+            self.take(step, batch)
+            if time.monotonic() - saved_at > save_every:
+                self.save()  # when all is logged: a run that goes on from here logs nothing of this step
+                saved_at = time.monotonic()
+        self.save()
+
+    def save(self) -> None:
+        """Writes the resumable state."""
+        save_state(self.directory, self.state, self.saved_position())
 
 
 def time_left(began: float, done: int, total: int) -> str:
@@ -154,3 +215,47 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
             record = json.loads(line)
             if isinstance(record, dict) and isinstance(record.get("step"), int):
                 yield record
+
+
+class Scalars:
+    """A run's scalars for TensorBoard and Weights & Biases, where these are installed; `metrics.jsonl` is what counts.
+
+    Event files lie in the run's folder under `tensorboard` (`pip install '.[logging]'`). To W&B goes what is logged
+    while a run of its own is active in the process: nothing is sent anywhere unasked. A command begins one by
+    `--import=my_run.py`, a file that calls `wandb.init`.
+
+    Args:
+        run_dir: the run's folder.
+        resume_step: TensorBoard forgets what it was shown beyond this step: it is logged again.
+    """
+
+    def __init__(self, run_dir: Path, resume_step: int):
+        self._writer: Any = None
+        self._folder, self._purged = str(run_dir / FOLDER), resume_step + 1 if resume_step else None
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Show a record's finite numbers; those of dictionaries inside are named `outer/inner`."""
+        numbers = _numbers(record)
+        step = numbers.pop("step")
+        # an event file is there from its writer's making on: a run that has ended and is started again writes none
+        if self._writer is None and importlib.util.find_spec("tensorboardX"):
+            import tensorboardX
+
+            self._writer = tensorboardX.SummaryWriter(self._folder, purge_step=self._purged, flush_secs=1)
+        if self._writer is not None:
+            for name, value in numbers.items():
+                self._writer.add_scalar(name, value, int(step))
+        # whoever began a run in this process has imported it
+        active: Any = sys.modules.get("wandb")
+        if getattr(active, "run", None) is not None:  # a folder called wandb may pass for the module
+            active.log(numbers, step=int(step))
+
+
+def _numbers(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            found |= _numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            found[prefix + name] = float(value)
+    return found

@@ -98,17 +98,14 @@ def test_sections_are_run_in_their_order_and_a_part_has_a_file_of_its_own():
     assert command.default_output(list(command.SECTIONS), True) == "results/bench_quick.json"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--sections=stepps"], "no section 'stepps'; there are bandwidth, steps"),
-        (["--pair=no_such_pair"], "no pair 'no_such_pair'"),
-        (["--task=no_such_task"], "unknown task 'no_such_task'"),
-        (["--examples=0"], "examples=0 is not a whole number >= 1"),
-        (["--markdown=no/such/file.json"], "no/such/file.json"),
-        (["--markdown=other.json"], "holds no run of the benchmarks (format 1): measure anew"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--sections=stepps"], "no section 'stepps'; there are bandwidth, steps"),
+    (["--pair=no_such_pair"], "no pair 'no_such_pair'"),
+    (["--task=no_such_task"], "unknown task 'no_such_task'"),
+    (["--examples=0"], "examples=0 is not a whole number >= 1"),
+    (["--markdown=no/such/file.json"], "no/such/file.json"),
+    (["--markdown=other.json"], "holds no run of the benchmarks (format 1): measure anew"),
+])  # fmt: skip
 def test_bad_values_are_one_line(arguments, said, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other.json").write_text('{"key": 1}')

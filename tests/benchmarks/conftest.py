@@ -27,12 +27,8 @@ def tabular(vocabulary_file):
     draws = np.random.default_rng(0)
     target = draws.normal(size=(SIZE, SIZE))
     draft = target + 0.7 * draws.normal(size=(SIZE, SIZE))
-    return sc.Pair(
-        target=sc.TableLM(2 * target),
-        draft=sc.TableLM(2 * draft),
-        vocabulary=load.Vocabulary(vocabulary_file),
-        name="tabular",
-    )
+    vocabulary = load.Vocabulary(vocabulary_file)
+    return sc.Pair(target=sc.TableLM(2 * target), draft=sc.TableLM(2 * draft), vocabulary=vocabulary, name="tabular")
 
 
 @pytest.fixture(scope="session")

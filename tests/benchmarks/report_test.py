@@ -38,13 +38,11 @@ def test_missing_values_are_dashes_everywhere(name):
 
 def test_markdown_names_machine_and_versions():
     record = {
-        "pair": "some_pair",
-        "date": "2026-01-02",
+        "pair": "some_pair", "date": "2026-01-02", "versions": {"jax": "0.1"},
         "device": {"processor": "P", "cpus": 2, "kind": "cpu", "count": 1, "system": "Linux"},
-        "versions": {"jax": "0.1"},
         "settings": {"task": "some_task", "repeats": 5},
         "sections": {"memory": {"tables": {"process": [{"now_megabytes": 1234.0, "peak_megabytes": None}]}}},
-    }
+    }  # fmt: skip
     text = report.markdown(record)
     assert "Pair some_pair, task some_task, 2026-01-02; P, 2 CPUs" in text and "jax 0.1" in text
     assert "| 1,234 | – |" in text

@@ -1,7 +1,7 @@
 """A tiny T5 and a small writer of T5X's native format and its variants."""
 
 import dataclasses
-import json
+import shutil
 from pathlib import Path
 
 import flax.serialization
@@ -16,16 +16,7 @@ from speccascade_jax.checkpoints.infer import expected_shapes
 from speccascade_jax.data.directory import data_directory
 from speccascade_jax.models.t5 import T5, T5Config
 
-CONFIG = T5Config(
-    vocab_size=24,
-    num_embeddings=24,
-    d_model=8,
-    num_heads=2,
-    head_dim=3,
-    d_ff=10,
-    num_encoder_layers=2,
-    num_decoder_layers=3,
-)
+CONFIG = T5Config(24, 24, 8, 2, head_dim=3, d_ff=10, num_encoder_layers=2, num_decoder_layers=3)
 
 
 def random_arrays(config: T5Config, seed: int = 0) -> dict[str, np.ndarray]:
@@ -55,30 +46,18 @@ def wide() -> tuple[T5, dict]:
     return T5(config), unflatten_dict({n: jnp.asarray(a) for n, a in random_arrays(config).items()}, sep="/")
 
 
-def _zarr_dtype(array: np.ndarray) -> str:
-    return "bfloat16" if array.dtype == jnp.bfloat16 else array.dtype.newbyteorder("<").str
-
-
 def write_array(folder: Path, array: np.ndarray) -> None:
-    metadata = {
-        "shape": list(array.shape),
-        "chunks": list(array.shape),
-        "dtype": _zarr_dtype(array),
-        "compressor": {"id": "gzip", "level": 1},
-        "dimension_separator": ".",
-        "fill_value": None,
-    }
+    dtype = "bfloat16" if array.dtype == jnp.bfloat16 else array.dtype.newbyteorder("<").str
+    metadata = {"shape": list(array.shape), "chunks": list(array.shape), "dtype": dtype, "fill_value": None}
+    metadata |= {"compressor": {"id": "gzip", "level": 1}, "dimension_separator": "."}
     spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{folder}/"}, "metadata": metadata}
     ts.open(spec, create=True).result().write(array).result()
 
 
 def plain_pointer(folder: str, array: np.ndarray) -> dict:
-    return {
-        "driver": "zarr",
-        "dtype": array.dtype.name,
-        "kvstore": {"driver": "file", "path": f"{folder}/"},
-        "metadata": {"shape": list(array.shape), "chunks": list(array.shape), "compressor": {"id": "gzip"}},
-    }
+    metadata = {"shape": list(array.shape), "chunks": list(array.shape), "compressor": {"id": "gzip"}}
+    kvstore = {"driver": "file", "path": f"{folder}/"}
+    return {"driver": "zarr", "dtype": array.dtype.name, "kvstore": kvstore, "metadata": metadata}
 
 
 def write_t5x(path: Path, arrays, *, pointer=plain_pointer, version=3, inline=(), at_top=False) -> Path:
@@ -113,12 +92,6 @@ def golden():
     return folder
 
 
-def edit_json(file: Path, change) -> None:
-    record = json.loads(file.read_text())
-    change(record)
-    file.write_text(json.dumps(record))
-
-
 @pytest.fixture
 def t5x(tmp_path):
     """Writes a native checkpoint `run/checkpoint_<step>` below `tmp_path`."""
@@ -129,12 +102,15 @@ def t5x(tmp_path):
     return write
 
 
-@pytest.fixture
-def edited():
-    return edit_json
+@pytest.fixture(scope="session")
+def saved_once(tmp_path_factory):
+    """The model and parameters of `model` and `params`, written by `save`."""
+    flat = {name: jnp.asarray(array) for name, array in random_arrays(CONFIG).items()}
+    save(path := tmp_path_factory.mktemp("saved") / "mine", T5(CONFIG), unflatten_dict(flat, sep="/"))
+    return path
 
 
 @pytest.fixture
-def saved(tmp_path, model, params):
-    save(tmp_path / "mine", model, params)
-    return tmp_path / "mine"
+def saved(tmp_path, saved_once):
+    """A copy of `saved_once`."""
+    return shutil.copytree(saved_once, tmp_path / "mine")

@@ -1,34 +1,24 @@
 """Converting: what is written, what a dry run says, checksums, errors as a user sees them."""
 
 import dataclasses
-import importlib
-import os
-import subprocess
-import sys
 
 import jax
 import pytest
 
+from experiments.convert import main
 from speccascade_jax.checkpoints import converting, load, save
 from speccascade_jax.checkpoints.array_plan import Piece
 from speccascade_jax.checkpoints.reading import find
-from speccascade_jax.runtime.paths import repository_root
+
+pytest.importorskip("safetensors", reason="writing test files needs safetensors")
+
+
 from tests.support import checkpoint_arrays, damage
-
-
-@pytest.fixture(scope="module")
-def hf():
-    pytest.importorskip("safetensors", reason="writing test files needs safetensors")
-    return importlib.import_module("tests.support.huggingface_files")
-
-
-@pytest.fixture(scope="module")
-def main():
-    return importlib.import_module("experiments.convert").main
+from tests.support import huggingface_files as hf
 
 
 @pytest.fixture
-def theirs(hf, tmp_path):
+def theirs(tmp_path):
     arrays = hf.tensors("gemma2", hf.random_parameters("gemma2"))
     return hf.write(tmp_path / "theirs", hf.entries("gemma2"), arrays, shards=2)
 
@@ -39,7 +29,7 @@ def same(path, other) -> bool:
     return model == again and checkpoint_arrays.same(params, checkpoint_arrays.flat(restored)) and one == two
 
 
-def test_converted_is_bit_equal(main, theirs, tmp_path, capsys):
+def test_converted_is_bit_equal(theirs, tmp_path, capsys):
     assert main([str(theirs), str(tmp_path / "ours")]) == 0
     assert same(theirs, tmp_path / "ours")
     told = capsys.readouterr()
@@ -47,7 +37,7 @@ def test_converted_is_bit_equal(main, theirs, tmp_path, capsys):
     assert "writing" in told.err
 
 
-def test_stored_dtypes_are_kept_where_we_have_them(hf, tmp_path, main):
+def test_stored_dtypes_are_kept_where_we_have_them(tmp_path):
     for stored, expected in {"bfloat16": "bfloat16", "float16": "float32"}.items():
         arrays = {n: a.astype(stored) for n, a in hf.tensors("llama2", hf.random_parameters("llama2")).items()}
         path = hf.write(tmp_path / stored, hf.entries("llama2"), arrays)
@@ -58,14 +48,14 @@ def test_stored_dtypes_are_kept_where_we_have_them(hf, tmp_path, main):
     assert load(tmp_path / "small")[0].config.dtype == "float32"
 
 
-def test_t5x_and_our_own_are_sources_too(main, t5x, arrays, model, params, tmp_path):
+def test_t5x_and_our_own_are_sources_too(t5x, arrays, model, params, tmp_path):
     assert main([str(t5x(arrays)), str(tmp_path / "a")]) == 0
     assert main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     save(tmp_path / "c", model, params)
     assert same(tmp_path / "a", tmp_path / "c") and same(tmp_path / "b", tmp_path / "c")
 
 
-def test_dry_run_lists_what_maps_to_what_and_writes_nothing(main, theirs, tmp_path, capsys):
+def test_dry_run_lists_what_maps_to_what_and_writes_nothing(theirs, tmp_path, capsys):
     assert main([str(theirs), str(tmp_path / "ours"), "--dry-run"]) == 0
     told = capsys.readouterr().out
     assert "format: Hugging Face, gemma2" in told
@@ -84,7 +74,7 @@ def test_rows_say_what_is_done_to_a_tensor(theirs):
     assert row == ("a/b", (2, 8), f"{source}[:, 4] axes 1, 0, 2, {source}", stored.tensors[source].file.name)
 
 
-def test_checksums_are_written_beside_the_source_and_nothing_else(main, theirs, tmp_path, capsys):
+def test_checksums_are_written_beside_the_source_and_nothing_else(theirs, tmp_path, capsys):
     before = {entry.name for entry in theirs.iterdir()}
     for _ in range(2):  # a second time replaces the first
         assert main([str(theirs), "--checksums"]) == 0
@@ -98,7 +88,7 @@ def test_checksums_are_written_beside_the_source_and_nothing_else(main, theirs, 
     assert not (tmp_path / "ours").exists()
 
 
-def test_a_converted_configuration_keeps_its_dtype_and_loads_in_the_one_asked_for(main, tmp_path, model, params):
+def test_a_converted_configuration_keeps_its_dtype_and_loads_in_the_one_asked_for(tmp_path, model, params):
     half = dataclasses.replace(model, config=dataclasses.replace(model.config, dtype="bfloat16"))
     save(tmp_path / "half", half, params, "bfloat16")
     assert main([str(tmp_path / "half"), str(tmp_path / "again")]) == 0
@@ -106,16 +96,13 @@ def test_a_converted_configuration_keeps_its_dtype_and_loads_in_the_one_asked_fo
     assert load(tmp_path / "again")[0] == model
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (["ours"], "--checksums writes into SOURCE and nothing else: leave out DESTINATION"),
-        (["--overwrite"], "leave out --overwrite"),
-        (["ours", "--dtype", "bfloat16"], "leave out DESTINATION, --dtype"),
-        (["--dry-run"], "argument --dry-run: not allowed with argument --checksums"),
-    ],
-)
-def test_checksums_refuse_what_they_would_ignore(main, theirs, tmp_path, capsys, monkeypatch, more, said):
+@pytest.mark.parametrize(("more", "said"), [
+    (["ours"], "--checksums writes into SOURCE and nothing else: leave out DESTINATION"),
+    (["--overwrite"], "leave out --overwrite"),
+    (["ours", "--dtype", "bfloat16"], "leave out DESTINATION, --dtype"),
+    (["--dry-run"], "argument --dry-run: not allowed with argument --checksums"),
+])  # fmt: skip
+def test_checksums_refuse_what_they_would_ignore(theirs, tmp_path, capsys, monkeypatch, more, said):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
         main([str(theirs), "--checksums", *more])
@@ -124,7 +111,7 @@ def test_checksums_refuse_what_they_would_ignore(main, theirs, tmp_path, capsys,
     assert not (theirs / "checksums.json").exists()
 
 
-def test_a_source_that_needs_no_checksums_is_refused_without_a_bar(main, tmp_path, model, params, capsys):
+def test_a_source_that_needs_no_checksums_is_refused_without_a_bar(tmp_path, model, params, capsys):
     save(tmp_path / "ours", model, params)
     assert main([str(tmp_path / "ours"), "--checksums"]) == 1
     lines = capsys.readouterr().err.splitlines()
@@ -132,7 +119,7 @@ def test_a_source_that_needs_no_checksums_is_refused_without_a_bar(main, tmp_pat
     assert "ours is no Hugging Face directory: checksums.json is for those alone" in lines[0]
 
 
-def test_existing_destinations(main, theirs, tmp_path, capsys):
+def test_existing_destinations(theirs, tmp_path, capsys):
     main([str(theirs), str(tmp_path / "ours")])
     assert main([str(theirs), str(tmp_path / "ours")]) == 1
     assert "ours exists: choose another path, or add --overwrite to replace it" in capsys.readouterr().err
@@ -149,16 +136,13 @@ def test_existing_destinations(main, theirs, tmp_path, capsys):
         converting.convert(find(theirs), tmp_path / "half", "float16")
 
 
-def test_the_command_line(tmp_path):
-    environment = os.environ | {"PYTHONPATH": str(repository_root()), "JAX_PLATFORMS": "cpu"}
-
-    def call(*arguments):
-        command = [sys.executable, "-m", "experiments.convert", *arguments]
-        return subprocess.run(command, cwd=repository_root(), env=environment, capture_output=True, text=True)
-
-    assert "python -m experiments.convert SOURCE DESTINATION --dtype bfloat16" in call("--help").stdout
-    missing = call(str(tmp_path / "nowhere"), "--dry-run")
-    assert missing.returncode == 1 and len(missing.stderr.splitlines()) == 1
-    assert "nowhere does not exist: give a directory written by save, one of Hugging Face" in missing.stderr
-    alone = call(str(tmp_path))
-    assert alone.returncode == 2 and "give DESTINATION, or --dry-run or --checksums" in alone.stderr
+def test_the_command_line(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    assert "python -m experiments.convert SOURCE DESTINATION --dtype bfloat16" in capsys.readouterr().out
+    assert main([str(tmp_path / "nowhere"), "--dry-run"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "nowhere does not exist: give a directory written by save, one of Hugging Face" in line
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path)])
+    assert "give DESTINATION, or --dry-run or --checksums" in capsys.readouterr().err

@@ -83,20 +83,15 @@ def test_the_rest_is_as_it_is(tmp_path):
     assert "format: Gemma 2 of Google's JAX releases" in describe(path)
 
 
-def test_arrays_that_do_not_fit(tmp_path):
-    stored = arrays()
-    lost = {n: a for n, a in stored.items() if n != "layer_1/mlp/linear"}
-    with pytest.raises(CheckpointError, match=r"1 of \d+ arrays are missing \(layer_1/mlp/linear\)"):
-        load(write(tmp_path / "lost", lost))
-    norm = {"layer_0/attn/_query_norm/scale": np.zeros(H, np.float32)}  # Gemma 3 has it
-    with pytest.raises(CheckpointError, match=r"no place for 1 array \(layer_0/attn/_query_norm/scale\)"):
-        load(write(tmp_path / "extra", stored | norm))
-    wrong = {"layer_1/attn/kv_einsum/w": np.zeros((2, K, E, H + 2), np.float32)}
-    with pytest.raises(CheckpointError, match=r"layer_1/attn/kv_einsum has shape \[2, 2, 32, 10\]"):
-        load(write(tmp_path / "wrong", stored | wrong))
-
-
-@pytest.mark.parametrize("name", ["layer_9999999999/mlp/linear", "layer_x/mlp/linear"])
-def test_the_number_in_a_name_is_not_believed(tmp_path, name):
-    with pytest.raises(CheckpointError, match=r"g: 10,000,000,000 layers are more than|no place for 1 array"):
-        load(write(tmp_path / "g", arrays() | {name: np.zeros((F, E), np.float32)}))
+@pytest.mark.parametrize(("name", "shape", "said"), [
+    ("layer_1/mlp/linear", None, r"1 of \d+ arrays are missing \(layer_1/mlp/linear\)"),
+    # Gemma 3 has it
+    ("layer_0/attn/_query_norm/scale", (H,), r"no place for 1 array \(layer_0/attn/_query_norm/scale\)"),
+    ("layer_1/attn/kv_einsum/w", (2, K, E, H + 2), r"layer_1/attn/kv_einsum has shape \[2, 2, 32, 10\]"),
+    ("layer_9999999999/mlp/linear", (F, E), r"g: 10,000,000,000 layers are more than"),
+    ("layer_x/mlp/linear", (F, E), r"no place for 1 array"),
+])  # fmt: skip
+def test_arrays_that_do_not_fit(tmp_path, name, shape, said):
+    changed = arrays() | {name: None if shape is None else np.zeros(shape, np.float32)}
+    with pytest.raises(CheckpointError, match=said):
+        load(write(tmp_path / "g", {name: array for name, array in changed.items() if array is not None}))

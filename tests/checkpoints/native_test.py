@@ -1,4 +1,4 @@
-"""Our own format: round trips, what its files hold, damage."""
+"""Our own format: round trips, what its files hold, damage; what 8 bits decode to and how small they are."""
 
 import dataclasses
 import getpass
@@ -15,24 +15,22 @@ import orbax.checkpoint as ocp
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from speccascade_jax.checkpoints import CheckpointError, load, model_of, save
+from speccascade_jax.checkpoints import CheckpointError, converting, load, model_of, native, reading, save
 from speccascade_jax.models.decoder import DecoderLM
 from speccascade_jax.models.decoder_config import parameter_shapes, tiny
+from speccascade_jax.models.products import quantised
 from tests.support import checkpoint_arrays, damage
 from tests.support.checkpoint_arrays import same
+from tests.support.damage import edit_json
 
 KEY = "decoder/layers_1/mlp/wo/kernel"
 
 
-@pytest.fixture
-def saved_wide(tmp_path, wide):
-    """With arrays large enough to lie in data files of their own (small ones lie inside the index)."""
-    save(tmp_path / "mine", *wide)
-    return tmp_path / "mine"
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_round_trip(tmp_path, model, params, arrays, dtype):
+    """Of zeros too, which are no absent array."""
+    arrays[KEY] = np.zeros((10, 8), np.float32)
+    params["decoder"]["layers_1"]["mlp"]["wo"]["kernel"] = jnp.zeros((10, 8))
     save(tmp_path / "deep" / "mine", model, flax.core.freeze(params), dtype)
     loaded, restored = load(tmp_path / "deep" / "mine")
     assert loaded == model
@@ -42,10 +40,11 @@ def test_round_trip(tmp_path, model, params, arrays, dtype):
         assert {leaf.dtype.name for leaf in jax.tree.leaves(restored)} == {asked}
 
 
-def test_zeros_come_back_as_zeros(tmp_path, model, params):
-    params["decoder"]["layers_1"]["mlp"]["wo"]["kernel"] = jnp.zeros((10, 8))
+def test_bfloat16_is_smaller_than_its_raw_bytes(tmp_path, wide):
+    model, params = wide
     save(tmp_path / "mine", model, params, "bfloat16")
-    assert not np.asarray(load(tmp_path / "mine")[1]["decoder"]["layers_1"]["mlp"]["wo"]["kernel"]).any()
+    size = sum(file.stat().st_size for file in data_files(tmp_path / "mine"))
+    assert size < 2 * sum(a.size for a in flatten_dict(params).values())
 
 
 def test_orbax_reads_the_parameters(saved, arrays):
@@ -63,13 +62,6 @@ def test_files_are_few_and_tell_nothing_of_the_writer(saved, arrays, tmp_path):
         assert not [word for word in told if len(word) > 5 and word.encode() in content], file
 
 
-def test_bfloat16_is_smaller_than_its_raw_bytes(tmp_path, wide):
-    model, params = wide
-    save(tmp_path / "mine", model, params, "bfloat16")
-    size = sum(file.stat().st_size for file in data_files(tmp_path / "mine"))
-    assert size < 2 * sum(a.size for a in flatten_dict(params).values())
-
-
 def test_bad_arguments(tmp_path, model, params):
     with pytest.raises(ValueError, match=r"dtype is 'float64': choose one of float32, bfloat16"):
         save(tmp_path / "mine", model, params, "float64")
@@ -85,21 +77,57 @@ def test_bad_arguments(tmp_path, model, params):
     assert not list(tmp_path.iterdir())
 
 
+def config(change):
+    """Returns a damage: entries of `config.json`, changed."""
+    return lambda path: edit_json(path / "config.json", change)
+
+
 def undigested(change):
-    """A `config.json` as earlier versions wrote it, without a digest of its own, and changed."""
-
-    def edit(record):
-        del record["blake2b"]
-        change(record)
-
-    return edit
+    """Returns a damage: as `config`, in a file as earlier versions wrote it, without a digest of its own."""
+    return config(lambda record: (record.pop("blake2b"), change(record)))
 
 
-def test_changed_bytes_are_named(saved, edited):
-    edited(saved / "config.json", undigested(lambda r: r["arrays"][KEY].update(blake2b="0" * 32)))
-    with pytest.raises(
-        CheckpointError, match=rf"mine is damaged: 1 array can't be read .*{KEY}(.|\n)*checksum in config.json"
-    ):
+def lose(files):
+    def damage(path):
+        for file in list(path.glob(files)):
+            file.rename(path.parent / file.name)
+
+    return damage
+
+
+def forget(path):
+    """The tree of arrays lacks one."""
+    edit_json(path / "params" / "_METADATA", lambda m: m["tree_metadata"].pop(str(tuple(KEY.split("/")))))
+
+
+DAMAGES = [
+    (undigested(lambda r: r["arrays"][KEY].update(blake2b="0" * 32)),
+     rf"mine is damaged: 1 array can't be read .*{KEY}(.|\n)*checksum in config.json"),
+    (lose("params/**/d/*"), r"mine is incomplete: 66 of 66 arrays are missing"),
+    (lose("params/manifest.ocdbt"), r"mine is incomplete: 66 of 66 arrays are missing"),
+    (lose("params"), r"mine is incomplete: its params folder is missing"),
+    (lose("config.json"), r"mine is incomplete: its config.json is missing"),
+    (forget, rf"mine is incomplete: 1 of \d+ arrays are missing \({KEY}\)"),
+    (config(lambda r: r.pop("arrays")), r"lacks arrays"),
+    (config(lambda r: r.update(format=9)), r"has format 9, and this version reads 1 and 2: update"),
+    (config(lambda r: r.update(family="gpt")), r"unknown architecture 'gpt'; known: t5"),
+    (config(lambda r: r.update(family="decoder")), r"config is not a DecoderConfig \(.*num_encoder_layers"),
+    (config(lambda r: r["config"].update(depth=3)), r"config is not a T5Config \(.*depth"),
+    (config(lambda r: r["config"].pop("d_ff")), r"config is not a T5Config \(.*d_ff"),
+    (undigested(lambda r: r["config"].update(d_ff=11)), r"wrong shape .*needs \[8, 11\]"),
+    (config(lambda r: r["config"].update(d_ff=10.0)), r"config.json: .*d_ff is 10.0"),
+    (config(lambda r: r.update(config=[])), r"config is not a T5Config \(.*'list'"),
+    (undigested(lambda r: r["config"].update(num_encoder_layers=2 * 10**7)),
+     r"20,000,00\d layers are more than the \d+ there can be"),
+    (lambda path: (path / "config.json").write_text((path / "config.json").read_text()[:100]),
+     r"config.json is damaged"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "said"), DAMAGES)
+def test_damage_is_named(saved, damage, said):
+    damage(saved)
+    with pytest.raises(CheckpointError, match=said):
         load(saved)
 
 
@@ -113,62 +141,13 @@ def garble(content):
 
 
 @pytest.mark.parametrize("change", [garble, lambda content: content[:100]])
-def test_damaged_data_file(saved_wide, change):
-    file = max(data_files(saved_wide), key=lambda f: f.stat().st_size)
+def test_damaged_data_file(tmp_path, wide, change):
+    """Of arrays large enough to lie in data files of their own: small ones lie inside the index."""
+    save(tmp_path / "mine", *wide)
+    file = max(data_files(tmp_path / "mine"), key=lambda f: f.stat().st_size)
     file.write_bytes(change(file.read_bytes()))
     with pytest.raises(CheckpointError, match=r"mine is damaged: \d+ arrays? can't be read \(\w+/"):
-        load(saved_wide)
-
-
-@pytest.mark.parametrize("files", ["**/d/*", "manifest.ocdbt"])
-def test_lost_files(saved, files):
-    for file in list((saved / "params").glob(files)):
-        file.unlink()
-    with pytest.raises(CheckpointError, match=r"mine is incomplete: 66 of 66 arrays are missing"):
-        load(saved)
-
-
-def test_missing_parts(saved):
-    (saved / "params").rename(saved / "elsewhere")
-    with pytest.raises(CheckpointError, match=r"mine is incomplete: its params folder is missing"):
-        load(saved)
-    (saved / "elsewhere").rename(saved / "params")
-    (saved / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"mine is incomplete: its config.json is missing"):
-        load(saved)
-
-
-def test_array_that_params_lacks(saved, edited):
-    edited(saved / "params" / "_METADATA", lambda m: m["tree_metadata"].pop(str(tuple(KEY.split("/")))))
-    with pytest.raises(CheckpointError, match=rf"mine is incomplete: 1 of \d+ arrays are missing \({KEY}\)"):
-        load(saved)
-
-
-def test_damaged_configuration(saved, edited):
-    file = saved / "config.json"
-    whole = file.read_text()
-    changes = {
-        r"lacks arrays": lambda r: r.pop("arrays"),
-        r"has format 9, and this version reads 1 and 2: update": lambda r: r.update(format=9),
-        r"unknown architecture 'gpt'; known: t5": lambda r: r.update(family="gpt"),
-        r"config is not a DecoderConfig \(.*num_encoder_layers": lambda r: r.update(family="decoder"),
-        r"config is not a T5Config \(.*depth": lambda r: r["config"].update(depth=3),
-        r"config is not a T5Config \(.*d_ff": lambda r: r["config"].pop("d_ff"),
-        r"wrong shape .*needs \[8, 11\]": undigested(lambda r: r["config"].update(d_ff=11)),
-        r"config.json: .*d_ff is 10.0": lambda r: r["config"].update(d_ff=10.0),
-        r"config is not a T5Config \(.*'list'": lambda r: r.update(config=[]),
-        r"20,000,00\d layers are more than the \d+ there can be": undigested(
-            lambda r: r["config"].update(num_encoder_layers=2 * 10**7)
-        ),
-    }
-    for message, change in changes.items():
-        file.write_text(whole)
-        edited(file, change)
-        with pytest.raises(CheckpointError, match=message):
-            load(saved)
-    file.write_text(whole[:100])
-    with pytest.raises(CheckpointError, match=r"config.json is damaged"):
-        load(saved)
+        load(tmp_path / "mine")
 
 
 @pytest.mark.parametrize("name", ["gemma2_2b", "llama3.1_8b", "qwen2.5_7b"])
@@ -192,15 +171,12 @@ def test_bfloat16_is_held_and_on_a_cpu_not_computed_in(saved):
     assert load(saved, dtype="bfloat16")[0].config.dtype == "bfloat16"
 
 
-@pytest.mark.parametrize(
-    ("asked", "computes", "holds"),
-    [
-        ("float32", "float32", "float32"),
-        ("float16", "float32", "float16"),
-        ("bfloat16", "bfloat16", "bfloat16"),
-        (None, "bfloat16", "float32"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "computes", "holds"), [
+    ("float32", "float32", "float32"),
+    ("float16", "float32", "float16"),
+    ("bfloat16", "bfloat16", "bfloat16"),
+    (None, "bfloat16", "float32"),
+])  # fmt: skip
 def test_an_explicit_dtype_is_that_of_computation_too(tmp_path, model, params, asked, computes, holds):
     """Whatever the model computed in that was saved; here bfloat16, with parameters of float32."""
     half = dataclasses.replace(model, config=dataclasses.replace(model.config, dtype="bfloat16"))
@@ -224,6 +200,82 @@ def test_every_flipped_bit_of_the_configuration_is_seen(saved, model):
             assert loaded == model and json.loads(file.read_bytes())["arrays"] == arrays
 
 
-def test_a_configuration_without_a_digest_loads(saved, edited, model):
-    edited(saved / "config.json", lambda r: r.pop("blake2b"))
+def test_a_configuration_without_a_digest_loads(saved, model):
+    undigested(lambda record: None)(saved)
     assert load(saved)[0] == model
+
+
+# --- in 8 bits
+
+EMBEDDING = "token_embedder/embedding"
+
+
+@pytest.fixture
+def narrow(tmp_path, model, params):
+    save(tmp_path / "narrow", model, params, "int8")
+    return tmp_path / "narrow"
+
+
+def test_every_number_is_off_by_half_a_127th_of_its_columns_largest_at_most(narrow, model, arrays):
+    loaded, restored = load(narrow)
+    found = flatten_dict(restored, sep="/")
+    assert loaded == model and found.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert found[name].dtype == jnp.float32
+        if (kind := name.rsplit("/", 1)[-1]) not in ("kernel", "embedding"):
+            np.testing.assert_array_equal(found[name], array)
+            continue
+        largest = np.abs(array).max(axis=0 if kind == "kernel" else 1, keepdims=True)
+        off = np.abs(np.asarray(found[name]) - array)
+        assert np.all(off <= largest / 254 * (1 + 1e-5)) and off.max() > 0, name
+
+
+def test_loading_it_in_8_bits_changes_nothing_more(narrow):
+    """Scales are the largest of a column through 127, there as here."""
+    kernel = flatten_dict(load(narrow)[1], sep="/")[KEY]
+    numbers, scales = quantised(np.asarray(kernel))
+    np.testing.assert_allclose(numbers * scales, kernel, rtol=1e-6)
+
+
+def test_what_is_stored(narrow):
+    record = json.loads((narrow / "config.json").read_text())
+    assert (record["format"], record["dtype"]) == (2, "int8")
+    table = record["arrays"]
+    assert table[KEY]["dtype"] == table[EMBEDDING]["dtype"] == "int8"
+    kernel, embedding = (table[name + native.SCALES]["shape"] for name in (KEY, EMBEDDING))
+    assert kernel == [1, table[KEY]["shape"][1]] and embedding == [table[EMBEDDING]["shape"][0], 1]
+    assert {row["dtype"] for name, row in table.items() if "norm" in name or "rel_" in name} == {"float32"}
+
+
+def test_other_dtypes_are_of_what_was_stored(narrow):
+    whole = flatten_dict(load(narrow)[1], sep="/")[KEY]
+    half = flatten_dict(load(narrow, dtype="bfloat16")[1], sep="/")[KEY]
+    np.testing.assert_array_equal(half, np.asarray(whole).astype(jnp.bfloat16))
+
+
+def test_conversions(narrow, tmp_path, arrays):
+    """To float32 and back to 8 bits: the same numbers, whose scales may differ in the last bit."""
+    converting.convert(reading.find(narrow), tmp_path / "wide", "float32")
+    converting.convert(reading.find(tmp_path / "wide"), tmp_path / "again", "int8")
+    first, again = (flatten_dict(load(path)[1], sep="/") for path in (narrow, tmp_path / "again"))
+    for name in arrays:
+        np.testing.assert_allclose(again[name], first[name], rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [None, (3, 1)])
+def test_numbers_without_their_scales_are_refused(narrow, shape):
+    stored = reading.find(narrow)
+    numbers = native.Tensor((10, 8), "int8", narrow, lambda: None)
+    tensors = {KEY: numbers}
+    if shape:
+        tensors[KEY + native.SCALES] = native.Tensor(shape, "float32", narrow, lambda: None)
+    said = "there are no scales" if shape is None else r"there are scales \[3, 1\]"
+    with pytest.raises(CheckpointError, match=rf"{KEY} holds 8 bits \[10, 8\], but {said} for them; "):
+        native.widened(stored.path, tensors)
+
+
+def test_flipped_numbers_are_found(narrow):
+    """Their digests are those of the stored bytes."""
+    undigested(lambda record: record["arrays"][KEY].update(blake2b="0" * 32))(narrow)
+    with pytest.raises(CheckpointError, match=KEY):
+        load(narrow)

@@ -128,18 +128,12 @@ def test_a_checkpoint_that_a_device_has_no_room_for_is_refused(t5x, arrays):
 MESH = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "model"))
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"dtype": "int4"}, r"dtype is 'int4': choose one of float32, bfloat16"),
-        ({"dtype": "int8"}, r"dtype is 'int8', which is a form for decoding: load it with prepared=True"),
-        ({"mesh": MESH}, r"mesh=\(1, 1\) takes prepared parameters in 16 or 32 bits: leave int8"),
-        (
-            {"mesh": MESH, "dtype": "int8", "prepared": True},
-            r"mesh=\(1, 1\) takes prepared parameters in 16 or 32 bits",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("given", "said"), [
+    ({"dtype": "int4"}, r"dtype is 'int4': choose one of float32, bfloat16"),
+    ({"dtype": "int8"}, r"dtype is 'int8', which is a form for decoding: load it with prepared=True"),
+    ({"mesh": MESH}, r"mesh=\(1, 1\) takes prepared parameters in 16 or 32 bits: leave int8"),
+    ({"mesh": MESH, "dtype": "int8", "prepared": True}, r"mesh=\(1, 1\) takes prepared parameters in 16 or 32 bits"),
+])  # fmt: skip
 def test_forms_that_there_are_not_are_refused(t5x, arrays, given, said):
     with pytest.raises(ValueError, match=said):
         load(t5x(arrays), **given)

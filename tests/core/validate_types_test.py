@@ -124,3 +124,9 @@ def test_a_file_of_ones_own_that_cannot_be_imported_is_named(tmp_path, monkeypat
 def test_an_address_is_not_shown():
     assert names.shown(test_an_address_is_not_shown) == "<function test_an_address_is_not_shown>"
     assert len(names.shown(("x" * 1000,) * 1000)) < 1000
+
+
+def test_names_with_numbers_sort_as_numbers():
+    texts = ["9", "10", "T5 γ = 3, h 2", "T5 γ = 3, h 12", "h 0.75", "h 0.8", "token", "token_v2", "token_v10"]
+    texts += ["γ = 8", "γ = 10"]
+    assert sorted(reversed(texts), key=names.natural) == texts

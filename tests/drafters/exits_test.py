@@ -10,14 +10,14 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.types import BoundModel, Prompt
-from speccascade_jax.drafters.exits import ExitDrafter
-from speccascade_jax.drafters.model import ModelDrafter
-from speccascade_jax.engine.generate import generate
+from speccascade_jax.drafters.model import ExitDrafter, ModelDrafter
+from speccascade_jax.engine.generate import compiled_for
 from speccascade_jax.methods import build_drafter
 from speccascade_jax.methods.build import assemble
+from speccascade_jax.methods.settings import Settings
 from speccascade_jax.models.decoder import tiny
 from speccascade_jax.models.early_exit import EarlyExit, early_exit
-from speccascade_jax.models.t5 import T5, T5Config
+from speccascade_jax.models.t5 import T5Config
 from speccascade_jax.models.teacher_forcing import continued
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import make_prompt
@@ -30,9 +30,8 @@ run = jax.jit(continued, static_argnums=0)
 
 
 def _t5():
-    params = random_t5.parameters(T5_CONFIG)
-    model = T5(T5_CONFIG)
-    return BoundModel(jax.device_put(model.prepare(params)), model)
+    bound = random_t5.bound(T5_CONFIG)
+    return BoundModel(bound.model.prepare(bound.params), bound.model)
 
 
 @pytest.fixture(scope="module", params=["t5", pytest.param("windowed decoder", marks=pytest.mark.laws)])
@@ -98,7 +97,7 @@ def test_drafting_in_the_targets_cache_is_drafting_beside_it(target, layer, temp
 
 
 def _drafter(pair):
-    return build_drafter.drafter_of(pair, ("draft",), Fixed(3), "test")[0]
+    return build_drafter.drafter_of(pair, Settings(), Fixed(3), "test")[0]
 
 
 def test_exits_stack(target):
@@ -116,12 +115,8 @@ def test_exits_stack(target):
 def _memory(pair, method, block_size=3):
     """Bytes of arguments and of what lies beside them, of a whole generation as a program."""
     engine, params = assemble(pair, method=method, block_size=block_size)
-    controls, prompt = make_controls(2), make_prompt(pair, PROMPTS)
-
-    def whole(params, prompt, controls):
-        return generate(engine, params, prompt, 0, controls=controls, max_new_tokens=400)
-
-    found = jax.jit(whole).lower(params, prompt, controls).compile().memory_analysis()
+    compiled = compiled_for(engine, params, make_prompt(pair, PROMPTS), make_controls(2), max_new_tokens=400)
+    found = compiled.memory_analysis()
     return found.argument_size_in_bytes, found.temp_size_in_bytes
 
 

@@ -10,7 +10,7 @@ import pytest
 from speccascade_jax.core import rngs
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.types import Prompt
-from speccascade_jax.drafters.planned import PlannedDrafter
+from speccascade_jax.drafters.model import PlannedDrafter
 from speccascade_jax.engine.generate import compilations, generate
 from speccascade_jax.engine.loop import one_round
 from speccascade_jax.models.fake import Fake

@@ -1,7 +1,7 @@
 """Drafters beside each other, one for each row: the target's law whoever drafts, and idle ones cost no call."""
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,20 +9,28 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
+from speccascade_jax.core import rngs
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.types import Prompt
+from speccascade_jax.drafters import selected
 from speccascade_jax.drafters.chooser import Chooser
-from speccascade_jax.drafters.model import ModelDrafter
+from speccascade_jax.drafters.model import ModelDrafter, NoDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
-from speccascade_jax.drafters.none import NoDrafter
 from speccascade_jax.drafters.selected import SelectedDrafter
 from speccascade_jax.engine.generate import generate
+from speccascade_jax.methods import build_selection
+from speccascade_jax.methods.settings import Arm
+from speccascade_jax.models import ngrams
+from speccascade_jax.models.decoder import tiny
+from speccascade_jax.models.early_exit import early_exit
 from speccascade_jax.models.fake import Fake
+from speccascade_jax.pairs.policy_files import Card, Policy
 from speccascade_jax.rules.acceptance import Speculative
-from speccascade_jax.rules.by_arm import ByArm
 from speccascade_jax.rules.deferral import RULES
+from speccascade_jax.rules.verification import ByArm
 from speccascade_jax.stopping.policies import Confidence, Fixed
-from tests.support import conformance, engines
+from tests.methods.build_selection_test import t5
+from tests.support import conformance, engines, tiny_decoders
 from tests.support.drafters import Repeats
 
 LOSSLESS, LOSSY = engines.LOSSLESS, Speculative(RULES["token_v3"])
@@ -112,18 +120,12 @@ def test_law_under_a_random_policy_in_rows_with_different_arms():
 class Peeking(SelectedDrafter):
     """Wrong on purpose: drafts with both models, and takes the arm whose first token is the smaller one."""
 
-    peeks: ClassVar[bool] = True
-
     def propose(self, params: Any, state: Any, request: Any) -> Any:
-        first = replace(state, choice=jnp.zeros_like(state.choice))
-        firsts = []
-        for arm in range(2):
-            forced = replace(first, choice=jnp.full_like(state.choice, arm))
-            draft, forced, _ = SelectedDrafter.propose(self, params, forced, request)
-            firsts.append((draft, forced))
-        (a, _), (b, _) = firsts
-        takes = (b.tokens[:, 0] < a.tokens[:, 0]).astype(jnp.int32)
-        return SelectedDrafter.propose(self, params, replace(state, choice=takes), request)
+        def drafted(choice):
+            return SelectedDrafter.propose(self, params, replace(state, choice=choice), request)
+
+        first, second = (drafted(jnp.full_like(state.choice, arm))[0].tokens[:, 0] for arm in range(2))
+        return drafted((second < first).astype(jnp.int32))
 
 
 @pytest.mark.laws
@@ -216,3 +218,129 @@ def test_the_choice_is_a_rows_own_and_no_other_draws_bits():
     np.testing.assert_array_equal(first, run(engine, own, temperature=0.3).inner["choice"])
     others = [7, 2, 9, 0, 4, 11, 5, 3, 7, 7, 0, 9]  # so many that they agree by chance once in thousands of times
     np.testing.assert_array_equal(first[others], run(engine, own, rows=others).inner["choice"])
+
+
+# --- planted bugs: the comparison that holds without them finds each
+# Every bug has a drafter of its own kind, or a program compiled without it would be run again.
+
+
+@dataclass(frozen=True)
+class InEverybodysRows(SelectedDrafter):
+    """Blocks are merged whoever's rows they are."""
+
+
+@dataclass(frozen=True)
+class Untold(SelectedDrafter):
+    """`sits_out` is not passed."""
+
+
+@dataclass(frozen=True)
+class Unprotected(SelectedDrafter):
+    """The same, and nobody is protected from it."""
+
+
+@dataclass(frozen=True)
+class SharedBits(SelectedDrafter):
+    """An arm is chosen by the bits that draw the first draft."""
+
+    def init(self, params, start):
+        keys, first = rngs.RoundKeys, start.prompt.length
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rngs, "CHOOSE", rngs.DRAFT)
+            patch.setattr(rngs, "RoundKeys", lambda rows, round, length: keys(rows, round=round, length=first))
+            return super().init(params, start)
+
+
+def rows_differ(kind):
+    """Whether some row of a mixed batch is not what its drafter alone would have made."""
+    mixed = run(engine_of(kind(ARMS, Chooser(draws="dynamic"))), selection())
+    choice = np.asarray(mixed.inner["choice"])
+    for place, (arm, own) in enumerate(zip(ARMS, OWN, strict=True)):
+        rows = np.flatnonzero(choice == place)
+        alone = run(engine_of(arm), own, rows=rows)
+        if not np.array_equal(np.asarray(mixed.tokens)[rows], alone.tokens):
+            return True
+    return False
+
+
+@pytest.mark.laws
+def test_an_arms_block_in_everybodys_rows_is_found(monkeypatch):
+    assert not rows_differ(SelectedDrafter)
+    merged = selected._merged
+    monkeypatch.setattr(selected, "_merged", lambda rows, *others: merged(rows | True, *others))
+    assert rows_differ(InEverybodysRows)
+
+
+@pytest.mark.laws
+def test_laws_that_are_written_over_are_found(monkeypatch):
+    monkeypatch.setattr(selected, "_leaving_rows_alone", lambda arm, rows: arm)
+    assert not rows_differ(Untold), "who cannot be told is protected from"
+    monkeypatch.setattr(selected, "_needs_protection", lambda drafter, rows: False)
+    assert rows_differ(Unprotected)
+
+
+@pytest.mark.laws
+def test_an_arm_chosen_by_the_bits_that_draft_is_found():
+    """Outputs of one arm's rows are then those of whoever drew such tokens."""
+    found = {}
+    for kind in (SelectedDrafter, SharedBits):
+        engine, params, law = _tabular(11, kind=kind)
+        tokens, choice = sampled(engine, params, 20_000)
+        found[kind] = conformance.holm([conformance.sequence_p_value(tokens[choice == arm], law) for arm in range(3)])
+    assert found[SelectedDrafter] > 1e-3 and found[SharedBits] < 1e-6, found
+
+
+# --- drafters of every kind in one batch: models, early exits, n-grams and none, under targets of both families
+
+KINDS = ("draft", "exit", "lookup", "autoregressive")
+KIND_PROMPTS = [[n, 5, n + 1, 5, 1] for n in range(2, 10)] * 3
+DECODER = replace(tiny("gemma2_2b", vocab_size=64), num_layers=4)
+
+
+def _pair(target, draft):
+    lookup = ngrams.prompt_lookup(target.model.vocab_size, 3, encoder_decoder=target.model.is_encoder_decoder)
+    return sc.Pair(target=target, draft=draft, others={"exit": early_exit(target, 1), "lookup": lookup}, name="kinds")
+
+
+@pytest.fixture(scope="module", params=["t5", pytest.param("decoder", marks=pytest.mark.laws)])
+def pair(request):
+    if request.param == "t5":
+        return _pair(t5(0, 3), t5(1))
+    return _pair(tiny_decoders.bound(DECODER), tiny_decoders.bound(DECODER, noise=0.3))
+
+
+def decoded(pair, temperature, **chosen):
+    return sc.decode(pair, KIND_PROMPTS, temperature=temperature, max_new_tokens=12, seed=4, block_size=3, **chosen)
+
+
+def target_alone(pair, temperature=0.0):
+    return sc.decode(
+        pair, KIND_PROMPTS, method="autoregressive", temperature=temperature, max_new_tokens=12, seed=4
+    ).tokens
+
+
+@pytest.mark.laws
+def test_greedy_outputs_are_the_targets_and_sampled_ones_each_drafters_own(pair):
+    """To the last bit: an exit, which drafts in the target's cache, leaves other rows' slots alone, and they its."""
+    greedy = decoded(pair, 0.0, drafters=KINDS, choose="random")
+    np.testing.assert_array_equal(greedy.tokens, target_alone(pair))
+    mixed = decoded(pair, 1.0, drafters=KINDS, choose="random")
+    choice = np.asarray(mixed.generation.inner["choice"])
+    assert set(choice) == set(range(len(KINDS)))
+    for place, arm in enumerate(KINDS):
+        alone = target_alone(pair, 1.0) if arm == "autoregressive" else decoded(pair, 1.0, drafters=(arm,)).tokens
+        rows = choice == place
+        np.testing.assert_array_equal(np.asarray(mixed.tokens)[rows], np.asarray(alone)[rows], arm)
+
+
+def test_a_policy_chooses_by_the_prompt_and_greedy_outputs_stay_the_targets(pair):
+    prints = build_selection.prints(pair, tuple(Arm(drafter=name) for name in KINDS))
+    target, features = build_selection.target_of(pair)
+    kernel = 5 * np.random.default_rng(2).normal(size=(features, len(KINDS))).astype(np.float32)
+    card = Card(
+        scores="perceptron", features=features, arms=tuple(prints), prints=tuple(prints.values()), target=target
+    )
+    policy = Policy({"layers_0": {"kernel": kernel, "bias": np.zeros(len(KINDS), np.float32)}}, card)
+    found = decoded(pair, 0.0, drafters=KINDS, choose="greedy", policy=policy)
+    assert len(set(np.asarray(found.generation.inner["choice"]))) > 1
+    np.testing.assert_array_equal(found.tokens, target_alone(pair))

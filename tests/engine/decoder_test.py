@@ -13,14 +13,16 @@ import jax
 import numpy as np
 import pytest
 
+from speccascade_jax.core.arrays import right_pad
+from speccascade_jax.drafters.model import NoDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
-from speccascade_jax.drafters.none import NoDrafter
 from speccascade_jax.models.decoder import DecoderLM, teacher_forced_logits, tiny
 from tests.support import engines, tiny_decoders
 
 WINDOW, GAP = 6, 1e-4
 NEW = 4 * WINDOW + 8  # across four windows, wherever the prompt ends
 LENGTHS = np.array([1, 3, 7, 14, 20])  # shorter and longer than the window
+WIDTH = LENGTHS.max() + NEW
 CONFIG = tiny("gemma2_2b", window=WINDOW)
 TOKENS = np.random.default_rng(5).integers(0, CONFIG.vocab_size, (len(LENGTHS), LENGTHS.max()))
 PROMPTS = engines.prompts(*(row[:length] for row, length in zip(TOKENS, LENGTHS, strict=True)))
@@ -43,15 +45,12 @@ def run(drafter, params, levels=0, **more):
 
 def wrong(tokens) -> int:
     """How many tokens are not the target's argmax behind their prefix, near-ties forgiven."""
-    count, whole = 0, np.zeros((len(LENGTHS), LENGTHS.max() + NEW), np.int32)
-    for row, length in enumerate(LENGTHS):
-        whole[row, :length], whole[row, length : length + NEW] = TOKENS[row, :length], tokens[row]
+    tokens = np.asarray(tokens)
+    whole = right_pad([[*read[:n], *new] for read, n, new in zip(TOKENS, LENGTHS, tokens, strict=True)], WIDTH)
     logits = np.asarray(forced(bound().model, bound().params, whole))
-    for row, length in enumerate(LENGTHS):
-        behind = logits[row, length - 1 : length - 1 + NEW]
-        written = np.take_along_axis(behind, np.asarray(tokens)[row][:, None], axis=-1)[:, 0]
-        count += int((behind.max(-1) - written > GAP).sum())
-    return count
+    behind = np.take_along_axis(logits, (LENGTHS[:, None] - 1 + np.arange(NEW))[..., None], axis=1)
+    written = np.take_along_axis(behind, tokens[..., None], axis=-1)[..., 0]
+    return int((behind.max(-1) - written > GAP).sum())
 
 
 def one_draft(block):

@@ -17,13 +17,11 @@ from benchmarks import random_models
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.trees import Tree
 from speccascade_jax.core.types import BoundModel, Prompt
-from speccascade_jax.drafters.branching import BranchingDrafter
 from speccascade_jax.drafters.chooser import Chooser
-from speccascade_jax.drafters.model import ModelDrafter
-from speccascade_jax.drafters.nested import NestedDrafter
+from speccascade_jax.drafters.model import BranchingDrafter, ModelDrafter
+from speccascade_jax.drafters.nested import AppendedDrafter, NestedDrafter
 from speccascade_jax.drafters.selected import SelectedDrafter
-from speccascade_jax.drafters.tail import AppendedDrafter
-from speccascade_jax.engine import tree_scoring
+from speccascade_jax.engine import scoring
 from speccascade_jax.engine.engine import Engine
 from speccascade_jax.engine.generate import generate
 from speccascade_jax.models import decoder, t5
@@ -31,14 +29,12 @@ from speccascade_jax.models.decoder import DecoderLM, tiny
 from speccascade_jax.models.fake import Fake
 from speccascade_jax.models.t5 import T5, T5Config
 from speccascade_jax.models.teacher_forcing import layer_states, plain_params
-from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.branching import BranchWise
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.stopping.policies import Confidence, Fixed
-from tests.support import conformance, random_t5, tiny_decoders
-from tests.support.hidden_states import RandomHead, Remembering, by_forward
+from tests.support import conformance, engines, random_t5, tiny_decoders
+from tests.support.drafters import RandomHead, Remembering, by_forward
 
-LOSSLESS = Speculative(RULES["spec_decode"])
 LAYERS = (2, 0, 1)
 TREE = Tree.of_branching((2, 2, 1))
 WINDOWED = tiny("gemma2_2b", vocab_size=61, window=6)  # rings
@@ -48,8 +44,10 @@ LENGTHS = np.array([9, 1, 4, 2], np.int32)
 NEW = 22
 
 
-def target_of(family):
-    return tiny_decoders.bound(WINDOWED, seed=1) if family == "decoder" else random_t5.bound(T5_CONFIG, seed=1)
+def target_of(family, noise=0.0):
+    if family == "decoder":
+        return tiny_decoders.bound(WINDOWED, seed=1, noise=noise)
+    return random_t5.bound(T5_CONFIG, seed=1, noise=noise)
 
 
 def prompt_of(family):
@@ -60,19 +58,23 @@ def prompt_of(family):
 
 def model_drafter(family, stop):
     """Drafts that are often kept, not always: the target with disturbed weights."""
-    if family == "decoder":
-        bound = tiny_decoders.bound(WINDOWED, seed=1, noise=0.06)
-    else:
-        rng = np.random.default_rng(5)
-        params = jax.tree.map(
-            lambda x: np.asarray(x) + 0.02 * np.std(x) * rng.normal(size=x.shape).astype(np.float32),
-            target_of(family).params,
-        )
-        bound = sc.BoundModel(params, T5(T5_CONFIG))
+    bound = target_of(family, noise=0.06 if family == "decoder" else 0.02)
     return ModelDrafter(bound.model, stop), {"model": bound.params}
 
 
-def run(target, drafter, drafter_params, prompt, *, verifier=LOSSLESS, length=NEW, temperature=0.7, **more):
+def case(family, stop=Fixed(3)):  # noqa: B008 (frozen)
+    """Target, prompts, a drafter of a model and its parameters."""
+    return target_of(family), prompt_of(family), *model_drafter(family, stop)
+
+
+def run_tree(family, kind):
+    """Target, prompts and a generation in which a drafter of `kind` remembers along a tree's path."""
+    target, prompt, inside, params = case(family)
+    drafter = kind(BranchingDrafter(inside.model, TREE), LAYERS)
+    return target, prompt, run(target, drafter, params, prompt, verifier=BranchWise(RULES["spec_decode"], TREE))
+
+
+def run(target, drafter, drafter_params, prompt, *, verifier=engines.LOSSLESS, length=NEW, temperature=0.7, **more):
     engine = Engine(target=target.model, drafter=drafter, verifier=verifier, **more)
     params = {"target": target.params, "drafter": drafter_params}
     unsure = 0.969 if isinstance(target.model, DecoderLM) else 0.95  # what some tokens reach and others do not
@@ -107,8 +109,7 @@ STOPS = tuple(range(2, 61, 9))
     ],
 )
 def test_states_are_a_forward_passs_at_every_committed_position(family, stop, more):
-    target, prompt = target_of(family), prompt_of(family)
-    inside, params = model_drafter(family, stop)
+    target, prompt, inside, params = case(family, stop)
     out = run(target, Remembering(inside, LAYERS), params, prompt, **more)
     assert out.stats.kept.sum() > 0 and out.stats.rejected.sum() > 0
     assert (np.asarray(out.lengths) < NEW).any() == ("stop_ids" in more)
@@ -118,18 +119,14 @@ def test_states_are_a_forward_passs_at_every_committed_position(family, stop, mo
 @pytest.mark.laws
 @pytest.mark.parametrize("family", ["t5", "decoder"])
 def test_of_a_tree_the_states_are_those_of_the_path_that_was_kept(family):
-    target, prompt = target_of(family), prompt_of(family)
-    inside, params = model_drafter(family, Fixed(1))
-    drafter = Remembering(BranchingDrafter(inside.model, TREE), LAYERS)
-    out = run(target, drafter, params, prompt, verifier=BranchWise(RULES["spec_decode"], TREE))
+    target, prompt, out = run_tree(family, Remembering)
     assert out.stats.kept.sum() > 0 and out.stats.rejected.sum() > 0
     assert largest_error(target, prompt, out) < 1e-5
 
 
 @pytest.mark.laws
 def test_arms_beside_each_other_read_layers_of_their_own():
-    target, prompt = target_of("t5"), prompt_of("t5")
-    inside, params = model_drafter("t5", Fixed(3))
+    target, prompt, inside, params = case("t5")
     layers = ((2,), (1, 2))
     arms = (Remembering(inside, layers[0]), Remembering(inside, layers[1]), inside)
     arm_params = {"arms": (params,) * 3, "policy": {"scores": np.zeros(3, np.float32)}}
@@ -264,8 +261,7 @@ class ForgetsLayers(DecoderLM):
 @pytest.mark.laws
 @pytest.mark.parametrize("bug", [None, OffByOne, OffByOneInPrompts, ForgetsLayers, "states are not rolled back"])
 def test_wrong_states_are_found(bug):
-    target, prompt = target_of("decoder"), prompt_of("decoder")
-    inside, params = model_drafter("decoder", Fixed(3))
+    target, prompt, inside, params = case("decoder")
     drafter = Remembering(inside, LAYERS, rolls_back=bug != "states are not rolled back")
     model = bug(WINDOWED) if isinstance(bug, type) else target.model
     out = run(dataclasses.replace(target, model=model), drafter, params, prompt)
@@ -280,25 +276,21 @@ class Unstraightened(Remembering):
 
 @pytest.mark.laws
 def test_states_of_a_trees_entries_in_the_place_of_its_path_are_found(monkeypatch):
-    straightened = tree_scoring.straightened
+    straightened = scoring.straightened
 
     def whole(target, tree, start, scored, verdict):
         straight, verdict = straightened(target, tree, start, scored, verdict)
         return straight._replace(hidden=scored.hidden), verdict
 
-    monkeypatch.setattr("speccascade_jax.engine.engine.straightened", whole)
-    target, prompt = target_of("t5"), prompt_of("t5")
-    inside, params = model_drafter("t5", Fixed(1))
-    drafter = Unstraightened(BranchingDrafter(inside.model, TREE), LAYERS)
-    out = run(target, drafter, params, prompt, verifier=BranchWise(RULES["spec_decode"], TREE))
-    assert largest_error(target, prompt, out) > 1e-2
+    monkeypatch.setattr(scoring, "straightened", whole)
+    assert largest_error(*run_tree("t5", Unstraightened)) > 1e-2
 
 
 # --- refusals
 
 
 def _in_a_level(drafter, model):
-    NestedDrafter(Engine(target=model, drafter=drafter, verifier=LOSSLESS), 3)
+    NestedDrafter(Engine(target=model, drafter=drafter, verifier=engines.LOSSLESS), 3)
 
 
 def _with_a_tail(drafter, model):
@@ -306,7 +298,7 @@ def _with_a_tail(drafter, model):
 
 
 def _of_a_fake(drafter, model):
-    Engine(target=Fake(61), drafter=drafter, verifier=LOSSLESS)
+    Engine(target=Fake(61), drafter=drafter, verifier=engines.LOSSLESS)
 
 
 @pytest.mark.parametrize(
@@ -324,6 +316,6 @@ def test_what_cannot_read_states_is_refused(make, message):
 
 
 def test_a_layer_that_there_is_not_is_refused():
-    target = target_of("t5")
+    target, prompt, inside, _ = case("t5")
     with pytest.raises(ValueError, match=r"^there is no layer 3: the model's decoder has layers 0 to 2"):
-        run(target, Remembering(*model_drafter("t5", Fixed(3))[:1], (3,)), {}, prompt_of("t5"))
+        run(target, Remembering(inside, (3,)), {}, prompt)

@@ -9,8 +9,8 @@ import speccascade_jax as sc
 from speccascade_jax.core.arrays import right_pad
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.types import Prompt
+from speccascade_jax.engine.counters import COUNTS
 from speccascade_jax.engine.generate import generate
-from speccascade_jax.engine.measures import COUNTS
 from speccascade_jax.methods.build import assemble
 from tests.support import conformance
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import jax
 import pytest
@@ -12,7 +13,7 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.evaluation import code_digests, experiment, session
 from speccascade_jax.evaluation.points import Level, Settings
-from speccascade_jax.methods import table
+from speccascade_jax.methods import generations, table
 from speccascade_jax.rules import deferral
 from speccascade_jax.stopping import policies
 from tests.support import text_pair
@@ -89,15 +90,11 @@ _DRAFTED = Level(model="draft", budget=2, drafters=("own_code.drafter",), block_
 
 def _methods() -> dict[str, Settings]:
     """Those of one's own; they are looked up when they are made."""
-    return {
-        "closed": Settings(method="own_code.CLOSED", alpha=0.1, block_size=2),
-        "tabled": Settings(method="own_code.TABLED", alpha=0.1, block_size=2),
-        "called": Settings(method="own_code.CALLED", alpha=0.1, block_size=2),
-        "policy": Settings(method="speculative", stop="own_code.Own", block_size=2),
-        "drafter": Settings(method="speculative", drafters=("own_code.drafter",), block_size=2),
-        "level": Settings(method="speculative", drafters=(_LEVEL,)),
-        "drafted level": Settings(method="speculative", drafters=(_DRAFTED,)),
-    }
+    rules = {name: Settings(method=f"own_code.{name.upper()}", alpha=0.1, block_size=2) for name in _NAMES[:3]}
+    speculative = {"stop": "own_code.Own"}, {"drafters": ("own_code.drafter",)}
+    policy, drafter = (Settings(method="speculative", block_size=2, **part) for part in speculative)
+    level, drafted = (Settings(method="speculative", drafters=(part,)) for part in (_LEVEL, _DRAFTED))
+    return rules | dict(zip(_NAMES[3:], (policy, drafter, level, drafted), strict=True))
 
 
 @pytest.fixture
@@ -117,22 +114,19 @@ def codes(pair, tmp_path_factory, monkeypatch):
     sys.modules.pop("own_code", None)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "changed", "same"),
-    [
-        ("closed(0.7)", "closed(0.70001)", ["closed", "level"], ["tabled", "policy"]),
-        ("limit - alpha", "alpha - limit", ["closed", "level"], []),
-        ("linspace(0.0, 0.5", "linspace(0.0, 0.6", ["tabled", "drafter"], ["closed"]),
-        ("LIMIT = 0.3", "LIMIT = 0.4", ["policy"], ["closed"]),
-        ("step.max_q > LIMIT", "step.max_q >= LIMIT", ["policy"], ["tabled"]),
-        ("STEPS = 2", "STEPS = 3", ["drafter", "drafted level"], ["policy"]),
-        ('"""A drafter."""', '"""One."""', [], ["drafter"]),
-        ("return law.max", "return -law.max", ["called"], []),
-        ('"""A policy."""', '"""Another sentence."""', [], ["policy"]),
-        ("LIMIT =", "# why\n\n\nLIMIT  =", [], ["policy", "closed", "tabled", "called"]),
-        ("class Twice", "\n# twice\nclass Twice", [], ["drafter"]),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "changed", "same"), [
+    ("closed(0.7)", "closed(0.70001)", ["closed", "level"], ["tabled", "policy"]),
+    ("limit - alpha", "alpha - limit", ["closed", "level"], []),
+    ("linspace(0.0, 0.5", "linspace(0.0, 0.6", ["tabled", "drafter"], ["closed"]),
+    ("LIMIT = 0.3", "LIMIT = 0.4", ["policy"], ["closed"]),
+    ("step.max_q > LIMIT", "step.max_q >= LIMIT", ["policy"], ["tabled"]),
+    ("STEPS = 2", "STEPS = 3", ["drafter", "drafted level"], ["policy"]),
+    ('"""A drafter."""', '"""One."""', [], ["drafter"]),
+    ("return law.max", "return -law.max", ["called"], []),
+    ('"""A policy."""', '"""Another sentence."""', [], ["policy"]),
+    ("LIMIT =", "# why\n\n\nLIMIT  =", [], ["policy", "closed", "tabled", "called"]),
+    ("class Twice", "\n# twice\nclass Twice", [], ["drafter"]),
+])  # fmt: skip
 def test_another_constant_value_or_table_is_another_code_and_a_comment_is_not(codes, old, new, changed, same):
     assert OWN.count(old) == 1
     first, other = codes(OWN, [*changed, *same]), codes(OWN.replace(old, new), [*changed, *same])
@@ -146,42 +140,34 @@ def test_alphas_and_thresholds_share_a_code_and_the_sampling_has_none(pair):
     assert len({loaded.code(method) for method in bild}) == 1
 
 
-def test_what_a_methods_row_fixes_is_code_and_what_it_is_called_is_not(pair, monkeypatch):
-    method = Settings(method="bild", alpha=1.0, stop_threshold=0.5)
+@pytest.fixture
+def code(pair):
+    """`code(method, …)` of settings of a new session."""
+    return lambda method, **more: session.Session(SOURCE, SMALL, pair).code(Settings(method=method, **more))
 
-    def code() -> str:
-        return session.Session(SOURCE, SMALL, pair).code(method)
 
-    first, row = code(), table.METHODS["bild"]
+def test_what_a_methods_row_fixes_is_code_and_what_it_is_called_is_not(code, monkeypatch):
+    bild = partial(code, "bild", alpha=1.0, stop_threshold=0.5)
+    first, row = bild(), table.METHODS["bild"]
     monkeypatch.setitem(table.METHODS, "bild", replace(row, title="Big-Little", symbol="h", detail="x"))
-    assert code() == first
+    assert bild() == first
     monkeypatch.setitem(table.METHODS, "bild", replace(row, verify_final=True))
-    assert code() != first
+    assert bild() != first
 
 
-@pytest.mark.parametrize(("what", "name"), [("policy", "stop_confidence"), ("score", "seq_cascade")])
-def test_our_own_policies_and_scores_are_code(pair, monkeypatch, what, name):
-    method = Settings(method=name, **{"stop_threshold": 0.5} if what == "policy" else {"alpha": -1.0})
-
-    def code() -> str:
-        return session.Session(SOURCE, SMALL, pair).code(method)
-
-    first = code()
-    if what == "policy":
-        monkeypatch.setattr(policies.Confidence, "below_cap", lambda self, step: step.slot + 2 < self.block)
-    else:
-        monkeypatch.setitem(
-            importlib.import_module("speccascade_jax.methods.sequence").SCORES, "sum", lambda x, y: x[:, 0]
-        )
-    assert code() != first
+def test_our_own_policies_and_scores_are_code(code, monkeypatch):
+    stop, score = partial(code, "stop_confidence", stop_threshold=0.5), partial(code, "seq_cascade", alpha=-1.0)
+    first = stop(), score()
+    monkeypatch.setattr(policies.Confidence, "below_cap", lambda self, step: step.slot + 2 < self.block)
+    monkeypatch.setitem(generations.SCORES, "sum", lambda x, y: x[:, 0])
+    assert stop() != first[0] and score() != first[1]
 
 
-def test_how_a_block_or_a_tree_is_decided_is_code(pair, monkeypatch):
+def test_how_a_block_or_a_tree_is_decided_is_code(code, monkeypatch):
     ways = ({}, {"verify": "block"}, {"tree": (2, 1)}, {"tree": (2, 2)})
 
     def codes():
-        opened = session.Session(SOURCE, SMALL, pair)
-        return [opened.code(Settings(method="opt", alpha=0.3, **way)) for way in ways]
+        return [code("opt", alpha=0.3, **way) for way in ways]
 
     before, source = codes(), code_digests._source
     changed = ("BlockWise", "BranchWise")

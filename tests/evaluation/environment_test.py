@@ -26,9 +26,8 @@ def fresh(monkeypatch):
 
 def _git(folder: Path, *command: str) -> str:
     named = ("-c", "user.name=a", "-c", "user.email=a@b")
-    return subprocess.run(
-        ["git", *named, *command], cwd=folder, check=True, capture_output=True, text=True
-    ).stdout.strip()
+    done = subprocess.run(["git", *named, *command], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 @pytest.fixture
@@ -46,11 +45,8 @@ def repository(tmp_path) -> Path:
 
 def test_a_checkout_is_named_by_its_revision(fresh, repository):
     revision = _git(repository, "rev-parse", "HEAD")
-    assert fresh(repository) == {
-        "version": environment.versions()["speccascade_jax"],
-        "revision": revision,
-        "dirty": False,
-    }
+    version = environment.versions()["speccascade_jax"]
+    assert fresh(repository) == {"version": version, "revision": revision, "dirty": False}
     (repository.parent / "notes.md").write_text("beside the package\n")
     (repository / "x.pyc").write_text("ignored")
     assert fresh(repository)["dirty"] is False
@@ -70,20 +66,16 @@ def test_the_revision_of_another_project_around_the_package_is_not_its_own(fresh
     assert fresh(installed)["revision"] is None and fresh(installed)["dirty"] is None
 
 
-def test_without_git_or_a_repository_there_is_no_revision(fresh, repository, tmp_path, monkeypatch):
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    assert fresh(bare)["revision"] is None
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert fresh(repository)["revision"] is None
-
-
-def test_a_git_that_is_told_of_another_repository_by_the_environment_is_not_believed(
+def test_without_git_or_a_repository_there_is_no_revision_and_no_variable_names_another(
     fresh, repository, tmp_path, monkeypatch
 ):
-    revision = _git(repository, "rev-parse", "HEAD")
+    bare, revision = tmp_path / "bare", _git(repository, "rev-parse", "HEAD")
+    bare.mkdir()
+    assert fresh(bare)["revision"] is None
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
     assert fresh(repository)["revision"] == revision
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert fresh(repository)["revision"] is None
 
 
 def test_a_package_that_is_not_installed_has_no_version(fresh, repository, monkeypatch):

@@ -11,8 +11,7 @@ from speccascade_jax.evaluation import experiment, measuring, session
 from speccascade_jax.evaluation.heads import Heads
 from speccascade_jax.evaluation.points import Point, Settings
 from speccascade_jax.evaluation.studies.profiling import profiling
-from speccascade_jax.evaluation.studies.spec_bench import questions
-from speccascade_jax.evaluation.studies.spec_bench.conversing import Speaker
+from speccascade_jax.evaluation.studies.spec_bench.answering import Speaker, get_conversation
 from speccascade_jax.pairs import head_files
 from tests.support import conformance, text_pair
 from tests.support.acceptance_heads import head_for
@@ -22,7 +21,7 @@ TRAINED_ON = {"temperature": 1.0}
 
 
 @pytest.fixture(scope="module")
-def pair():
+def tables():
     return conformance.tabular_pair(*conformance.tables(5, seed=3))
 
 
@@ -40,34 +39,34 @@ def silent():
 
 
 @pytest.mark.usefixtures("silent")
-def test_missing_and_foreign_heads_are_refused_by_name_wherever_they_stand(pair, tmp_path):
-    good = saved(tmp_path / "good.msgpack", pair)
+def test_missing_and_foreign_heads_are_refused_by_name_wherever_they_stand(tables, tmp_path):
+    good = saved(tmp_path / "good.msgpack", tables)
     foreign = saved(tmp_path / "foreign.msgpack", conformance.tabular_pair(*conformance.tables(5, seed=4)))
-    Heads(pair).check([good])
-    Heads(pair).check([Settings(method="stop_entropy", stop_threshold=1.0, **TRAINED_ON)])
+    Heads(tables).check([good])
+    Heads(tables).check([Settings(method="stop_entropy", stop_threshold=1.0, **TRAINED_ON)])
     with pytest.raises(ValueError, match=r"foreign\.msgpack: the acceptance head belongs to the draft"):
-        Heads(pair).check([good, foreign])
+        Heads(tables).check([good, foreign])
     with pytest.raises(FileNotFoundError, match=r"no acceptance head at .*gone\.msgpack"):
-        Heads(pair).check([good, replace(good, head=str(tmp_path / "gone.msgpack"))])
+        Heads(tables).check([good, replace(good, head=str(tmp_path / "gone.msgpack"))])
     with pytest.raises(ValueError, match="has no acceptance head"):
-        Heads(pair).check([good, replace(good, head=None)])
+        Heads(tables).check([good, replace(good, head=None)])
 
 
 @pytest.mark.usefixtures("silent")
-def test_a_head_under_the_settings_that_it_was_trained_for_is_not_warned_of(pair, tmp_path):
+def test_a_head_under_the_settings_that_it_was_trained_for_is_not_warned_of(tables, tmp_path):
     numbers = {"alpha": 0.1, "temperature": 0.7, "top_p": 0.9, "top_k": 4}
-    settings = replace(saved(tmp_path / "a.msgpack", pair, rule="opt", **numbers), rule="opt", **numbers)
-    Heads(pair).check([replace(settings, draft_temperature=0.7, stop_threshold=h) for h in (0.1, 0.9)])
+    settings = replace(saved(tmp_path / "a.msgpack", tables, rule="opt", **numbers), rule="opt", **numbers)
+    Heads(tables).check([replace(settings, draft_temperature=0.7, stop_threshold=h) for h in (0.1, 0.9)])
 
 
-def test_one_warning_per_head_names_both_sides_of_every_difference(pair, tmp_path):
-    first = saved(tmp_path / "a.msgpack", pair)
+def test_one_warning_per_head_names_both_sides_of_every_difference(tables, tmp_path):
+    first = saved(tmp_path / "a.msgpack", tables)
     settings = [
         replace(first, temperature=t, top_p=0.9, rule="opt", alpha=alpha, stop_threshold=h)
         for t in (1.0, 0.5) for alpha in (0.1, 0.2) for h in (0.3, 0.6)
     ]  # fmt: skip
     with pytest.warns(UserWarning) as found:
-        Heads(pair).check([*settings, saved(tmp_path / "b.msgpack", pair, top_k=3)])
+        Heads(tables).check([*settings, saved(tmp_path / "b.msgpack", tables, top_k=3)])
     first, second = (str(each.message) for each in found)
     assert "a.msgpack was trained for rule spec_decode and is asked under opt (alpha 0.1), opt (alpha 0.2);" in first
     assert "; for temperature 1 and is asked under 0.5;" in first and "; for top_p 1 and is asked under 0.9:" in first
@@ -75,15 +74,14 @@ def test_one_warning_per_head_names_both_sides_of_every_difference(pair, tmp_pat
     assert "b.msgpack was trained for top_k 3 and is asked under 0:" in second and ";" not in second
 
 
-def test_the_drafts_temperature_counts_where_it_is_its_own(pair, tmp_path):
-    settings = saved(tmp_path / "a.msgpack", pair)
+def test_the_drafts_temperature_counts_where_it_is_its_own(tables, tmp_path):
+    settings = saved(tmp_path / "a.msgpack", tables)
     with pytest.warns(UserWarning, match="for draft_temperature the target's and is asked under 0.5:"):
-        Heads(pair).check([replace(settings, draft_temperature=0.5)])
+        Heads(tables).check([replace(settings, draft_temperature=0.5)])
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    pair = text_pair.make(tmp_path_factory.mktemp("pair"))
+def texts(pair):
     return replace(pair, head=head_for(pair))
 
 
@@ -102,10 +100,10 @@ def test_a_sweep_refuses_before_it_measures_and_a_run_too(texts, tmp_path, monke
 def test_conversations_and_profiles_check_too(texts, tmp_path, monkeypatch):
     settings = saved(tmp_path / "a.msgpack", texts, top_k=3)
     with pytest.warns(UserWarning, match="was trained for top_k 3 and is asked under 0"):
-        Speaker(texts, settings, conversation=questions.get_conversation("plain"))
+        Speaker(texts, settings, conversation=get_conversation("plain"))
     monkeypatch.setattr(session, "load_pair", lambda name, **_: texts)
     monkeypatch.setattr(profiling, "measure", lambda *_: {})
-    monkeypatch.setattr(profiling.report, "show", lambda *_: None)
+    monkeypatch.setattr(profiling, "show", lambda *_: None)
     with pytest.warns(UserWarning, match="was trained for top_k 3 and is asked under 0"):
         profiling.profile(pair=SOURCE, evaluation=SMALL, settings=settings)
 

@@ -1,46 +1,61 @@
-"""What is timed was warm before the clock ran, and what a record says of planned blocks."""
+"""Measuring points: what is timed and in which turns, what a record says, and what is kept beside the store."""
 
+from __future__ import annotations
+
+import json
 import sys
 import types
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from speccascade_jax.data.tasks.file_task import FileTask
+from speccascade_jax.data.tasks.task import Example, Task
 from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
 from speccascade_jax.engine.engine import Engine
-from speccascade_jax.evaluation import latency, measuring, session
-from speccascade_jax.evaluation.points import Point
+from speccascade_jax.evaluation import experiment, latency, measuring
+from speccascade_jax.evaluation.measuring import judge
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
+from speccascade_jax.evaluation.session import Session
+from speccascade_jax.metrics import quality
+from speccascade_jax.results.store import outputs
+from speccascade_jax.results.store.result_store import ResultStore, read_records
 from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.stopping.policies import Fixed
 from tests.support import text_pair
 
 LOSSLESS = Speculative(RULES["spec_decode"])
-SMALL = text_pair.evaluation(latency_examples=3, latency_trials=2)
+EVALUATION = Evaluation(
+    task="tiny_translation", quality_examples=10, quality_batch=4, latency_examples=0, max_new_tokens=12, keep_traces=3
+)
+TOKEN = Settings(method="token_v3", alpha=0.4, temperature=1.0)
 
 
 @pytest.fixture(scope="module")
-def loaded(pair):
-    return session.Session(text_pair.SOURCE, SMALL, pair)
+def session(pair):
+    return Session(ModelPair(name="tables"), EVALUATION, pair=pair)
 
 
-def _point(method="spec_decode", **settings) -> Point:
-    return text_pair.point(method, SMALL, temperature=1.0, **settings)
+def point(session, settings=TOKEN, **changed):
+    return Point(pair=session.source, evaluation=replace(session.evaluation, **changed), settings=settings)
 
 
-def test_every_timed_example_of_every_method_has_run_before_the_clock_does(loaded, monkeypatch):
-    ran, prepare, interleave = [], loaded.prepare, latency.interleave
+def test_every_timed_example_of_every_method_has_run_before_the_clock_does(session, monkeypatch):
+    ran, prepare, interleave = [], session.prepare, latency.interleave
 
     def noted(point, rows):
         call = prepare(point, rows)
         return lambda seed: ran.append((point.settings.method, point.settings.alpha, *rows)) or call(seed)
 
-    monkeypatch.setattr(loaded, "prepare", noted)
+    monkeypatch.setattr(session, "prepare", noted)
     monkeypatch.setattr(latency, "interleave", lambda *a, **more: ran.append("timed") or interleave(*a, **more))
-    points = [_point("opt", alpha=a, block_size=2) for a in (0.1, 0.4)]
-    found = measuring.time_beside_target(loaded, points)
+    settings = [Settings(method="opt", alpha=a, block_size=2, temperature=1.0) for a in (0.1, 0.4)]
+    points = [point(session, each, latency_examples=3, latency_trials=2) for each in settings]
+    found = measuring.time_beside_target(session, points)
     warm, timed = ran[: ran.index("timed")], ran[ran.index("timed") + 1 :]
     assert sorted(warm) == [("autoregressive", None, 0), *(("opt", a, n) for a in (0.1, 0.4) for n in range(3))]
     # two trials, the target beside each example once, and once more where it is the neighbour of both methods
@@ -49,9 +64,10 @@ def test_every_timed_example_of_every_method_has_run_before_the_clock_does(loade
 
 
 @pytest.mark.laws
-def test_records_say_what_lengths_were_planned_and_by_what(loaded):
+def test_records_say_what_lengths_were_planned_and_by_what(pair):
     """`block_size="auto"`: rounds by length and costs, of quality's batches and of latency's; a file runs it again."""
-    point = _point(block_size="auto")
+    few = text_pair.evaluation(latency_examples=3, latency_trials=2)
+    loaded, point = Session(text_pair.SOURCE, few, pair), text_pair.point("spec_decode", few, block_size="auto")
     (record,) = measuring.evaluate(loaded, [point])
     assert record["point"]["block_size"] == "auto" and not record["point"]["swept_block"]
     assert "block_size = 'auto'" in record["configuration"] and "block=auto" in point.label()
@@ -60,7 +76,7 @@ def test_records_say_what_lengths_were_planned_and_by_what(loaded):
     assert sum(two["rounds"].values()) + sum(one["rounds"].values()) == record["counts"]["rounds"]
     timed = record["planned_latency"]
     assert timed["rows"] == 6 and timed["prefill_ms"] >= 0 and 0 < timed["acceptance"] < 1
-    assert loaded.code(point.settings) != loaded.code(_point(block_size=2).settings)
+    assert loaded.code(point.settings) != loaded.code(Settings(method="spec_decode", block_size=2))
     assert point.method.details(point.settings) == ("γ auto",)
 
 
@@ -79,10 +95,288 @@ def stack_of_ones_own(pair, block):
     return OwnStack(inner, 2), {"target": bound.params, "drafter": {"model": bound.params}}
 
 
-def test_engines_inside_of_a_drafter_of_ones_own_are_in_the_record(loaded, monkeypatch):
+def test_engines_inside_of_a_drafter_of_ones_own_are_in_the_record(session, monkeypatch):
     module = types.ModuleType("ideas_of_ones_own")
     module.stack = stack_of_ones_own
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    (record,) = measuring.judge(loaded, [_point(drafters=("ideas_of_ones_own.stack",), block_size=2)])
+    settings = Settings(method="spec_decode", drafters=("ideas_of_ones_own.stack",), block_size=2, temperature=1.0)
+    (record,) = judge(session, [point(session, settings, quality_examples=2, keep_outputs=False)])
     (level,) = record["levels"]
     assert level["model"] == "own" and level["target_calls"] > 0
+
+
+class _Bench:
+    """Fake runs that advance a fake clock and write down who ran."""
+
+    def __init__(self):
+        self.now, self.log = 0.0, []
+
+    def run(self, name, seconds, tokens=4):
+        def call(example, trial):
+            self.now += seconds * (1 + example) * (1 + trial)
+            self.log.append((trial, example, name))
+            stats = SimpleNamespace(draft_steps=np.asarray([10 * trial + example]), target_calls=np.asarray([tokens]))
+            return SimpleNamespace(lengths=np.asarray([tokens]), stats=stats)
+
+        return call
+
+    def clock(self):
+        return self.now
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    monkeypatch.setattr(latency.jax, "block_until_ready", lambda result: result)
+    return _Bench()
+
+
+@pytest.mark.parametrize(("methods", "examples", "turns"), [
+    ("a", 2, ["at", "ta", "ta", "at"]),
+    ("ab", 2, ["atb", "bta", "bta", "atb"]),
+    ("abc", 8, ["atbc", "cbta", "tbca", "acbt", "bcat", "tacb", "catb", "btac"]),  # each begins in turn
+])  # fmt: skip
+def test_every_method_stands_beside_the_baseline_and_goes_first_as_often_as_last(bench, methods, examples, turns):
+    runs, trials = [bench.run(name, 1.0) for name in methods], len(turns) // examples
+    latency.interleave(bench.run("target", 1.0), runs, examples=examples, trials=trials, clock=bench.clock)
+    order = "".join(name[0] for _, _, name in bench.log)
+    assert order == "".join(turns) and [place[:2] for place in bench.log] == sorted(place[:2] for place in bench.log)
+    assert sorted(turn[0] for turn in turns) == sorted(turn[-1] for turn in turns)
+
+
+@pytest.fixture
+def timed(bench):
+    """Timings of the target and of a method that takes half its time for half its tokens."""
+    runs = bench.run("target", 1.0, 10), [bench.run("a", 0.5, 5)]
+    alone, (method,) = latency.interleave(*runs, examples=3, trials=2, clock=bench.clock)
+    return alone, method
+
+
+def test_seconds_and_ratios(timed):
+    alone, method = timed
+    np.testing.assert_allclose(alone.seconds, [[1, 2, 3], [2, 4, 6]])
+    relative = latency.relative_latency(method, alone)
+    assert relative["value"] == pytest.approx(0.5) and relative["trials"] == pytest.approx([0.5, 0.5])
+    assert relative["per_token"] == pytest.approx(1.0)
+    measured = latency.latency(alone)
+    assert measured["ms_per_example"]["value"] == pytest.approx(3000)
+    assert (measured["ms_per_example"]["low"], measured["ms_per_example"]["high"]) == pytest.approx((2000, 4000))
+    assert measured["ms_per_token"]["trials"] == pytest.approx([200, 400])
+    assert (measured["examples"], measured["trials"], measured["tokens_per_example"]) == (3, 2, 10)
+    assert np.sum(measured["per_example_ms"], axis=0).tolist() == [3000, 6000, 9000]  # a row per trial
+    assert np.sum(latency.latency(method)["per_example_ms"]) / np.sum(measured["per_example_ms"]) == relative["value"]
+
+
+def test_counts_stand_beside_the_times_of_the_same_runs(timed):
+    alone, method = timed
+    found = latency.latency(method)
+    assert found["per_example_tokens"] == found["per_example_target_calls"] == [[5] * 3] * 2
+    assert found["per_example_draft_steps"] == [[0, 1, 2], [10, 11, 12]]
+    assert latency.latency(alone)["per_example_target_calls"] == [[10] * 3] * 2
+    as_draft = latency.latency(alone, draft_alone=True)
+    assert as_draft["per_example_draft_steps"] == [[10] * 3] * 2 and not np.any(as_draft["per_example_target_calls"])
+
+
+def test_nothing_is_read_while_the_clock_runs(bench):
+    class Late:
+        """A result that takes a second to read."""
+
+        def __getattr__(self, name):
+            bench.now += 1.0
+            return SimpleNamespace(draft_steps=0, target_calls=0) if name == "stats" else np.asarray([1])
+
+    alone, _ = latency.interleave(lambda e, t: Late(), [lambda e, t: Late()], examples=2, trials=1, clock=bench.clock)
+    assert not alone.seconds.any()
+
+
+def test_nothing_beside_a_baseline_is_refused(bench):
+    with pytest.raises(ValueError, match="0 methods are to be timed"):
+        latency.interleave(bench.run("t", 1), [], examples=1, trials=1)
+
+
+def measured(session, *points):
+    """Records as a sweep has them before they are stored."""
+    results = judge(session, points)
+    described = ({"key": f"{n:032d}", "fingerprints": session.loaded} for n in range(len(points)))
+    return [{**told, **result} for told, result in zip(described, results, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def records(session):
+    """Records with their outputs, of two α's."""
+    return measured(session, point(session), point(session, replace(TOKEN, alpha=0.9)))
+
+
+@pytest.fixture
+def path(records, tmp_path):
+    """The store of these records, closed."""
+    with ResultStore(tmp_path / "a.jsonl") as store:
+        for record in records:
+            store.append(record)
+    return store.path
+
+
+def test_kept_outputs_are_what_was_scored_and_counted(session, records, path):
+    for record, stored in zip(records, read_records(path), strict=True):
+        assert outputs.ENTRY not in stored and outputs.ENTRY in record
+        found = outputs.read(path, stored)
+        assert [each.id for each in found] == [example.id for example in session.examples]
+        assert [each.prompt for each in found] == [example.source for example in session.examples]
+        scored = quality.score(["bleu"], [each.output for each in found], [each.reference for each in found])
+        assert scored["bleu"] == pytest.approx(stored["quality"]["value"])
+        sources = "".join(each.sources for each in found)
+        counts = stored["counts"]
+        assert len(sources) == counts["committed"] == sum(len(each.tokens) for each in found)
+        assert sources.count("d") == counts["kept"] and sources.count("r") <= counts["rejected"]
+        assert sum(len(each.rounds) for each in found) == counts["rounds"]
+        assert all(sum(each.rounds) == len(each.tokens) == len(each.sources) for each in found)
+        assert ["".join(each.pieces).strip() for each in found] == [each.output for each in found]
+        assert [each.trace is not None for each in found] == [True] * 3 + [False] * 7
+        committed = dict(zip(stored["per_example"]["ids"], stored["per_example"]["committed"], strict=True))
+        for each in found[:3]:
+            assert each.trace.counts()["committed"] == committed[each.id]
+            steps = [step for written in each.trace.rounds for step in written.steps if step.committed]
+            assert "".join(step.source[0] for step in steps) == each.sources
+
+
+def test_what_is_kept_changes_no_number(session):
+    asked = [point(session, **more) for more in ({"keep_traces": 0}, {}, {"keep_outputs": False})]
+    kept, traced, none = (judge(session, [each])[0] for each in asked)
+    assert none.get(outputs.ENTRY) is None
+    assert all(each.trace is None for each in kept[outputs.ENTRY])
+    for record in (kept, traced):
+        assert {name: value for name, value in record.items() if name != outputs.ENTRY} == none
+
+
+def test_it_is_no_part_of_what_a_point_is(session):
+    one, other = point(session), point(session, keep_outputs=False, keep_traces=0)
+    assert one == other and one.configuration() == other.configuration() and session.key(one) == session.key(other)
+    assert "keep" not in one.configuration() and "keep_outputs" not in one.coordinates()
+
+
+def test_methods_of_several_generations_keep_texts_without_sources(session):
+    (record,) = judge(session, [point(session, Settings(method="seq_cascade", alpha=0.5, temperature=1.0))])
+    assert all(each.sources == "" and each.output == "".join(each.pieces).strip() for each in record[outputs.ENTRY])
+
+
+def test_a_killed_write_leaves_no_record_without_outputs(records, tmp_path, monkeypatch):
+    monkeypatch.setattr(outputs, "write", lambda *_: (_ for _ in ()).throw(OSError("no space")))
+    with ResultStore(tmp_path / "a.jsonl") as store:
+        with pytest.raises(OSError, match="no space"):
+            store.append(records[0])
+        assert store.done_keys() == set()
+
+
+def test_a_store_that_takes_records_over_takes_their_outputs(records, path, tmp_path):
+    with ResultStore(tmp_path / "b.jsonl") as store:
+        assert store.take_over([records[0]["key"]], [path]) == 1
+        assert outputs.read(tmp_path / "b.jsonl", store.records[0]) == outputs.read(path, records[0])
+
+
+def test_points_that_were_measured_without_outputs_are_counted(records, path, capsys):
+    kept, bare = records[0], {name: value for name, value in records[0].items() if name != outputs.ENTRY}
+    bare["key"] = "f" * 32
+    with ResultStore(path) as store:
+        experiment.tell_without_outputs(store, EVALUATION, [kept["key"], bare["key"]])
+        store.append(bare)
+        experiment.tell_without_outputs(store, replace(EVALUATION, keep_outputs=False), [bare["key"]])
+        experiment.tell_without_outputs(store, EVALUATION, [kept["key"]])  # another's points are not this run's matter
+        assert capsys.readouterr().out == ""
+        experiment.tell_without_outputs(store, EVALUATION, [kept["key"], bare["key"]])
+        assert "no outputs of 1 of these 2 points lie beside" in capsys.readouterr().out
+        next(outputs.folder(store.path).glob("examples-*")).unlink()
+        assert not outputs.kept(store.path, kept) and outputs.read(store.path, kept) is None
+
+
+def test_damaged_outputs_are_named(records, path):
+    own = outputs.folder(path) / f"{records[0]['key']}.jsonl"
+    own.write_text(own.read_text()[:-20])
+    with pytest.raises(ValueError, match=rf"{own.name}:10 is damaged .*measure its point into another store"):
+        outputs.read(path, records[0])
+
+
+def rows(path, *lengths):
+    path.write_text("source,reference\n" + "".join(f"{'cold ' * n},kalt\n" for n in lengths))
+    return path
+
+
+def opened(session, task, examples):
+    """A session on another task."""
+    asked = replace(EVALUATION, task=task, quality_examples=examples)
+    return Session(session.source, asked, pair=session.pair)
+
+
+@pytest.mark.parametrize("too_long", ["cut", "skip"])
+def test_long_prompts_are_cut_or_passed_over_and_counted(session, tmp_path, too_long):
+    task = FileTask(path=rows(tmp_path / "a.csv", 2, 90, 3, 90, 4), too_long=too_long, max_input_length=40)
+    with pytest.warns(UserWarning, match=r"a: [12] prompts of more than 40 tokens were (cut|passed over)"):
+        found = opened(session, task, 3)
+    assert [each.id for each in found.examples] == ([0, 1, 2] if too_long == "cut" else [0, 2, 4])
+    assert found.fitted.told() == ({"prompts_cut": 1} if too_long == "cut" else {"prompts_skipped": 2})
+    if too_long == "skip":
+        with pytest.raises(ValueError, match=r"a has 3 examples of at most 40 tokens, fewer than the 4"):
+            opened(session, task, 4)
+
+
+def test_several_references_are_refused_where_a_metric_takes_one(session, tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"source": "cold", "reference": ["kalt", "kühl"]}) + "\n")
+    with pytest.raises(ValueError, match="example 0 has 2 references; bleu compares with one"):
+        opened(session, str(path), 1)
+
+
+def test_outputs_of_a_task_made_in_python_stand_in_the_order_of_its_examples(session):
+    """They are decoded by length; the configuration says how to run it again."""
+    examples = [Example(n, "cold " * words, "kalt") for n, words in enumerate((6, 2, 8, 1, 4))]
+    own = opened(session, Task(name="own", splits=("test",), read=lambda split: examples), 5)
+    assert list(np.argsort(np.asarray(own.prompts.length), kind="stable")) != list(range(5))
+    chosen = Point(pair=own.source, evaluation=own.evaluation, settings=TOKEN)
+    (record,) = judge(own, [chosen])
+    kept = record[outputs.ENTRY]
+    assert [each.id for each in kept] == list(range(5)) and record["quality"]["examples"] == 5
+    assert [each.prompt for each in kept] == [example.source for example in own.examples]
+    assert [each.trace is not None for each in kept] == [True] * 3 + [False] * 2
+    assert "task = %gin.REQUIRED  # a Task made in Python, give it as 'module.NAME'" in chosen.configuration()
+
+
+def test_a_prompt_of_just_the_limit_is_whole(session, tmp_path, recwarn):
+    path = rows(tmp_path / "a.csv", 8)
+    longest = len(opened(session, str(path), 1).fitted.prompts[0])
+    found = opened(session, FileTask(path=path, max_input_length=longest), 1)
+    assert found.fitted.told() == {} and not [each for each in recwarn if "were cut" in str(each.message)]
+
+
+@pytest.mark.laws
+def test_a_record_runs_again_to_the_same_tokens_by_its_configuration(tmp_path, monkeypatch):
+    """A file task in a scope of its own, through gin, as `run --from_record` does it."""
+    import gin
+
+    monkeypatch.chdir(tmp_path)
+    task = FileTask(path=str(rows(tmp_path / "a.csv", 2, 3, 4)), max_output_length=10)
+    evaluation = Evaluation(task=task, quality_examples=3, latency_examples=0)
+    given = {"pair": ModelPair(name="tatoeba_en_de"), "settings": TOKEN}
+    first = experiment.run(evaluation=evaluation, output="results/a.jsonl", **given)
+    record, store = experiment.find_record(first["key"][:10])
+    assert record["key"] == first["key"] and str(store) == "results/a.jsonl"
+    with gin.unlock_config():
+        gin.clear_config()
+        gin.parse_config(record["configuration"])
+    second = gin.get_configurable(experiment.run)(output="results/b.jsonl")
+    gin.clear_config()
+    said = experiment.compare_rerun(record, store, second, "results/b.jsonl")
+    assert said == "the same key; the same tokens in 3 of 3 outputs"
+    changed = second | {"key": "f" * 32, "provenance": {**second["provenance"], "code": "x"}}
+    assert "another key" in experiment.compare_rerun(record, store, changed, "results/b.jsonl")
+    assert "other code" in experiment.compare_rerun(record, store, changed, "results/b.jsonl")
+
+
+def test_records_are_found_by_the_beginning_of_their_keys(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with ResultStore("results/a.jsonl") as store:
+        for key in ("aaaa1111", "aaaa2222"):
+            store.append({"key": key, "configuration": "x"})
+        store.append({"key": "bbbb1111"})
+    assert experiment.find_record("aaaa2")[0]["key"] == "aaaa2222"
+    refused = {"aaaa": "2 records", "cccc": "no record of results", "aa": "at least 4", "bbbb": "of no point"}
+    for key, said in refused.items():
+        with pytest.raises(ValueError, match=said):
+            experiment.find_record(key)

@@ -1,16 +1,17 @@
-"""Points: which ones a sweep has, what is refused before anything is loaded, and their configuration as gin."""
+"""Points: which ones a sweep has, what is refused or warned of before anything is loaded, and their gin files."""
 
 import math
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from speccascade_jax.evaluation import experiment, validation
+from speccascade_jax.evaluation import experiment, points
 from speccascade_jax.evaluation.curves import curve, facts
 from speccascade_jax.evaluation.enumeration import enumerate_points
-from speccascade_jax.evaluation.points import Evaluation, Level, ModelPair, Point, Settings, recorded
+from speccascade_jax.evaluation.points import Evaluation, Level, ModelPair, Point, Settings, recorded, validate
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.storage.files import point_key
 from tests.support.recipes import resolve, stop_before_loading  # noqa: F401 (a fixture)
@@ -26,13 +27,10 @@ def test_both_ends_come_first_for_every_sampling_and_seed():
     groups = _points(**given, samplings=[{"temperature": 0}, {"temperature": 1}], seeds=(0, 1))
     names = [[(p.settings.method, p.settings.alpha, p.settings.block_size) for p in group] for group in groups]
     once = [
-        [("autoregressive", None, None)],
-        [("autoregressive_draft", None, None)],
-        [("spec_decode", None, 3)],
-        [("opt", 0.0, 3), ("opt", 0.5, 3)],
-        [("spec_decode", None, 5)],
-        [("opt", 0.0, 5), ("opt", 0.5, 5)],
-    ]
+        [("autoregressive", None, None)], [("autoregressive_draft", None, None)],
+        [("spec_decode", None, 3)], [("opt", 0.0, 3), ("opt", 0.5, 3)],
+        [("spec_decode", None, 5)], [("opt", 0.0, 5), ("opt", 0.5, 5)],
+    ]  # fmt: skip
     assert names == once * 4
     settings = {(p.settings.temperature, p.seed) for group in groups for p in group}
     assert settings == {(0.0, 0), (0.0, 1), (1.0, 0), (1.0, 1)}
@@ -40,25 +38,16 @@ def test_both_ends_come_first_for_every_sampling_and_seed():
 
 def test_stop_thresholds_and_heads_are_swept_like_alphas():
     own = Settings(method="specdecpp", rule="opt", alpha=0.1, stop_threshold=0.9)
-    groups = _points(
-        methods=("spec_decode", "specdecpp", "stop_entropy", own),
-        alphas={"specdecpp[opt]:b@0.9": (0.1,), "specdecpp[opt]:a@0.9": (0.2,)},
-        stop_thresholds={"specdecpp": (0.3, 0.5), "stop_entropy": (2.0,)},
-        heads=("x/a.msgpack", "x/b.msgpack"),
-        block_sizes=(2, 4),
-    )
+    given = {"heads": ("x/a.msgpack", "x/b.msgpack"), "block_sizes": (2, 4)}
+    given |= {"alphas": {"specdecpp[opt]:b@0.9": (0.1,), "specdecpp[opt]:a@0.9": (0.2,)}}
+    given |= {"stop_thresholds": {"specdecpp": (0.3, 0.5), "stop_entropy": (2.0,)}}
+    groups = _points(methods=("spec_decode", "specdecpp", "stop_entropy", own), **given)
     curves = [(curve(p.settings), p.settings.block_size, p.settings.alpha) for group in groups for p in group]
     assert curves[2:] == [
-        ("spec_decode", 2, None),
-        ("specdecpp:a@0.3", 20, None),
-        ("specdecpp:b@0.3", 20, None),
-        ("specdecpp:a@0.5", 20, None),
-        ("specdecpp:b@0.5", 20, None),
-        ("stop_entropy@2", 20, None),
-        ("specdecpp[opt]:a@0.9", 20, 0.2),
-        ("specdecpp[opt]:b@0.9", 20, 0.1),
-        ("spec_decode", 4, None),
-    ]
+        ("spec_decode", 2, None), ("specdecpp:a@0.3", 20, None), ("specdecpp:b@0.3", 20, None),
+        ("specdecpp:a@0.5", 20, None), ("specdecpp:b@0.5", 20, None), ("stop_entropy@2", 20, None),
+        ("specdecpp[opt]:a@0.9", 20, 0.2), ("specdecpp[opt]:b@0.9", 20, 0.1), ("spec_decode", 4, None),
+    ]  # fmt: skip
     assert groups[3][0].coordinates()["family"] == "specdecpp:a"
 
 
@@ -77,7 +66,7 @@ def test_rules_without_named_alphas_get_their_range_and_all_of_it_is_legal():
     swept = [name for name, rule in RULES.items() if rule.alpha is not None]
     grids = {name: _points(methods=(name,))[-1] for name in swept}
     for point in (point for grid in grids.values() for point in grid):
-        validation.validate(point)
+        validate(point)
     assert (grids["chow"][0].settings.alpha, grids["chow"][-1].settings.alpha) == (0.0, 1.0)
     assert sum(point.settings.alpha > 0.9 for point in grids["token_v3"]) >= 4
 
@@ -86,16 +75,11 @@ def _point(number, alpha=1.0, **evaluation):
     """A point all of whose whole numbers are `number`'s kind."""
     sizes = ("first_example", "quality_examples", "quality_batch", "latency_examples", "latency_trials", "resamples")
     level = Level(model="draft", budget=number(4), block_size=number(2), top_k=number(3), alpha=alpha)
-    return Point(
-        pair=ModelPair(name="p"),
-        evaluation=Evaluation(
-            task="tiny_translation", max_new_tokens=number(8), **{name: number(16) for name in sizes} | evaluation
-        ),
-        settings=Settings(
-            method="opt", alpha=alpha, block_size=None, drafters=(level,), temperature=alpha, top_k=number(5)
-        ),
-        seed=number(0),
-    )
+    counts = {"max_new_tokens": number(8)} | {name: number(16) for name in sizes} | evaluation
+    chosen = {"block_size": None, "drafters": (level,), "temperature": alpha, "top_k": number(5)}
+    settings = Settings(method="opt", alpha=alpha, **chosen)
+    evaluation = Evaluation(task="tiny_translation", **counts)
+    return Point(pair=ModelPair(name="p"), evaluation=evaluation, settings=settings, seed=number(0))
 
 
 @pytest.mark.parametrize("number", [float, np.float64, np.float32, np.int64, np.uint8])
@@ -106,75 +90,56 @@ def test_whole_numbers_and_floats_are_one_point(number):
     assert point_key(point=_point(number).coordinates()) == point_key(point=_point(int).coordinates())
 
 
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        (lambda: Point(**vars(_point(int)) | {"seed": 2.5}), r"seed=2\.5 is not a whole number: write 2 or 3"),
-        (lambda: _point(int, quality_examples=63.5), r"quality_examples=63\.5 is not a whole number: write 63 or 64"),
-        (lambda: _point(int, resamples=math.inf), "resamples=inf is not a whole number: write one"),
-        (lambda: _point(int, first_example=0.5), r"first_example=0\.5 is not a whole number: write 0 or 1"),
-        (lambda: recorded(Settings(top_k=0.5)), r"top_k=0\.5 is not a whole number: write 0 or 1"),
-        (lambda: Level(model="draft", budget=4.5), "level 'draft': budget=4.5 is not a whole number: write 4 or 5"),
-    ],
-)
+@pytest.mark.parametrize(("made", "message"), [
+    (lambda: Point(**vars(_point(int)) | {"seed": 2.5}), r"seed=2\.5 is not a whole number: write 2 or 3"),
+    (lambda: _point(int, quality_examples=63.5), r"quality_examples=63\.5 is not a whole number: write 63 or 64"),
+    (lambda: _point(int, resamples=math.inf), "resamples=inf is not a whole number: write one"),
+    (lambda: _point(int, first_example=0.5), r"first_example=0\.5 is not a whole number: write 0 or 1"),
+    (lambda: recorded(Settings(top_k=0.5)), r"top_k=0\.5 is not a whole number: write 0 or 1"),
+    (lambda: Level(model="draft", budget=4.5), "level 'draft': budget=4.5 is not a whole number: write 4 or 5"),
+])  # fmt: skip
 def test_fractions_of_what_is_counted_are_refused(made, message):
     with pytest.raises(ValueError, match=message):
         made()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"methods": ("optt",)}, "unknown method 'optt': did you mean opt"),
-        ({"methods": ("lossy",), "alphas": {"lossy": (0.5, 1.0)}}, r"alpha=1 is outside the domain \[0, 1\)"),
-        ({"alphas": {"opt": (float("nan"),)}}, r"alphas\['opt'\]\[0\]=nan is not a finite number"),
-        ({"alphas": {"chw": (0.5,)}}, "alphas names chw, which is not among the methods: there are opt"),
-        (
-            {"methods": (Settings(method="speculative", rule="chow"),), "alphas": {"chow": (0.5,)}},
-            r"alphas names chow, which is not among the methods: .*speculative\[chow\]",
-        ),
-        ({"alphas": {"opt": ()}}, "gives method 'opt' no value"),
-        ({"alphas": {"opt": (0.5, 0.5)}}, "names a point twice: opt alpha=0.5"),
-        ({"methods": ("spec_decode",), "alphas": {"spec_decode": (0.5,)}}, "'spec_decode' has no alpha"),
-        ({"methods": ("lossy_greedy",), "samplings": [{"temperature": 1.0}]}, "temperature 0 only"),
-        ({"samplings": [{"temperature": -1.0}]}, "temperature=-1 .*is negative"),
-        ({"samplings": [{"top_p": 0.0}]}, r"top_p=0 .*outside \(0, 1\]"),
-        ({"samplings": [{"top_k": -2}]}, "top_k=-2"),
-        ({"samplings": [{"draft_temperature": -0.5}]}, "temperature=-0.5"),
-        ({"block_sizes": (0,)}, "block_size=0 is not a whole number >= 1"),
-        (
-            {"methods": ("specdecpp",)},
-            "'specdecpp' needs stop_threshold, or in a sweep stop_thresholds: it drafts until the predicted chance",
-        ),
-        (
-            {"stop_thresholds": {"specdecpp": (0.5,)}},
-            "names specdecpp, which is not among the methods that lack one: none",
-        ),
-        ({"methods": ("specdecpp",), "stop_thresholds": {"specdecpp": ()}}, r"stop_thresholds\['specdecpp'\]=\(\) is"),
-        (
-            {"methods": ("specdecpp",), "stop_thresholds": {"specdecpp": (0.7, 70)}},
-            "stop_threshold=70 is outside 0 … 1; method 'specdecpp': it drafts until the predicted chance",
-        ),
-        ({"methods": (Settings(method="stop_entropy", stop_threshold=-1),)}, "stop_threshold=-1 is outside 0 … inf"),
-        (
-            {"methods": (Settings(method="chow", alpha=0.1, head="a"),)},
-            "'chow' asks no acceptance head: leave head='a' out",
-        ),
-        ({"methods": ("stop_oracle",), "samplings": [{"temperature": 1.0}]}, "oracle of greedy decoding, got"),
-        (
-            {"methods": (Settings(method="seq_cascade", alpha=-3.0, block_size=3),)},
-            "'seq_cascade' has no block_size, got 3: the draft writes whole outputs",
-        ),
-        ({"methods": (Settings(method="seq_cascade", bonus="rule"),)}, "'seq_cascade' has no bonus, got 'rule': the"),
-        ({"bonus": "maybe"}, "unknown bonus 'maybe': choose one of rule, target, none"),
-        ({"seeds": (-1,)}, "seed=-1"),
-        ({"evaluation": Evaluation(task="tiny")}, "unknown task 'tiny'"),
-        ({"evaluation": Evaluation(task="tiny_translation", split="dev")}, "no split 'dev'; its splits: test"),
-        ({"evaluation": Evaluation(task="tiny_translation", quality_examples=0)}, "quality_examples=0"),
-        ({"evaluation": Evaluation(task="tiny_translation", max_new_tokens=-3)}, "max_new_tokens=-3"),
-        ({"evaluation": Evaluation(task="tiny_translation", first_example=-1)}, "first_example=-1 is not a whole"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"methods": ("optt",)}, "unknown method 'optt': did you mean opt"),
+    ({"methods": ("lossy",), "alphas": {"lossy": (0.5, 1.0)}}, r"alpha=1 is outside the domain \[0, 1\)"),
+    ({"alphas": {"opt": (float("nan"),)}}, r"alphas\['opt'\]\[0\]=nan is not a finite number"),
+    ({"alphas": {"chw": (0.5,)}}, "alphas names chw, which is not among the methods: there are opt"),
+    ({"methods": (Settings(method="speculative", rule="chow"),), "alphas": {"chow": (0.5,)}},
+     r"alphas names chow, which is not among the methods: .*speculative\[chow\]"),
+    ({"alphas": {"opt": ()}}, "gives method 'opt' no value"),
+    ({"alphas": {"opt": (0.5, 0.5)}}, "names a point twice: opt alpha=0.5"),
+    ({"methods": ("spec_decode",), "alphas": {"spec_decode": (0.5,)}}, "'spec_decode' has no alpha"),
+    ({"methods": ("lossy_greedy",), "samplings": [{"temperature": 1.0}]}, "temperature 0 only"),
+    ({"samplings": [{"temperature": -1.0}]}, "temperature=-1 .*is negative"),
+    ({"samplings": [{"top_p": 0.0}]}, r"top_p=0 .*outside \(0, 1\]"),
+    ({"samplings": [{"top_k": -2}]}, "top_k=-2"),
+    ({"samplings": [{"draft_temperature": -0.5}]}, "temperature=-0.5"),
+    ({"block_sizes": (0,)}, "block_size=0 is not a whole number >= 1"),
+    ({"methods": ("specdecpp",)},
+     "'specdecpp' needs stop_threshold, or in a sweep stop_thresholds: it drafts until the predicted chance"),
+    ({"stop_thresholds": {"specdecpp": (0.5,)}}, "names specdecpp, which is not among the methods that lack one: none"),
+    ({"methods": ("specdecpp",), "stop_thresholds": {"specdecpp": ()}}, r"stop_thresholds\['specdecpp'\]=\(\) is"),
+    ({"methods": ("specdecpp",), "stop_thresholds": {"specdecpp": (0.7, 70)}},
+     "stop_threshold=70 is outside 0 … 1; method 'specdecpp': it drafts until the predicted chance"),
+    ({"methods": (Settings(method="stop_entropy", stop_threshold=-1),)}, "stop_threshold=-1 is outside 0 … inf"),
+    ({"methods": (Settings(method="chow", alpha=0.1, head="a"),)},
+     "'chow' asks no acceptance head: leave head='a' out"),
+    ({"methods": ("stop_oracle",), "samplings": [{"temperature": 1.0}]}, "oracle of greedy decoding, got"),
+    ({"methods": (Settings(method="seq_cascade", alpha=-3.0, block_size=3),)},
+     "'seq_cascade' has no block_size, got 3: the draft writes whole outputs"),
+    ({"methods": (Settings(method="seq_cascade", bonus="rule"),)}, "'seq_cascade' has no bonus, got 'rule': the"),
+    ({"bonus": "maybe"}, "unknown bonus 'maybe': choose one of rule, target, none"),
+    ({"seeds": (-1,)}, "seed=-1"),
+    ({"evaluation": Evaluation(task="tiny")}, "unknown task 'tiny'"),
+    ({"evaluation": Evaluation(task="tiny_translation", split="dev")}, "no split 'dev'; its splits: test"),
+    ({"evaluation": Evaluation(task="tiny_translation", quality_examples=0)}, "quality_examples=0"),
+    ({"evaluation": Evaluation(task="tiny_translation", max_new_tokens=-3)}, "max_new_tokens=-3"),
+    ({"evaluation": Evaluation(task="tiny_translation", first_example=-1)}, "first_example=-1 is not a whole"),
+])  # fmt: skip
 def test_what_has_no_meaning_is_refused_by_name(changes, message):
     with pytest.raises(ValueError, match=message):
         _points(**changes)
@@ -188,7 +153,7 @@ def test_a_single_point_needs_its_alpha():
         (Settings(method="autoregressive", alpha=0.1), "'autoregressive' has no alpha"),
     ):
         with pytest.raises(ValueError, match=message):
-            validation.validate(replace(point, settings=settings))
+            validate(replace(point, settings=settings))
 
 
 TWO = ModelPair(name="two", target="a/target", draft=Path("a/draft"), vocabulary="a/tokenizer.json")
@@ -219,23 +184,19 @@ def test_coordinates_are_flat_and_complete():
 def test_two_checkpoints_are_told_apart_whatever_their_name():
     given = {"pair": TWO, "alphas": {"opt": (0.5,)}}
     point, named = _points(**given)[-1][0], _points(**given | {"pair": ModelPair(name="two")})[-1][0]
-    assert point.coordinates() == named.coordinates() | {
-        "target": "a/target", "draft": "a/draft", "vocabulary": "a/tokenizer.json"
-    }  # fmt: skip
+    paths = {"target": "a/target", "draft": "a/draft", "vocabulary": "a/tokenizer.json"}
+    assert point.coordinates() == named.coordinates() | paths
     assert point.configuration() != named.configuration()
 
 
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        ({"target": "a"}, "the pair 'two' lacks its draft: give target and draft, or its name alone"),
-        ({"draft": "a", "vocabulary": "b"}, "the pair 'two' lacks its target"),
-        ({"dtype": "float8"}, "dtype='float8' is not one of float32, bfloat16, float16, int8"),
-        ({"mesh": (2,)}, r"mesh=\(2,\) has 1 numbers: give two"),
-        ({"draft_dtype": "int4"}, "draft_dtype='int4' is not one of float32, bfloat16, float16, int8"),
-        ({"vocabulary": "b"}, "vocabulary='b' goes with a target and a draft: leave it out, or give these too"),
-    ],
-)
+@pytest.mark.parametrize(("parts", "message"), [
+    ({"target": "a"}, "the pair 'two' lacks its draft: give target and draft, or its name alone"),
+    ({"draft": "a", "vocabulary": "b"}, "the pair 'two' lacks its target"),
+    ({"dtype": "float8"}, "dtype='float8' is not one of float32, bfloat16, float16, int8"),
+    ({"mesh": (2,)}, r"mesh=\(2,\) has 1 numbers: give two"),
+    ({"draft_dtype": "int4"}, "draft_dtype='int4' is not one of float32, bfloat16, float16, int8"),
+    ({"vocabulary": "b"}, "vocabulary='b' goes with a target and a draft: leave it out, or give these too"),
+])  # fmt: skip
 def test_half_a_pair_is_refused(parts, message):
     with pytest.raises(ValueError, match=message):
         ModelPair(name="two", **parts)
@@ -245,9 +206,8 @@ def test_the_target_alone_is_judged_at_lower_temperatures_too_and_not_timed():
     """A part of what rules gain at T > 0 is sharpening, which needs no rule."""
     samplings = [{"temperature": at, "top_p": 0.9, "draft_temperature": 0.0} for at in (0.0, 0.8, 1.0)]
     given = {"pair": ModelPair(name="p"), "evaluation": Evaluation(task="tiny_translation"), "methods": ("chow",)}
-    plain, more = (
-        enumerate_points(**given, samplings=samplings, seeds=(0, 3), cooler=each) for each in ((), (0.0, 0.5))
-    )
+    seeded = given | {"samplings": samplings, "seeds": (0, 3)}
+    plain, more = (enumerate_points(**seeded, cooler=each) for each in ((), (0.0, 0.5)))
     added = [point for group in more for point in group if group not in plain]
     assert more[: len(plain)] == plain and {point.settings.method for point in added} == {"autoregressive"}
     found = sorted((point.settings.temperature, point.seed) for point in added)
@@ -275,12 +235,75 @@ def test_ways_to_verify_are_swept_by_methods_that_keep_all_the_law_allows():
     ((one,),) = _points(methods=(tree,), verify=("token", "block"), bonus="none")[2:]
     assert one.settings.tree == (2, 1) and one.settings.verify == "token" and one.settings.bonus == "none"
     assert curve(one.settings) == "opt[tree 2·1]" and not one.method.sweeps_block(one.settings)
-    ones = [
-        Settings(method="opt", alpha=0.3, tree=(1,) * depth) for depth in (2, 3)
-    ]  # no γ, although they do not branch
+    # no γ, although they do not branch
+    ones = [Settings(method="opt", alpha=0.3, tree=(1,) * depth) for depth in (2, 3)]
     found = [p.settings for group in _points(methods=ones, block_sizes=(3, 5))[2:] for p in group]
     assert [(each.tree, each.block_size) for each in found] == [((1, 1), None), ((1, 1, 1), None)]
     with pytest.raises(ValueError, match="accept='deferral' keeps less"):
         _points(methods=("fuzzy",), alphas={"fuzzy": (0.2,)}, verify=("block",))
     with pytest.raises(ValueError, match="unknown verify='blocks'"):
         _points(methods=("spec_decode",), verify=("blocks",))
+
+
+SIZE = 10_000
+LN = math.log(SIZE)
+
+
+def _said(*methods: Settings) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        points.warn_of_ranges(methods, SIZE)
+    return [str(each.message) for each in caught]
+
+
+LEVEL = Level(model="draft", budget=3, rule="chow", alpha=2, stop="entropy", stop_threshold=11)
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"method": "chow", "alpha": 1.5}, "alpha=1.5 of 'chow' lies outside 0 … 1"),
+    ({"method": "token_v3", "alpha": -0.1}, "alpha=-0.1 of 'token_v3' lies outside 0 … 1"),
+    ({"method": "opt", "alpha": 100}, "alpha=100 of 'opt' lies outside -1 … 1"),
+    ({"method": "chow_log", "alpha": LN + 0.1}, "alpha=9.31034 of 'chow_log' lies outside 0 … 9.21034"),
+    ({"method": "diff_log", "alpha": -10}, "alpha=-10 of 'diff_log' lies outside -9.21034 … 9.21034"),
+    ({"method": "fuzzy", "alpha": 1.01}, "alpha=1.01 of 'fuzzy' lies outside 0 … 1"),
+    ({"method": "bild", "alpha": -1, "stop_threshold": 0.5}, "alpha=-1 of 'bild' lies outside 0 … inf"),
+    ({"method": "seq_cascade", "alpha": 1}, "alpha=1 of 'seq_cascade' lies outside -inf … 0"),
+    ({"method": "stop_entropy", "stop_threshold": 10}, "stop_threshold=10 of 'stop_entropy' lies outside 0 … 9.21034"),
+    ({"method": "speculative", "drafters": (LEVEL,)},
+     "alpha=2 of level 'draft' lies outside 0 … 1; stop_threshold=11 of level 'draft' lies outside 0 … 9.21034"),
+])  # fmt: skip
+def test_numbers_beyond_which_nothing_changes_are_named(settings, message):
+    (said,) = _said(Settings(**settings))
+    assert said.startswith(message) and said.endswith(": beyond it hardly anything changes, is it meant?")
+
+
+def test_one_warning_names_all_of_a_sweep_and_the_first_few_of_many():
+    sweep = [Settings(method="chow", alpha=alpha, block_size=block) for alpha in (0.5, 1.5, 2.5) for block in (2, 3)]
+    (said,) = _said(*sweep)
+    assert said.count("alpha=") == 2
+    (said,) = _said(*(Settings(method="chow", alpha=2 + n) for n in range(50)))
+    assert said.count("alpha=") == 5 and "and 45 more" in said
+
+
+def test_what_sweeps_use_is_no_cause_for_a_word():
+    swept = {name: rule.alpha.usual(7, SIZE) for name, rule in RULES.items() if rule.alpha}
+    rules = [Settings(method=name, alpha=alpha) for name, alphas in swept.items() for alpha in alphas]
+    shipped = [
+        Settings(method="lossy", alpha=0.95), Settings(method="seq_cascade", alpha=-40.0),
+        Settings(method="fuzzy_kl", alpha=30.0), Settings(method="bild_star", alpha=12.0),
+        Settings(method="opt_log", alpha=-3.0),
+        Settings(method="stop_entropy", stop_threshold=5.7), Settings(method="token_cascade_log", alpha=5.7),
+        Settings(method="autoregressive"), Settings(method="spec_decode"),
+    ]  # fmt: skip
+    assert _said(*rules, *shipped) == []
+    usual = [Settings(method="chow_log", alpha=alpha) for alpha in RULES["chow_log"].alpha.usual()]
+    points.warn_of_ranges(usual, 320)  # of a small vocabulary: the usual range is another's
+
+
+def test_single_examples_are_not_timed_where_rows_are_spread():
+    timed = Evaluation(task="tiny_translation", latency_examples=3)
+    point = Point(pair=ModelPair(name="p", mesh=(2, 4)), evaluation=timed, settings=Settings(method="spec_decode"))
+    with pytest.raises(ValueError, match=r"latency_examples=3 .* mesh=\(2, 4\) .* or time on a mesh of \(1, 4\)"):
+        validate(point)
+    validate(replace(point, pair=ModelPair(name="p", mesh=(1, 8))))
+    validate(replace(point, evaluation=replace(timed, latency_examples=0)))

@@ -33,8 +33,8 @@ def given(folder, output):
     }  # fmt: skip
 
 
-def points(**evaluation):
-    return [text_pair.point("autoregressive", text_pair.evaluation(**evaluation))]
+def points(timed=0):
+    return [text_pair.point("autoregressive", text_pair.evaluation(latency_examples=timed))]
 
 
 class DiedError(Exception):
@@ -47,19 +47,14 @@ class RaisedError(Exception):
     cause = ValueError("of the worker")
 
 
-def identity_of(letter):
-    return Identity(f"key {letter}", f"judged {letter}", Provenance(code=None, toolchain={}))
-
-
 class Scripted:
     """In Ray's place: workers that "measure" letters, each by what `script` says of it: a record, or an error."""
 
     exceptions = SimpleNamespace(RayError=DiedError, RayTaskError=RaisedError)
 
-    def __init__(self, script=()):
-        self.script, self.asked, self.started = dict(script), [], 0
-
-    resources, ended = {"CPU": 2}, 0
+    def __init__(self, script=(), resources=None):
+        self.script, self.asked, self.resources = dict(script), [], resources or {"CPU": 2}
+        self.started = self.ended = 0
 
     def init(self, *, address, **_):
         self.address = address
@@ -78,10 +73,10 @@ class Scripted:
         assert files == []
         self.accelerated = accelerated
         self.started += 1
-        return SimpleNamespace(
-            identities=SimpleNamespace(remote=lambda letters: lambda: [identity_of(letter) for letter in letters]),
-            measure=SimpleNamespace(remote=self.measure),
-        )
+        code = Provenance(code=None, toolchain={})
+        identities = [Identity(f"key {letter}", f"judged {letter}", code) for letter in letters]
+        remote = {"identities": lambda letters: lambda: identities, "measure": self.measure}
+        return SimpleNamespace(**{name: SimpleNamespace(remote=call) for name, call in remote.items()})
 
     def measure(self, letters, keys):
         self.asked.append("".join(letters))
@@ -153,19 +148,16 @@ def without_clocks(path):
 def test_without_ray_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"a pool of workers needs Ray: pip install '\.\[pool\]'"):
-        pool.Pool(points(latency_examples=0), 2)
+        pool.Pool(points(), 2)
 
 
-@pytest.mark.parametrize(
-    "device, message",
-    [
-        ("", r"workers=2 that share a machine's cores would time each other: give worker_device"),
-        ("CPU", r"worker_device='CPU' is what workers share: name what each machine has one of"),
-    ],
-)
+@pytest.mark.parametrize("device, message", [
+    ("", r"workers=2 that share a machine's cores would time each other: give worker_device"),
+    ("CPU", r"worker_device='CPU' is what workers share: name what each machine has one of"),
+])  # fmt: skip
 def test_workers_that_would_time_each_other_are_refused(device, message):
     with pytest.raises(ValueError, match=message):
-        pool.check(points(latency_examples=2), 2, device)
+        pool.check(points(timed=2), 2, device)
 
 
 def test_a_worker_on_another_kind_of_machine_measures_nothing(monkeypatch):
@@ -183,48 +175,37 @@ def test_one_process_asks_workers(monkeypatch, tmp_path):
         experiment.sweep(**given(tmp_path, tmp_path / "none.jsonl"), workers=2)
 
 
-@pytest.mark.parametrize(
-    "device, needs, accelerated",
-    [
-        ("GPU", {"num_cpus": 1, "num_gpus": 1}, True),
-        ("TPU", {"num_cpus": 1, "resources": {"TPU": 1}}, True),
-        ("machine", {"num_cpus": 1, "resources": {"machine": 1}}, False),
-    ],
-)
+@pytest.mark.parametrize("device, needs, accelerated", [
+    ("GPU", {"num_cpus": 1, "num_gpus": 1}, True),
+    ("TPU", {"num_cpus": 1, "resources": {"TPU": 1}}, True),
+    ("machine", {"num_cpus": 1, "resources": {"machine": 1}}, False),
+])  # fmt: skip
 def test_each_worker_reserves_a_device(monkeypatch, device, needs, accelerated):
-    ray = Scripted()
-    ray.resources = {"CPU": 2, device: 2}
+    ray = Scripted(resources={"CPU": 2, device: 2})
     monkeypatch.setitem(sys.modules, "ray", ray)
-    pool.Pool(points(latency_examples=2), 2, device=device)
+    pool.Pool(points(timed=2), 2, device=device)
     assert (ray.needs, ray.accelerated, ray.started, ray.address) == (needs, accelerated, 2, "local")
 
 
-@pytest.mark.parametrize(
-    "resources, device, message",
-    [
-        ({"CPU": 8, "GPU": 1}, "GPU", "workers=2 want a GPU each, and Ray finds 1: lower workers"),
-        ({"CPU": 8, "GPU": 2}, "gpu", "want a gpu each, and Ray finds 0: .* be another of CPU, GPU"),
-        ({"CPU": 8, "TPU": 4}, None, "workers=2 would all open the same TPUs: give worker_device='TPU'"),
-    ],
-)
+@pytest.mark.parametrize("resources, device, message", [
+    ({"CPU": 8, "GPU": 1}, "GPU", "workers=2 want a GPU each, and Ray finds 1: lower workers"),
+    ({"CPU": 8, "GPU": 2}, "gpu", "want a gpu each, and Ray finds 0: .* be another of CPU, GPU"),
+    ({"CPU": 8, "TPU": 4}, None, "workers=2 would all open the same TPUs: give worker_device='TPU'"),
+])  # fmt: skip
 def test_a_cluster_without_enough_devices_is_refused_and_left(monkeypatch, resources, device, message):
-    ray = Scripted()
-    ray.resources = resources
+    ray = Scripted(resources=resources)
     monkeypatch.setitem(sys.modules, "ray", ray)
     with pytest.raises(ValueError, match=message):
-        pool.Pool(points(latency_examples=0), 2, device=device)
+        pool.Pool(points(), 2, device=device)
     assert ray.ended == 1 and not ray.started
 
 
-@pytest.mark.parametrize(
-    "wrong, message",
-    [
-        ({"workers": -1}, "workers=-1 is not a whole number >= 0"),
-        ({"workers": 2, "pair": ModelPair(name="x", mesh=(1, 4))}, r"mesh=\(1, 4\) is of several devices"),
-        ({"worker_device": "TPU"}, "worker_device='TPU' is for workers: give workers too"),
-        ({"workers": 2, "plan": 3}, "plan=3 is for one process, without workers: leave it out"),
-    ],
-)
+@pytest.mark.parametrize("wrong, message", [
+    ({"workers": -1}, "workers=-1 is not a whole number >= 0"),
+    ({"workers": 2, "pair": ModelPair(name="x", mesh=(1, 4))}, r"mesh=\(1, 4\) is of several devices"),
+    ({"worker_device": "TPU"}, "worker_device='TPU' is for workers: give workers too"),
+    ({"workers": 2, "plan": 3}, "plan=3 is for one process, without workers: leave it out"),
+])  # fmt: skip
 def test_what_a_pool_cannot_do_is_refused_before_anything_is_loaded(tmp_path, wrong, message):
     with pytest.raises(ValueError, match=message):
         experiment.sweep(**given(tmp_path, tmp_path / "none.jsonl") | wrong)
@@ -261,9 +242,8 @@ def test_a_killed_worker_s_points_are_measured_by_another(alone, tmp_path, monke
     monkeypatch.setattr(pool.Pool, "fill", told)
     monkeypatch.setattr(ResultStore, "append", append_and_kill)
     experiment.sweep(**given(folder, tmp_path / "pool.jsonl"), workers=2)
-    assert (
-        len(set(pids)) == 2 and killed and deaths and plain(without_clocks(tmp_path / "pool.jsonl")) == plain(expected)
-    )
+    assert len(set(pids)) == 2 and killed and deaths
+    assert plain(without_clocks(tmp_path / "pool.jsonl")) == plain(expected)
 
 
 @pytest.mark.parity
@@ -274,9 +254,8 @@ def test_a_killed_driver_goes_on_where_it_stood(alone, tmp_path):
         "import sys; from tests.evaluation.pool_test import experiment, given; "
         "experiment.sweep(**given(sys.argv[1], sys.argv[2]), workers=2)"
     )
-    driver = subprocess.Popen(
-        [sys.executable, "-c", code, str(folder), str(output)], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}
-    )
+    own = os.environ | {"PYTHONPATH": str(ROOT)}
+    driver = subprocess.Popen([sys.executable, "-c", code, str(folder), str(output)], cwd=ROOT, env=own)
     deadline = time.monotonic() + 200
     while time.monotonic() < deadline and driver.poll() is None:
         if output.exists() and output.read_bytes().count(b"\n") >= 1:

@@ -1,8 +1,9 @@
-"""Measuring points with tabular models over a real vocabulary: batches, keys, resuming, and what a record holds."""
+"""Points with tabular models over a real vocabulary: batches, keys, resuming, records and what they are found by."""
 
 import json
 from dataclasses import replace
 
+import gin
 import jax
 import numpy as np
 import pytest
@@ -10,18 +11,21 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.core.names import DRAFT, PER_EXAMPLE, TARGET
 from speccascade_jax.data import directory
-from speccascade_jax.data.tasks.few_shot import FewShotTask, Record
 from speccascade_jax.data.tasks.table import TASKS
+from speccascade_jax.data.tasks.task import FewShotTask, Record
 from speccascade_jax.engine.generate import compilations
 from speccascade_jax.evaluation import environment, experiment, measuring, session
 from speccascade_jax.evaluation.points import ModelPair, Point, Settings
 from speccascade_jax.pairs import prompts
 from speccascade_jax.results.analysis import panels
-from speccascade_jax.results.analysis.bootstrap import TIMED
+from speccascade_jax.results.analysis.significance import TIMED
 from speccascade_jax.results.report import printing
-from speccascade_jax.results.store import result_store as results
+from speccascade_jax.results.store import migration, outputs
+from speccascade_jax.results.store.record_key import judged_key
+from speccascade_jax.results.store.result_store import ResultStore, read_records
+from speccascade_jax.runtime import gin_flags
 from speccascade_jax.storage import files
-from tests.support import text_pair
+from tests.support import golden_points, text_pair
 
 SMALL = text_pair.evaluation(quality_examples=7, quality_batch=5, latency_examples=2, latency_trials=2)
 SOURCE = text_pair.SOURCE
@@ -105,15 +109,13 @@ def test_ends_are_measured_through_the_same_loop(loaded):
         passes = {"draft_steps": name == DRAFT, "target_calls": name == TARGET}
         for what, takes_part in passes.items():
             assert sum(record["per_example"][what]) == record["counts"][what]
-            assert record["latency"][f"per_example_{what}"] == [
-                [n * takes_part for n in trial] for trial in record["latency"]["per_example_tokens"]
-            ]
+            tokens = np.asarray(record["latency"]["per_example_tokens"])
+            assert record["latency"][f"per_example_{what}"] == (tokens * takes_part).tolist()
 
 
 def test_keys_tell_apart_all_that_matters(loaded, pair):
-    keys = {
-        loaded.key(p) for p in (_point(alpha=0.1), _point(alpha=0.2), _point(alpha=0.1, seed=1), _point("diff", 0.1))
-    }
+    points = _point(alpha=0.1), _point(alpha=0.2), _point(alpha=0.1, seed=1), _point("diff", 0.1)
+    keys = {loaded.key(point) for point in points}
     changed = replace(pair, draft=sc.TableLM(np.asarray(pair.draft.params) + 1e-3))
     keys.add(session.Session(SOURCE, SMALL, changed).key(_point(alpha=0.1)))
     assert len(keys) == 5
@@ -170,9 +172,8 @@ def _on(loaded, first, count, timed=0, trials=2) -> Point:
 
 
 def test_a_point_is_measured_on_its_own_examples(loaded):
-    whole, part = (
-        measuring.judge(loaded, [_on(loaded, *each)])[0]["quality"]["per_example"] for each in ((0, 7), (3, 2))
-    )
+    points = [_on(loaded, 0, 7)], [_on(loaded, 3, 2)]
+    whole, part = (measuring.judge(loaded, each)[0]["quality"]["per_example"] for each in points)
     rows = dict(zip(whole["ids"], whole["statistics"]["bleu"], strict=True))
     ids = [example.id for example in loaded.examples[3:5]]
     assert sorted(part["ids"]) == sorted(ids)
@@ -208,7 +209,7 @@ def test_a_sweep_stopped_half_way_goes_on_and_repeats_nothing(pair, tmp_path, mo
         "pair": SOURCE, "evaluation": SMALL, "methods": ["opt"], "alphas": {"opt": [0.0, 0.4, 0.8]},
         "block_sizes": [2], "temperatures": [1.0], "output": str(tmp_path / "sweep.jsonl"), "cooler": [0.5],
     }  # fmt: skip
-    append, count = results.ResultStore.append, []
+    append, count = ResultStore.append, []
 
     def stop_after_three(store, record):
         append(store, record)
@@ -216,7 +217,7 @@ def test_a_sweep_stopped_half_way_goes_on_and_repeats_nothing(pair, tmp_path, mo
         if len(count) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(results.ResultStore, "append", stop_after_three)
+    monkeypatch.setattr(ResultStore, "append", stop_after_three)
     with pytest.raises(KeyboardInterrupt):
         experiment.sweep(**given)
     assert experiment.sweep(**given) == tmp_path / "sweep.jsonl"
@@ -224,30 +225,36 @@ def test_a_sweep_stopped_half_way_goes_on_and_repeats_nothing(pair, tmp_path, mo
     said = capsys.readouterr().out
     assert "6 points, 3 of them already in" in said and "[6/6]" in said and "left)" in said
     assert "SpecCascade [OPT]" in said and f"plot: {tmp_path / 'sweep.png'}" in said
-    panel, cold = panels.panels(results.read_records(tmp_path / "sweep.jsonl"))
+    panel, cold = panels.panels(read_records(tmp_path / "sweep.jsonl"))
     assert not cold.curves and list(panel.cooler) == [0.5] and panel.cooler[0.5].latency is None
     assert panel.target and panel.draft and [spot.alpha for spot in panel.curves["opt"]] == [0.0, 0.4, 0.8]
     monkeypatch.setattr(experiment, "evaluate", lambda *_, **more: pytest.fail("measured again"))
+    monkeypatch.setattr(experiment, "present", lambda *_: None)
     assert "no outputs of" not in said
     experiment.sweep(**given | {"evaluation": replace(SMALL, keep_outputs=True)})
     assert "no outputs of 6 of these 6 points lie beside" in capsys.readouterr().out
     fewer = {"alphas": {"opt": [0.4]}, "output": str(tmp_path / "fewer.jsonl"), "reuse": [given["output"]]}
-    assert len(results.read_records(experiment.sweep(**given | fewer))) == 4
+    assert len(read_records(experiment.sweep(**given | fewer))) == 4
     in_parts = given | {"output": str(tmp_path / "parts.jsonl"), "num_shards": 2}
     for number, kept in enumerate((4, 2)):  # of four groups: the target, the draft, its α's, the target cooler
-        part = results.read_records(experiment.sweep(**in_parts, shard_id=number, reuse=[given["output"]]))
+        part = read_records(experiment.sweep(**in_parts, shard_id=number, reuse=[given["output"]]))
         assert (tmp_path / f"parts.shard-{number}-of-2.jsonl").exists() and len(part) == kept
-    assert {r["key"] for r in results.read_records(experiment.sweep(**in_parts | {"num_shards": 1}))} == set(count)
+    assert {r["key"] for r in read_records(experiment.sweep(**in_parts | {"num_shards": 1}))} == set(count)
     assert experiment.sweep(**in_parts | {"num_shards": 9}, shard_id=8) is None
     assert "part 8 of 9 has nothing to measure" in capsys.readouterr().out
 
 
-def test_tables_and_axes_that_do_not_exist_are_refused_before_anything_is_measured():
-    given = {"pair": SOURCE, "evaluation": SMALL, "methods": ["opt"]}
-    with pytest.raises(ValueError, match="together: did you mean block_size.*'block_sizes' is not one of"):
-        experiment.sweep(**given, together=("block_sizes",))
-    with pytest.raises(ValueError, match="share: .*'draft' is not one of rejection_rate, "):
-        experiment.sweep(**given, share="draft")
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"together": ("block_sizes",)}, "together: did you mean block_size.*'block_sizes' is not one of"),
+    ({"share": "draft"}, "share: .*'draft' is not one of rejection_rate, "),
+    ({"methods": "token_v3"}, "methods='token_v3' is one value where a tuple is meant"),
+    ({"draft_temperatures": ()}, r"draft_temperatures=\(\) is empty: give at least 1"),
+    ({"methods": ["lossy"], "alphas": {"lossy": [0.5, 2]}}, r"outside the domain \[0, 1\) of rule 'lossy'"),
+])  # fmt: skip
+def test_nothing_is_loaded_for_a_sweep_with_a_bad_value(changes, message, monkeypatch):
+    monkeypatch.setattr(session, "load_pair", lambda name, **_: pytest.fail("loaded"))
+    with pytest.raises(ValueError, match=message):
+        experiment.sweep(**{"pair": SOURCE, "evaluation": SMALL, "methods": ["opt"]} | changes)
 
 
 def test_run_adds_one_record_and_prints_it(pair, tmp_path, monkeypatch, capsys):
@@ -258,15 +265,9 @@ def test_run_adds_one_record_and_prints_it(pair, tmp_path, monkeypatch, capsys):
     }  # fmt: skip
     first = experiment.run(**given)
     assert experiment.run(**given) == first
-    assert len(results.read_records(tmp_path / "runs.jsonl")) == 1
+    assert len(read_records(tmp_path / "runs.jsonl")) == 1
     said = capsys.readouterr().out
     assert "bleu" in said and "latency / target's" in said and first["key"] in said
-
-
-def test_nothing_is_loaded_for_a_sweep_with_a_bad_point(tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "load_pair", lambda name, **_: pytest.fail("loaded"))
-    with pytest.raises(ValueError, match=r"outside the domain \[0, 1\) of rule 'lossy'"):
-        experiment.sweep(pair=SOURCE, evaluation=SMALL, methods=["lossy"], alphas={"lossy": [0.5, 2]})
 
 
 def test_a_dry_run_lists_the_points_only(tmp_path, monkeypatch, capsys):
@@ -309,9 +310,8 @@ def test_examples_that_fail_are_left_out_and_the_record_says_so(pair, loaded, ti
     """Neither scored, nor counted, nor timed; the others are what they would be without them."""
     broken, rows = _damaged(pair, loaded, timed)
     opened = session.Session(SOURCE, SMALL, broken)
-    record, healthy = (
-        next(iter(measuring.evaluate(each, [_point("token_v3", 0.3, temperature=0.0)]))) for each in (opened, loaded)
-    )
+    point = _point("token_v3", 0.3, temperature=0.0)
+    record, healthy = (next(measuring.evaluate(each, [point])) for each in (opened, loaded))
     ids = [opened.examples[row].id for row in range(7)]
     well = [ids[row] for row in range(7) if row not in rows]
     assert sorted(record["failed_examples"]) == sorted(ids[row] for row in rows)
@@ -331,7 +331,7 @@ def test_a_sweep_goes_on_and_a_point_that_fails_everywhere_is_refused(pair, load
     opened = session.Session(SOURCE, SMALL, broken)
     groups = [[_point(TARGET, temperature=0.0, block=None)], [_point("token_v3", 0.3, temperature=0.0)]]
     groups += [[_point("spec_decode", temperature=0.0)], [_point(DRAFT, temperature=0.0, block=None)]]
-    with results.ResultStore(tmp_path / "sweep.jsonl") as store:
+    with ResultStore(tmp_path / "sweep.jsonl") as store:
         experiment.measure(groups, store, opened)
         assert len(store.records) == 4
         experiment.present(store)
@@ -354,3 +354,80 @@ def test_a_loaded_pair_reads_what_the_task_allows(pair):
     short = replace(pair, max_prompt_length=2)
     assert session.Session(SOURCE, SMALL, short).pair.max_prompt_length == TASKS["tiny_translation"].max_input_length
     assert session.Session(SOURCE, SMALL, pair).pair is pair
+
+
+KEPT = text_pair.evaluation(
+    quality_examples=4, quality_batch=4, latency_examples=1, latency_trials=1, resamples=5, keep_outputs=True
+)
+OPT = Settings(method="opt", alpha=0.4, block_size=2)
+OLD = [record for record in golden_points.old_records() if "%gin.REQUIRED" not in record["configuration"]]
+
+
+@pytest.fixture
+def this_pair(pair, monkeypatch):
+    """Has sessions load the pair, whatever its name."""
+    monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("record", OLD, ids=[record["point"]["curve"] for record in OLD])
+def test_a_configuration_of_format_2_is_the_point_of_todays_key(record):
+    gin.clear_config()
+    gin_flags.parse_gin([], text=record["configuration"])
+    parts = {name: value() if callable(value) else value for name, value in gin.get_bindings("experiment.run").items()}
+    gin.clear_config()
+    point = Point(**parts | {"evaluation": parts["evaluation"].resolved()})
+    fingerprints = {name: digest for name, digest in record["fingerprints"].items() if name != "code"}
+    identity = {name: getattr(point, name) for name in ("pair", "evaluation", "settings", "seed")}
+    assert judged_key(identity, fingerprints) == migration.migrated(record)["judged_key"]
+
+
+def run(path, evaluation=KEPT):
+    return experiment.run(pair=SOURCE, evaluation=evaluation, settings=OPT, output=str(path))
+
+
+@pytest.mark.usefixtures("this_pair")
+def test_other_code_under_the_same_toolchain_is_measured_anew_and_said(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "s.jsonl"
+    first = run(path)
+    assert run(path) == first and "measured anew" not in capsys.readouterr().out
+    monkeypatch.setattr(session.Session, "code", lambda *_: "changed")
+    second = run(path)
+    assert "1 of 1 points were measured by other code: they are measured anew" in capsys.readouterr().out
+    assert second["key"] == first["key"] and second["supersedes"] == first["provenance"]["code"]
+    assert second["started"] != first["started"]
+    assert [record["provenance"]["code"] for record in read_records(path)] == ["changed"]
+    assert run(path) == second
+
+
+@pytest.mark.usefixtures("this_pair")
+def test_a_record_names_its_keys_and_its_code_and_another_toolchain_keeps_it(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "s.jsonl"
+    first = run(path)
+    with ResultStore(path) as store:
+        assert store.judged(first["judged_key"])["key"] == first["key"]
+    assert set(first["provenance"]) == {"code", "toolchain"} and "code" not in first["fingerprints"]
+    assert set(first["provenance"]["toolchain"]) == {"digest", "python", "jax", "platform"}
+    assert json.loads(json.dumps(first["provenance"])) == first["provenance"]
+    monkeypatch.setattr(session.Session, "code", lambda *_: "changed")
+    monkeypatch.setattr(session, "toolchain", lambda: {"python": "3.99"})
+    assert run(path) == first and "measured anew" not in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("this_pair")
+def test_quality_is_judged_once_for_all_hardware_and_with_or_without_latency(tmp_path, monkeypatch):
+    path = tmp_path / "s.jsonl"
+    untimed = run(path, replace(KEPT, latency_examples=0))
+    assert untimed["key"] == untimed["judged_key"] and "latency" not in untimed
+    monkeypatch.setattr(measuring, "judge", lambda *_: pytest.fail("judged again"))
+    timed = run(path)
+    monkeypatch.setattr(session, "hardware", lambda mesh=None: {"platform": "other"})
+    elsewhere = run(path)
+    assert len({untimed["key"], timed["key"], elsewhere["key"]}) == 3
+    assert {record["judged_key"] for record in (timed, elsewhere)} == {untimed["key"]}
+    for record in (timed, elsewhere):
+        assert record["latency"] and record["quality"] == untimed["quality"]
+        assert outputs.read(path, record) == outputs.read(path, untimed)
+    monkeypatch.setattr(session.Session, "code", lambda *_: "changed")  # what stale code judged is judged again
+    with pytest.raises(pytest.fail.Exception, match="judged again"):
+        run(path)

@@ -1,9 +1,10 @@
-"""The scripts as modules, and a store of fake records."""
+"""The scripts as modules, stores of fake records, and the figure that a script draws."""
 
 import importlib
 import json
 
 import pytest
+from matplotlib import pyplot as plt
 
 from tests.support import fake_records
 
@@ -21,17 +22,46 @@ def fake():
 
 
 @pytest.fixture
-def store(fake, tmp_path):
-    """A small sweep's store: six rules, one task."""
-    path = tmp_path / "sweep.jsonl"
-    path.write_text("".join(json.dumps(fake.run(point)) + "\n" for point in fake.coordinates()))
-    return path
+def write(tmp_path):
+    """`write(records, name)` is a store of them."""
+
+    def write(records, name="sweep"):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        return path
+
+    return write
 
 
 @pytest.fixture
-def two_tasks(fake, tmp_path):
+def records(fake):
+    """A small sweep's: six rules, one task."""
+    return [fake.run(point) for point in fake.coordinates()]
+
+
+@pytest.fixture
+def store(write, records):
+    """The small sweep's store."""
+    return write(records)
+
+
+@pytest.fixture
+def two_tasks(fake, records, write):
     """Two tasks, the second with two seeds."""
-    points = [*fake.coordinates(), *fake.coordinates("tatoeba_joined", seeds=(0, 1))]
-    path = tmp_path / "two.jsonl"
-    path.write_text("".join(json.dumps(fake.run(point)) + "\n" for point in points))
-    return path
+    return write([*records, *map(fake.run, fake.coordinates("tatoeba_joined", seeds=(0, 1)))], "two")
+
+
+@pytest.fixture
+def figure(script, monkeypatch):
+    """`figure(store, *flags)` is the figure that plots.py writes, still open; it is closed at the end."""
+    kept = []
+
+    def figure(store, *flags):
+        with monkeypatch.context() as patched:
+            patched.setattr(plt, "close", kept.append)
+            assert script("plots").main([str(store), *flags]) == 0
+        return kept[-1]
+
+    yield figure
+    for each in kept:
+        plt.close(each)

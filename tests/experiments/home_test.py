@@ -52,11 +52,17 @@ def test_files_of_pairs_and_of_data(home):
         shards.read("~/data")
 
 
-def test_stores_tables_and_plots(home, capsys):
-    with result_store.ResultStore("~/r.jsonl") as found:
+@pytest.fixture
+def stored(home):
+    """The records of a store there."""
+    with result_store.ResultStore("~/r.jsonl") as store:
         for record in map(fake_records.run, fake_records.coordinates()):
-            found.append(record)
-    assert result_store.read_records("~/r.jsonl") == found.records
+            store.append(record)
+    return store.records
+
+
+def test_stores_tables_and_plots(home, stored):
+    assert result_store.read_records("~/r.jsonl") == stored
     assert tables.main(["~/r.jsonl", "--format", "markdown", "--output", "~/t.md"]) == 0 and (home / "t.md").is_file()
     assert plots.main(["~/r.jsonl", "--output", "~/figures"]) == 0 and list((home / "figures").iterdir())
 
@@ -69,10 +75,7 @@ def test_commands_and_gin_files(home, capsys):
     assert gin_flags._find("~/a.gin", (".",)) == gin_flags._find("a.gin", (".", "~")) == str(home / "a.gin")
 
 
-def test_a_full_disk_leaves_the_old_figure_and_names_it(home, capsys, monkeypatch):
-    with result_store.ResultStore("~/r.jsonl") as found:
-        for record in map(fake_records.run, fake_records.coordinates()):
-            found.append(record)
+def test_a_full_disk_leaves_the_old_figure_and_names_it(home, stored, capsys, monkeypatch):
     plots.main(["~/r.jsonl", "--output", "~/figures"])
     before = {path: path.read_bytes() for path in (home / "figures").iterdir()}
 

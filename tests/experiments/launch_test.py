@@ -64,15 +64,12 @@ def test_a_dry_run_prints_what_to_type(given, capsys):
     assert capsys.readouterr().out == GOLDEN[given]
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["local"], "error: no command: put it behind --"),
-        (["local", "--shards", "0", *SWEEP], "error: shards"),
-        (["slurm", "--shards", "2", "--processes", "2", *SWEEP], "error: shards=2 and processes=2: give one of them"),
-        (["tpu_vm", "--name", "a", "--zone", "b", *SWEEP], "error: gcloud is not installed here: --dry_run prints"),
-    ],
-)
+@pytest.mark.parametrize(("given", "message"), [
+    (["local"], "error: no command: put it behind --"),
+    (["local", "--shards", "0", *SWEEP], "error: shards"),
+    (["slurm", "--shards", "2", "--processes", "2", *SWEEP], "error: shards=2 and processes=2: give one of them"),
+    (["tpu_vm", "--name", "a", "--zone", "b", *SWEEP], "error: gcloud is not installed here: --dry_run prints"),
+])  # fmt: skip
 def test_what_can_t_be_started_is_said_in_a_line(given, message, capsys, monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert launch.main(given) == 1

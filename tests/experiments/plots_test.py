@@ -1,4 +1,4 @@
-"""experiments/plots.py: what the figures hold."""
+"""experiments/plots.py: what the figures hold, --pareto among them, from records made by hand."""
 
 import json
 
@@ -8,15 +8,7 @@ from matplotlib import pyplot as plt
 
 from speccascade_jax.results.analysis import histograms
 from speccascade_jax.results.report.figures import styles, tradeoff
-
-
-def _figure(script, store, monkeypatch, *more):
-    """The figure that would be written, still open."""
-    kept = []
-    monkeypatch.setattr(plt, "close", kept.append)
-    assert script("plots").main([str(store), *more]) == 0
-    monkeypatch.undo()
-    return kept[-1]
+from tests.support import measured_records as made
 
 
 def test_a_png_lies_beside_the_store_and_is_named(script, store, capsys):
@@ -36,38 +28,32 @@ def test_one_figure_per_setting_with_readable_names(script, two_tasks, tmp_path)
     ]
 
 
-def test_the_figure_names_everything(script, store, monkeypatch):
-    figure = _figure(script, store, monkeypatch)
-    left, right = figure.axes
-    texts = [text.get_text() for text in figure.findobj(plt.Text)]
+def test_the_figure_names_everything(figure, store):
+    shown = figure(store)
+    left, right = shown.axes
+    texts = [text.get_text() for text in shown.findobj(plt.Text)]
     assert any(text.startswith("tiny_translation, tatoeba_en_de, T = 1, γ = 5") for text in texts)
     assert any(text.startswith("64 examples for quality, 16 examples × 2 trials") for text in texts)
     assert {"draft alone", "target alone"} <= set(texts)
     assert "SpecCascade [Token], α 0.3 … 1" in texts and "Target's quality" in texts
     assert "relative to the target alone" in left.get_xlabel() and "faster" in left.get_xlabel()
     assert "rejected share" in right.get_xlabel() and left.get_ylabel().startswith("BLEU")
-    plt.close(figure)
 
 
-def test_what_needs_no_method_is_drawn_beside_latencies(script, store, monkeypatch):
+def test_what_needs_no_method_is_drawn_beside_latencies(figure, write, records):
     """Requests sent at random from end to end, and the target at a lower temperature."""
-    records = [json.loads(line) for line in store.read_text().splitlines()]
-    target, draft = (
-        next(r for r in records if r["point"]["method"] == name) for name in ("autoregressive", "autoregressive_draft")
-    )
+    target, draft = (r for r in records if r["point"]["method"] in ("autoregressive", "autoregressive_draft"))
     colder = json.loads(json.dumps(target)) | {"key": "colder"}
     colder["point"]["temperature"], colder["quality"]["value"] = 0.5, 77.0
-    store.write_text("".join(json.dumps(record) + "\n" for record in [*records, colder]))
-    figure = _figure(script, store, monkeypatch)
-    (grey,) = (line for line in figure.axes[0].get_lines() if line.get_label() == "Whole requests sent at random")
+    shown = figure(write([*records, colder]))
+    (grey,) = (line for line in shown.axes[0].get_lines() if line.get_label() == "Whole requests sent at random")
     first, last = np.column_stack(grey.get_data())[[0, -1]]
     zero = target["quality"]["value"]
     assert first.tolist() == [1.0, pytest.approx(0.0)]
     assert last.tolist() == pytest.approx([draft["relative_latency"]["value"], draft["quality"]["value"] - zero])
-    (dash,) = (each for each in figure.axes[0].collections if each.get_label() == "Target alone at T = 0.5")
+    (dash,) = (each for each in shown.axes[0].collections if each.get_label() == "Target alone at T = 0.5")
     assert dash.get_offsets().tolist() == [[1.0, pytest.approx(77.0 - zero)]]
-    assert not [line for line in figure.axes[1].get_lines() if line.get_label() == "Whole requests sent at random"]
-    plt.close(figure)
+    assert not [line for line in shown.axes[1].get_lines() if line.get_label() == "Whole requests sent at random"]
 
 
 def test_speed_ups_stand_above_and_none_over_another():
@@ -82,23 +68,19 @@ def test_speed_ups_stand_above_and_none_over_another():
     plt.close(figure)
 
 
-def test_each_rule_has_its_own_colour_and_marker(script, store, monkeypatch):
-    figure = _figure(script, store, monkeypatch)
-    (legend,) = figure.legends
+def test_each_rule_has_its_own_colour_and_marker(figure, store):
+    shown = figure(store)
+    (legend,) = shown.legends
     curves = [line for line in legend.get_lines() if line.get_marker() not in ("None", "")]
     assert len(curves) == 6
     assert len({(line.get_color(), line.get_marker()) for line in curves}) == 6
-    plt.close(figure)
 
 
-def test_inconclusive_points_are_hollow(script, store, monkeypatch):
-    records = [json.loads(line) for line in store.read_text().splitlines()]
+def test_inconclusive_points_are_hollow(figure, write, records):
     records[-1]["inconclusive"] = True
-    store.write_text("".join(json.dumps(record) + "\n" for record in records))
-    figure = _figure(script, store, monkeypatch)
-    faces = [tuple(face[:3]) for points in figure.axes[0].collections for face in _faces(points)]
+    shown = figure(write(records))
+    faces = [tuple(face[:3]) for points in shown.axes[0].collections for face in _faces(points)]
     assert faces.count((1.0, 1.0, 1.0)) == 1
-    plt.close(figure)
 
 
 def _faces(collection):
@@ -107,44 +89,37 @@ def _faces(collection):
     return colours if hasattr(collection, "get_sizes") and len(colours) else []
 
 
-def test_the_horizontal_axis_can_be_the_papers(script, store, monkeypatch):
-    figure = _figure(script, store, monkeypatch, "--share", "rejections_per_token")
-    assert "per generated token" in figure.axes[1].get_xlabel()
-    plt.close(figure)
+def test_the_horizontal_axis_can_be_the_papers(figure, store):
+    shown = figure(store, "--share", "rejections_per_token")
+    assert "per generated token" in shown.axes[1].get_xlabel()
 
 
-def test_shares_are_plotted_alone_where_nothing_was_timed_and_the_ends_stand_at_theirs(script, store, monkeypatch):
-    records = [json.loads(line) for line in store.read_text().splitlines()]
+def test_shares_are_plotted_alone_where_nothing_was_timed_and_the_ends_stand_at_theirs(figure, write, records):
+    records = made.untimed(records)
     for record in records:
-        for name in ("latency", "relative_latency", "target_latency"):
-            del record[name]
         end = {"autoregressive": 0.0, "autoregressive_draft": 1.0}.get(record["point"]["method"])
         record["measures"]["draft_share"] = 0.25 if end is None else end
-    store.write_text("".join(json.dumps(record) + "\n" for record in records))
-    figure = _figure(script, store, monkeypatch, "--share", "target_share")
-    (axes,) = figure.axes
+    shown = figure(write(records), "--share", "target_share")
+    (axes,) = shown.axes
     assert "that the target wrote" in axes.get_xlabel() and axes.get_ylabel().startswith("BLEU")
     places = {text.get_text(): text.xy[0] for text in axes.texts}
     assert places == {"target alone": 1.0, "draft alone": 0.0}
     assert {0.75} in [set(line.get_xdata()) for line in axes.lines]
-    plt.close(figure)
 
 
-def test_unknown_methods_get_a_style_and_their_own_name(fake, store, tmp_path, script):
-    records = [json.loads(line) for line in store.read_text().splitlines()]
+def test_unknown_methods_get_a_style_and_their_own_name(script, write, records):
     for record in records:
         if record["point"]["method"] == "chow":
             record["point"]["method"] = "my_rule"
-    store.write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert script("plots").main([str(store)]) == 0
+    assert script("plots").main([str(write(records))]) == 0
 
 
 def test_histograms_of_surveys_are_one_figure(script, tmp_path, capsys):
     paths = [tmp_path / "wmt.json", tmp_path / "xsum.json"]
     for path in paths:
         counted = histograms.count("js", np.array([0.01, 0.02, 0.5]))
-        made = {"pair": "tatoeba_en_de", "task": path.stem, "along": "mixed", "histogram": counted}
-        path.write_text(json.dumps(made))
+        survey = {"pair": "tatoeba_en_de", "task": path.stem, "along": "mixed", "histogram": counted}
+        path.write_text(json.dumps(survey))
     assert script("plots").main(["--histograms", *map(str, paths)]) == 0
     assert capsys.readouterr().out == f"plot: {tmp_path / 'wmt-histogram.png'}\n"
     assert (tmp_path / "wmt-histogram.png").read_bytes().startswith(b"\x89PNG")
@@ -153,11 +128,40 @@ def test_histograms_of_surveys_are_one_figure(script, tmp_path, capsys):
     assert "xsum.json holds no histogram" in capsys.readouterr().err
 
 
-def test_nothing_to_plot_is_said(script, store, capsys):
-    store.write_text("\n".join(store.read_text().splitlines()[:2]) + "\n")
-    assert script("plots").main([str(store)]) == 1
+def test_nothing_to_plot_is_said(script, write, records, capsys):
+    assert script("plots").main([str(write(records[:2]))]) == 1
     assert "nothing to plot" in capsys.readouterr().err
 
 
 def test_styles_cover_the_papers_methods():
     assert {"spec_decode", "lossy", "chow", "diff", "opt", "token_v3", "bild_star"} <= set(styles.STYLES)
+
+
+def test_a_pareto_figure_per_task(script, write, capsys):
+    store = write([*made.sweep(), *made.of_task("xsum", made.sweep())])
+    assert script("plots").main([str(store), "--pareto", "--format", "svg"]) == 0
+    names = sorted(path.name for path in store.parent.glob("*.svg"))
+    assert len(names) == 2 and all(name.startswith("sweep-pareto-") for name in names)
+    assert capsys.readouterr().out.count("plot: ") == 2
+
+
+def test_the_pareto_figure_has_curves_stars_and_lines_of_equal_time(figure, write):
+    store = write([*made.sweep(), made.record("stop_oracle", 0.2, 0.0)])
+    axes = figure(store, "--pareto").axes[0]
+    assert (store.parent / "sweep-pareto.png").read_bytes().startswith(b"\x89PNG")
+    names = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert names == ["SpecDecode, γ 2 … 8", "SpecDec++, h 0.1 … 0.9", "SpecDecode [oracle]"]
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    fixed, star = lines[names[0]], lines["SpecDecode [oracle]"]
+    assert [fixed.get_xdata()[0], fixed.get_ydata()[0]] == pytest.approx([0.3, 0.45], abs=0.02)
+    assert star.get_xdata() == [0] and star.get_ydata()[0] == pytest.approx(0.2, abs=0.01)
+    grey = [line for line in axes.get_lines() if line.get_color() == "0.85"]
+    (x0, x1), (y0, y1) = grey[0].get_xdata(), grey[0].get_ydata()
+    assert len(grey) == 7 and (y1 - y0) / (x1 - x0) == pytest.approx(-0.002 / 0.009)
+    assert {"2", "8", "0.1", "0.9"} <= {text.get_text() for text in axes.texts}
+
+
+def test_without_times_there_are_no_lines_of_equal_time(figure, write):
+    axes = figure(write(made.untimed(made.sweep())), "--pareto").axes[0]
+    assert not [line for line in axes.get_lines() if line.get_color() == "0.85"]
+    assert not any("equal time" in text.get_text() for text in axes.texts)

@@ -1,22 +1,18 @@
-"""experiments/tables.py: Table 2 in all its forms from fake records."""
+"""experiments/tables.py: Table 2 in all its forms from fake records, and tables of measures (--measures)."""
 
 import csv
 import io
 
 import pytest
 
+from tests.support import measured_records as made
+
 
 def test_the_terminal_table_has_every_method_and_says_on_what_it_rests(script, store, capsys):
     assert script("tables").main([str(store)]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    for word in (
-        "SpecDecode [Lossy]",
-        "SpecCascade [Token]",
-        "Target alone",
-        "Draft alone",
-        "Speed-up and quality, T = 1, γ = 5",
-    ):
-        assert word in said
+    methods = ("SpecDecode [Lossy]", "SpecCascade [Token]", "Target alone", "Draft alone")
+    assert all(word in said for word in (*methods, "Speed-up and quality, T = 1, γ = 5"))
     assert "64 examples for quality, 16 examples × 2 trials for latency, 1 seed" in said
     assert "(exactly compared)" in said
 
@@ -29,12 +25,11 @@ def test_several_tasks_stand_side_by_side(script, two_tasks, capsys):
     assert "2 seeds" in said and "**" in said
 
 
-def test_csv_has_one_line_per_method_with_both_summaries(script, store, tmp_path, fake):
+def test_csv_has_one_line_per_method_with_both_summaries(script, store, records, tmp_path, fake):
     out = tmp_path / "table.csv"
     assert script("tables").main([str(store), "--format", "csv", "--output", str(out), "--tolerance", "0.5"]) == 0
     lines = list(csv.DictReader(io.StringIO(out.read_text())))
     assert [line["method"] for line in lines] == list(fake.RULES)
-    records = [fake.run(point) for point in fake.coordinates()]
     target = records[0]["quality"]["value"]
     token = [r for r in records if r["point"]["method"] == "token_v3"]
     good = [r for r in token if r["quality"]["value"] >= target - 0.5]
@@ -62,11 +57,8 @@ def test_latex_holds_the_cells_of_the_markdown(script, store, tmp_path, capsys):
     assert text.count("\\begin{table}") == text.count("\\toprule") == text.count("\\bottomrule") == 1
     assert capsys.readouterr().out == f"written: {out}\n"
     assert script("tables").main([str(store), "--format", "markdown"]) == 0
-    cells = [
-        line.split(" | ")[-1].strip(" |*\\")
-        for line in capsys.readouterr().out.splitlines()
-        if " (α " in line and line[0] == "|"
-    ]
+    lines = [line for line in capsys.readouterr().out.splitlines() if " (α " in line and line[0] == "|"]
+    cells = [line.split(" | ")[-1].strip(" |*\\") for line in lines]
     written = text.replace("{[}", "[").replace("{]}", "]").replace("$\\alpha$", "α").replace("$-$", "-")
     assert len(cells) == 5 and all(cell in written for cell in cells)
 
@@ -79,3 +71,37 @@ def test_the_terminal_table_can_be_written_to_a_file(script, store, tmp_path):
 def test_a_missing_store_is_one_line_of_error(script, tmp_path, capsys):
     assert script("tables").main([str(tmp_path / "none.jsonl")]) == 1
     assert "error: no results at" in capsys.readouterr().err
+
+
+def test_tables_of_measures_in_all_forms(script, write, capsys, tmp_path):
+    store = str(write(made.sweep()))
+    tables = script("tables")
+    assert tables.main([store, "--measures", "forward_times", "throughput", "dominance"]) == 0
+    said = capsys.readouterr().out
+    assert all(word in said for word in ("Forward times: ", "Throughput: ", "Theorem 3.1's", "dominates", "h = 0.5"))
+    assert tables.main([store, "--measures", "dominance", "--format", "csv"]) == 0
+    lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [line["verdict"] for line in lines] == ["dominates"] * 4
+    latex = ["--format", "latex", "--output", str(tmp_path / "t.tex")]
+    assert tables.main([store, "--measures", "throughput", *latex]) == 0
+    assert (tmp_path / "t.tex").read_text().count("\\begin{table}") == 3
+
+
+def test_tables_that_cannot_be_made_do_not_hide_the_others(script, write, capsys):
+    tables, flags = script("tables"), ["--measures", "throughput", "dominance"]
+    store = str(write([*made.untimed(made.sweep()), *made.of_task("xsum", made.sweep()[:6])]))
+    assert tables.main([store, *flags]) == 0
+    said = capsys.readouterr()
+    titles = [line for line in said.out.splitlines() if "tatoeba_en_de, T = 1" in line]
+    assert [title.split(":")[0] for title in titles] == [
+        "Verification against discard rate", "Throughput", "Predicted and measured throughput",
+    ]  # fmt: skip
+    first, second = said.err.splitlines()
+    assert first.startswith("left out: throughput, tiny_translation, ") and "0 timed generations" in first
+    assert second.startswith("left out: dominance, xsum, ") and "no stop thresholds and fixed blocks of" in second
+    store = str(write(made.untimed(made.sweep()[:6])))
+    assert tables.main([store, *flags]) == 1
+    said = capsys.readouterr()
+    assert not said.out and [line.split(",")[0] for line in said.err.splitlines()] == [
+        "error: throughput", "error: dominance",
+    ]  # fmt: skip

@@ -17,9 +17,8 @@ def test_expected_rounds_are_those_of_the_definition():
             expected = [brute_force.expected_rounds(alpha, t, needed) for needed in range(1, 8)]
             np.testing.assert_allclose(found[a, t - 1], expected, rtol=1e-13)
     for needed in range(2, 8):  # a block that reaches beyond the budget needs no more rounds than one that just does
-        np.testing.assert_allclose(
-            found[:, needed - 1 :, needed - 1], found[:, [needed - 2], needed - 1] + np.zeros(8 - needed)
-        )
+        just, beyond = found[:, [needed - 2], needed - 1], found[:, needed - 1 :, needed - 1]
+        np.testing.assert_allclose(beyond, just + np.zeros(8 - needed))
 
 
 def test_distributions_sum_to_one_and_give_the_enumerated_lengths():
@@ -37,9 +36,8 @@ def test_distributions_sum_to_one_and_give_the_enumerated_lengths():
 def test_one_draft_has_one_latency():
     """Nothing overshoots below the target where there is one draft."""
     for objective in ("paper", "overshoot"):
-        assert hierarchy.latency([1.0, 5.0], [[1, 0.8], [0, 1]], (0, 1), (3,), objective) == pytest.approx(
-            8.0 * 0.2 / (1 - 0.8**4)
-        )
+        found = hierarchy.latency([1.0, 5.0], [[1, 0.8], [0, 1]], (0, 1), (3,), objective)
+        assert found == pytest.approx(8.0 * 0.2 / (1 - 0.8**4))
 
 
 @pytest.mark.laws
@@ -56,7 +54,6 @@ def test_the_overshoot_latency_is_the_simulated_one_and_the_papers_is_above_it()
         for objective, found in errors.items():
             predicted = hierarchy.latency(costs, acceptance, models, budgets, objective)
             found.append(predicted / measured - 1)
-    print(errors)
     assert np.max(np.abs(errors["overshoot"])) < 0.005
     assert np.min(errors["paper"]) > 0.005
 

@@ -9,10 +9,13 @@ import pytest
 
 import speccascade_jax as sc
 from speccascade_jax import hierarchy
+from speccascade_jax.engine.counters import level_counters, summarise, tail_steps
 from speccascade_jax.evaluation.points import Evaluation, Level, ModelPair, Settings
 from speccascade_jax.hierarchy import optimizing
 from speccascade_jax.hierarchy.latency import Hierarchy
 from speccascade_jax.methods.build import build
+from speccascade_jax.methods.build_drafter import levels_of
+from speccascade_jax.models.fake import Fake
 from speccascade_jax.pairs.prompts import make_prompt
 from tests.support import made_records, tiny_pair
 
@@ -39,9 +42,8 @@ def test_coins_stand_for_rules_with_the_same_calls():
     acceptance = np.array([[1, 0.5, 0.3], [0.5, 1, 0.8], [0.3, 0.8, 1]])
     settings = optimizing.settings_of(chain(0, 1, 2, budgets=(2, 5)), ("a", "b", "target"), coins=acceptance)
     (level,) = settings.drafters
-    assert (settings.method, settings.rule, settings.alpha, level.rule, level.alpha) == (
-        "speculative", "random_accept", 0.8, "random_accept", 0.5
-    )  # fmt: skip
+    assert settings.method == "speculative" and settings.rule == level.rule == "random_accept"
+    assert (settings.alpha, level.alpha) == (0.8, 0.5)
     # as under a lossless rule nothing is asked of the draft behind its block, nor of a level behind its own
     assert settings.bonus == level.bonus == "target" and (settings.accept, level.accept) == ("deferral", "deferral")
 
@@ -133,16 +135,13 @@ def test_the_best_single_draft_is_the_best_of_all_pairs():
 @pytest.mark.tools
 def test_a_whole_run(tmp_path, capsys):
     folder = tiny_pair.write(tmp_path)
-    rows = optimizing.optimize(
-        pair=ModelPair(name=str(folder), others={"exit0": "exit:0", "copies": "lookup:4", "dear": "exit:1"}),
-        # rows one by one, as they are timed: a program each
-        evaluation=Evaluation(**SMALL, quality_examples=4, quality_batch=1, latency_examples=1),
-        settings=Settings(temperature=1.0, top_p=0.9),
-        max_budget=4,
-        costs={"target": 100.0, "draft": 20.0, "exit0": 1.0, "copies": 0.1, "dear": 101.0},  # stacks must pay
-        tail="copies",
-        output=str(tmp_path / "h.json"),
-    )
+    pair = ModelPair(name=str(folder), others={"exit0": "exit:0", "copies": "lookup:4", "dear": "exit:1"})
+    # rows one by one, as they are timed: a program each
+    evaluation = Evaluation(**SMALL, quality_examples=4, quality_batch=1, latency_examples=1)
+    costs = {"target": 100.0, "draft": 20.0, "exit0": 1.0, "copies": 0.1, "dear": 101.0}  # stacks must pay
+    given = {"pair": pair, "evaluation": evaluation, "settings": Settings(temperature=1.0, top_p=0.9)}
+    output = str(tmp_path / "h.json")
+    rows = optimizing.optimize(**given, max_budget=4, costs=costs, tail="copies", output=output)
     report = json.loads((tmp_path / "h.json").read_text())
     assert report["names"] == ["copies", "exit0", "draft", "target"] and report["left_out"] == ["dear"]
     assert report["unit"] == "as given"
@@ -159,3 +158,63 @@ def test_a_whole_run(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "costs no less than one of the target: dear" in shown
     assert "cost of a call" in shown and "overshoot optimum" in shown and "with tails of copies" in shown
+
+
+COSTS = {"target": 10.0, "middle": 2.0, "draft": 0.5}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    small, middle, target = (sc.BoundModel((), Fake(16, noise=n, seed=s)) for s, n in enumerate((0.4, 0.2, 0.0)))
+    return sc.Pair(target, small, others={"middle": middle})
+
+
+def record_of(pair, settings):
+    """A record's counts of one generation, by hand."""
+    decoder = build(pair, settings)
+    out = decoder.generate(make_prompt(pair, [[3, 4]]), controls=decoder.controls(1), max_new_tokens=40)
+    tails = [{} if each is None else {"tail_steps": int(each.sum())} for each in tail_steps(out.inner)]
+    levels = zip(levels_of(settings.drafters), level_counters(out.inner), tails[1:], strict=False)
+    counts = summarise(out.stats) | tails[0]
+    return {"counts": counts, "levels": [{"model": at.model, **summarise(own), **tail} for at, own, tail in levels]}
+
+
+STACK = Level(model="middle", budget=3, block_size=2)
+
+
+def test_every_call_is_counted_once(pair):
+    single = record_of(pair, plain := Settings(method="spec_decode", block_size=3))
+    calls = optimizing.calls(single, plain)
+    assert calls == {"target": single["counts"]["target_calls"], "draft": single["counts"]["draft_steps"]}
+    stack = record_of(pair, settings := Settings(method="spec_decode", drafters=(STACK,)))
+    calls = optimizing.calls(stack, settings)
+    (level,) = stack["levels"]
+    assert level["model"] == "middle" and level["kept"] > 0
+    assert calls["draft"] == level["draft_steps"] and calls["middle"] >= level["target_calls"]
+    expected = (10 * calls["target"] + 2 * calls["middle"] + 0.5 * calls["draft"]) / stack["counts"]["committed"]
+    assert optimizing.seconds_per_token(stack, settings, COSTS) == pytest.approx(expected)
+    assert optimizing.improvement(stack, settings, COSTS) == pytest.approx(10 / expected)
+
+
+def test_a_tails_calls_are_its_models(pair):
+    """Under a level that is the target itself all is kept: then it is known who was called how often."""
+    sure = sc.Pair(pair.target, pair.draft, others={"middle": pair.target})
+    settings = Settings(method="spec_decode", drafters=(STACK,), tail="draft", tail_size=2)
+    record = record_of(sure, settings)
+    calls, (level,) = optimizing.calls(record, settings), record["levels"]
+    tail = record["counts"]["tail_steps"]
+    assert tail > 0 and calls["draft"] == level["draft_steps"] + tail
+    # its own calls, and those that catch up with what the tail wrote: one a round, however much that was
+    caught_up = calls["middle"] - level["target_calls"]
+    assert 0 < caught_up <= record["counts"]["rounds"]
+
+
+def test_a_tail_behind_a_draft_is_counted_apart(pair):
+    settings = Settings(method="spec_decode", block_size=2, tail="middle", tail_size=2)
+    record = record_of(pair, settings)
+    calls = optimizing.calls(record, settings)
+    assert calls["draft"] + calls["middle"] == record["counts"]["draft_steps"]
+    assert calls["middle"] == record["counts"]["tail_steps"] > 0 and calls["draft"] > 0
+    del record["counts"]["tail_steps"]
+    with pytest.raises(ValueError, match="how often the tail 'middle' was called"):
+        optimizing.calls(record, settings)

@@ -2,6 +2,7 @@
 at for its size."""
 
 import json
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,15 +11,18 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.core.types import BoundModel, Prompt
 from speccascade_jax.engine.generate import compilations, generate
-from speccascade_jax.methods import block_costs, round_timing
+from speccascade_jax.methods import block_costs, speculation
 from speccascade_jax.methods.build import assemble
 from speccascade_jax.methods.settings import Level
 from speccascade_jax.models.fake import Fake
+from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.runtime import compilation_cache
 from speccascade_jax.stopping.block_planner import LENGTHS
 from tests.support import conformance, planning
 
 AUTO = {"block_size": "auto"}
+FEW = (0, 2)
+"""Lengths where rounds are timed: each is a part of the program, which takes seconds to compile."""
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +34,11 @@ def pair():
 
 @pytest.fixture
 def kept(pair, monkeypatch, tmp_path):
-    """Where costs are kept, empty; nothing is known yet, and timing is over soon."""
+    """Where costs are kept, empty; nothing is known yet, and timing is over soon, of few lengths."""
     monkeypatch.setenv(compilation_cache.VARIABLE, str(tmp_path))
-    monkeypatch.setattr(round_timing, "SECONDS", 0.0)
-    monkeypatch.setattr(round_timing, "STEADY", np.inf)
+    monkeypatch.setattr(speculation, "LENGTHS", FEW)
+    monkeypatch.setattr(block_costs, "SECONDS", 0.0)
+    monkeypatch.setattr(block_costs, "STEADY", np.inf)
     forget(pair, monkeypatch)
     return tmp_path / "auto"
 
@@ -41,8 +46,8 @@ def kept(pair, monkeypatch, tmp_path):
 @pytest.fixture
 def timed(monkeypatch):
     """Grows by one with every timing."""
-    seen, real = [], round_timing.Rounds.timed
-    monkeypatch.setattr(round_timing.Rounds, "timed", lambda self: seen.append(self) or real(self))
+    seen, real = [], block_costs.Rounds.timed
+    monkeypatch.setattr(block_costs.Rounds, "timed", lambda self: seen.append(self) or real(self))
     return seen
 
 
@@ -64,7 +69,7 @@ def test_costs_are_measured_once_and_kept(pair, kept, timed, monkeypatch):
     files = {path.name: path.read_text() for path in kept.iterdir()}
     assert [name.partition("-")[0] for name in files] == ["rounds"], "acceptance of so few drafts is not kept"
     held = json.loads(next(iter(files.values())))
-    assert held["steady"] and len(held["rounds"]) == len(LENGTHS) and held["rounds"] == sorted(held["rounds"])
+    assert held["steady"] and len(held["rounds"]) == len(FEW) and held["rounds"] == sorted(held["rounds"])
     again = decode(pair)
     forget(pair, monkeypatch)
     later = decode(pair, seed=3)
@@ -85,41 +90,35 @@ def test_much_acceptance_is_kept_too(pair, kept, monkeypatch):
     assert found["examined"] >= 5 and 0 <= found["kept"] <= found["examined"] and found["ended"] <= 2
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "{",
-        "[]",
-        '{"rounds": [1, 2], "prefill": 0, "steady": true}',
-        '{"rounds": [1, 2], "prefill": "x", "steady": true}',
-        '{"rounds": [-1.0], "prefill": 0, "steady": true}',
-    ],
-)
-def test_a_damaged_file_is_measured_anew(pair, kept, timed, monkeypatch, content):
+DAMAGED = (
+    "", "{", "[]", '{"rounds": [1, 2, 3], "prefill": 0, "steady": true}',
+    '{"rounds": [1, 2], "prefill": "x", "steady": true}', '{"rounds": [-1.0, 2], "prefill": 0, "steady": true}',
+)  # fmt: skip
+
+
+def test_a_damaged_file_is_measured_anew(pair, kept, timed, monkeypatch):
     decode(pair)
     path = next(kept.glob("rounds-*"))
-    path.write_text(content)
-    forget(pair, monkeypatch)
-    decode(pair)
-    assert len(timed) == 2 and json.loads(path.read_text())["prefill"] >= 0
+    for times, content in enumerate(DAMAGED, 2):
+        path.write_text(content)
+        forget(pair, monkeypatch)
+        decode(pair)
+        assert len(timed) == times and json.loads(path.read_text())["prefill"] >= 0
 
 
 def test_times_of_a_busy_machine_are_not_kept(pair, kept, monkeypatch):
-    monkeypatch.setattr(round_timing, "STEADY", 0.0)
+    monkeypatch.setattr(block_costs, "STEADY", 0.0)
     decode(pair)
     assert not list(kept.glob("rounds-*"))
 
 
 def test_other_numbers_ask_for_their_own_acceptance_and_no_other_times(pair, kept, timed, monkeypatch):
-    walked = []
-    monkeypatch.setattr(
-        round_timing.Rounds, "walked", lambda self: walked.append(self) or round_timing.Walked(40, 100, 1, 9)
-    )
+    walked, found = [], block_costs.Walked(40, 100, 1, 9)
+    monkeypatch.setattr(block_costs.Rounds, "walked", lambda self: walked.append(self) or found)
     for temperature in (0.5, 0.9, 0.9):
         decode(pair, temperature=temperature)
     assert len(walked) == 2 and len(timed) == 1
-    chance = (40 + round_timing.USUAL * round_timing.USUAL_TOKENS) / (100 + round_timing.USUAL_TOKENS)
+    chance = (40 + block_costs.USUAL * block_costs.USUAL_TOKENS) / (100 + block_costs.USUAL_TOKENS)
     known = [each for each in block_costs._KNOWN.values() if isinstance(each, block_costs.Costs)]
     np.testing.assert_allclose([each.acceptance for each in known], chance, rtol=1e-6)
 
@@ -154,19 +153,16 @@ def test_where_no_draft_pays_the_draft_is_left_out(pair, monkeypatch):
         assert set(found["drafter"]) == parts and found["drafter"]["costs"] is known
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"stop": "confidence", "stop_threshold": 0.5}, "and stop='confidence' both say how long blocks are"),
-        ({"method": "stop_entropy", "stop_threshold": 1.0}, "and stop='entropy' both say how long blocks are"),
-        ({"method": "oracle_cascade", "alpha": 0.1}, "has blocks of 1: leave block_size='auto' out"),
-        ({"rule": "opt", "alpha": 0.1, "bonus": "target"}, "needs bonus='rule' or 'none'"),
-        ({"method": "fuzzy", "alpha": 0.1}, "needs bonus='rule' or 'none'"),
-        ({"method": "seq_cascade", "alpha": -3.0}, "block_size"),
-        ({"drafters": (Level(model="draft", budget=3),)}, "plans the drafts of one of the pair's models"),
-        ({"block_size": "five"}, "block_size='five' is not a whole number or 'auto' or None"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"stop": "confidence", "stop_threshold": 0.5}, "and stop='confidence' both say how long blocks are"),
+    ({"method": "stop_entropy", "stop_threshold": 1.0}, "and stop='entropy' both say how long blocks are"),
+    ({"method": "oracle_cascade", "alpha": 0.1}, "has blocks of 1: leave block_size='auto' out"),
+    ({"rule": "opt", "alpha": 0.1, "bonus": "target"}, "needs bonus='rule' or 'none'"),
+    ({"method": "fuzzy", "alpha": 0.1}, "needs bonus='rule' or 'none'"),
+    ({"method": "seq_cascade", "alpha": -3.0}, "block_size"),
+    ({"drafters": (Level(model="draft", budget=3),)}, "plans the drafts of one of the pair's models"),
+    ({"block_size": "five"}, "block_size='five' is not a whole number or 'auto' or None"),
+])  # fmt: skip
 def test_what_it_does_not_go_with_is_refused(pair, settings, words):
     with pytest.raises(ValueError, match=words):
         sc.decode(pair, [[1]], **AUTO | settings)
@@ -180,3 +176,58 @@ def test_a_level_has_a_number():
 def test_rules_that_read_q_always_draft(pair):
     assert assemble(pair, rule="token_v3", **AUTO)[0].drafter.lengths == LENGTHS[1:]
     assert assemble(pair, rule="spec_decode", **AUTO)[0].drafter.lengths == LENGTHS
+
+
+# --- what trials of lengths tell of rounds and of acceptance
+
+
+def test_an_output_s_end_is_a_draft_that_was_not_kept():
+    """Of two rows, one of which was over before all the rounds of the trial."""
+    bound = BoundModel(params=(), model=Fake(16))
+    engine, params = assemble(Pair(target=bound, draft=bound), block_size="auto")
+    rounds = np.array([block_costs.WALKED, block_costs.WALKED - 1])
+    counts = {"kept": np.array([5, 3]), "tried": np.array([6, 4]), "committed": np.array([21, 9])}
+    found = SimpleNamespace(stats=SimpleNamespace(rounds=rounds, **counts))
+    assert block_costs.Rounds(engine, params, lambda *_: found).walked() == block_costs.Walked(8, 11, 1, 30)
+
+
+def test_lengths_of_outputs_without_an_end_count_too():
+    """30 tokens and one end beside an output that ends half-way; more than fits is no length."""
+    assert block_costs.Walked(8, 11, 1, 30).length(20) == (30 + 10) / 2
+    assert block_costs.Walked(8, 11, 0, 30).length(20) == 20
+    assert block_costs.Walked(8, 11, 0, 0).acceptance == pytest.approx((8 + 7) / 21)
+
+
+def test_rounds_and_the_draft_s_reading_are_told_from_calls_of_known_parts():
+    """Before the rounds 5 seconds, 3 without a draft; rounds of 1, 1.5 and 2, as many as the outputs need."""
+    before, reading, each, rounds = 5.0, 3.0, (1.0, 1.5, 2.0), (9, 6, 4)
+    calls = {(place, 9): (before + n * t, n) for place, (t, n) in enumerate(zip(each, rounds, strict=True))}
+    alone = block_costs.ALONE
+    calls |= {(0, 1): (before + 1.0, 1), (alone, 1): (reading + 1.0, 1), (alone, 9): (reading + 9.0, 9)}
+    found = block_costs.told_from(calls, 9, (0, 1, 3), True)
+    np.testing.assert_allclose(found.rounds, each)
+    assert found.prefill == pytest.approx(before - reading) and found.steady
+    always = {call: calls[call] for call in calls if call[0] != alone}
+    np.testing.assert_allclose(block_costs.told_from(always, 9, (1, 2, 3), False).rounds, each)
+    calls[2, 9] = (before + 2.0, 1)  # over after one round: nothing is known of it
+    np.testing.assert_allclose(block_costs.told_from(calls, 9, (0, 1, 3), True).rounds, (1.0, 1.5, 2.5))
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [
+    ([1.0, 1.1, 1.3], (1.0, 1.1, 1.3)),
+    ([1.2, 1.1, 1.3], (1.1, 1.1, 1.3)),
+    ([1.0, 1.1, np.nan], (1.0, 1.1, 1.3)),
+    ([1.0, np.nan, 1.3], (1.0, 1.1, 1.3)),
+    ([1.0, np.nan, np.nan], (1.0, 2.0, 4.0)),
+    ([np.nan] * 3, (1.0, 2.0, 4.0)),
+])  # fmt: skip
+def test_gaps_and_disturbances_in_what_was_timed(seconds, expected):
+    np.testing.assert_allclose(block_costs.rising(seconds, (0, 1, 3)), expected)
+
+
+@pytest.mark.parametrize(("noise", "precise"), [(0.001, True), (0.2, False)])
+def test_how_well_shares_are_known_hangs_on_their_spread(noise, precise):
+    """A machine that is slower from one turn to the next, all of it, says nothing of that."""
+    random = np.random.default_rng(0)
+    turns = np.outer(random.uniform(1, 3, 12), [1.0, 2.0, 4.0]) * random.normal(1, noise, (12, 3))
+    assert block_costs.precise(turns) is precise and not block_costs.agree(turns)

@@ -31,15 +31,12 @@ def pair():
 def random_policy(pair, arms=ARMS, seed=0, **changed):
     """Three layers at random: which arm it takes hangs on the prompt."""
     rng = np.random.default_rng(seed)
-    sizes = [(16, 8), (8, 8), (8, len(arms))]
-    layer = {
-        f"layers_{n}": {"kernel": rng.normal(size=size), "bias": rng.normal(size=size[1])}
-        for n, size in enumerate(sizes)
-    }
+    sizes = {"layers_0": (16, 8), "layers_1": (8, 8), "layers_2": (8, len(arms))}
+    layers = {name: {"kernel": rng.normal(size=s), "bias": rng.normal(size=s[1])} for name, s in sizes.items()}
     prints = build_selection.prints(pair, tuple(Arm(drafter=name) for name in arms))
     target, features = build_selection.target_of(pair)
     card = {"scores": "perceptron", "features": features, "arms": tuple(prints), "prints": tuple(prints.values())}
-    return Policy(jax.tree.map(np.float32, layer), Card(**card | {"target": target} | changed))
+    return Policy(jax.tree.map(np.float32, layers), Card(**card | {"target": target} | changed))
 
 
 @pytest.mark.parametrize(
@@ -89,9 +86,8 @@ def test_a_policy_of_others_is_refused(pair):
     fits = random_policy(pair)
     assemble(pair, drafters=ARMS, choose="greedy", policy=fits)
     assert "chooses among draft, other, autoregressive" in refused(fits, drafters=("draft", "autoregressive"))
-    assert "another drafter 'other'" in refused(
-        random_policy(pair, prints=(fits.card.prints[0], "0", fits.card.prints[2]))
-    )
+    prints = (fits.card.prints[0], "0", fits.card.prints[2])
+    assert "another drafter 'other'" in refused(random_policy(pair, prints=prints))
     assert "the target 00" in refused(random_policy(pair, target="00"))
     assert "(17 features)" in refused(random_policy(pair, features=17))
     with pytest.raises(ValueError, match="needs to know how sure the policy is"):
@@ -127,12 +123,8 @@ def test_a_policy_file_keeps_what_was_saved_and_says_what_is_damaged(pair, tmp_p
 def test_greedy_outputs_are_the_targets_whatever_drafts(pair):
     prompts = [[n, 5, 1] for n in range(2, 12)]
     alone = sc.decode(pair, prompts, method="autoregressive", max_new_tokens=12)
-    arms = (
-        Arm(drafter="draft", block_size=2),
-        "other",
-        "autoregressive",
-        Level(model="other", budget=3, drafters=("draft",)),
-    )
+    level = Level(model="other", budget=3, drafters=("draft",))
+    arms = (Arm(drafter="draft", block_size=2), "other", "autoregressive", level)
     for choose in ("random", "draft 2"):
         found = sc.decode(pair, prompts, drafters=arms, choose=choose, max_new_tokens=12)
         np.testing.assert_array_equal(found.tokens, alone.tokens, choose)
@@ -140,8 +132,7 @@ def test_greedy_outputs_are_the_targets_whatever_drafts(pair):
 
 def test_lossy_arms_are_told(pair):
     settings = Settings(drafters=(Arm(drafter="draft", rule="opt"), "other"), choose="random", lossy_arms=True)
-    assert build_selection.lossy_arms(settings) and not build_selection.lossy_arms(
-        Settings(drafters=ARMS, choose="random")
-    )
+    assert build_selection.lossy_arms(settings)
+    assert not build_selection.lossy_arms(Settings(drafters=ARMS, choose="random"))
     engine, _ = assemble(pair, drafters=settings.drafters, choose="random", lossy_arms=True, alpha=0.2)
     assert engine.verifier.name == "opt | spec_decode" and not engine.verifier.lossless

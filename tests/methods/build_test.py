@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import inspect
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -10,12 +12,14 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.methods import build as building
 from speccascade_jax.methods import method as methods
+from speccascade_jax.methods import settings_dict
 from speccascade_jax.methods.build import decoder_for
-from speccascade_jax.methods.settings import Level
+from speccascade_jax.methods.settings import Level, Settings
 from speccascade_jax.methods.table import METHODS
 from speccascade_jax.pairs.prompts import make_prompt
 from speccascade_jax.rules.deferral import RULES
 from tests.support import conformance
+from tests.support.settings_dict import source
 
 VOCAB = 9
 
@@ -34,17 +38,10 @@ def test_equal_calls_share_a_decoder_and_its_numbers(pair):
     assert decoder_for(dataclasses.replace(pair), "decode", given, [4]) is not first  # another pair, other parameters
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"alpha": 0.4},
-        {"alpha": np.float32(0.3)},
-        {"block_size": 4},
-        {"rule": "token_v2"},
-        {"top_k": 1},
-        {"stop": "fixed"},
-    ],
-)
+@pytest.mark.parametrize("other", [
+    {"alpha": 0.4}, {"alpha": np.float32(0.3)}, {"block_size": 4}, {"rule": "token_v2"}, {"top_k": 1},
+    {"stop": "fixed"},
+])  # fmt: skip
 def test_other_settings_are_other_decoders(pair, other):
     given = {"rule": "token_v3", "alpha": 0.3, "block_size": 3}
     assert decoder_for(pair, "decode", given | other) is not decoder_for(pair, "decode", given)
@@ -77,9 +74,8 @@ def test_arrays_and_what_is_ones_own_are_looked_at_anew(pair):
     for given in ({"rule": "token_v3", "alpha": alphas}, {"stop": "speccascade_jax.stopping.policies.Fixed"}):
         assert decoder_for(pair, "decode", given) is not decoder_for(pair, "decode", given)
     assert not pair.decoders
-    assert decoder_for(pair, "decode", {"rule": "token_v3", "alpha": alphas}).controls(
-        2
-    ).alpha.tolist() == pytest.approx([0.1, 0.2])
+    decoder = decoder_for(pair, "decode", {"rule": "token_v3", "alpha": alphas})
+    assert decoder.controls(2).alpha.tolist() == pytest.approx([0.1, 0.2])
 
 
 def test_a_name_that_stands_for_something_else_now_is_looked_up_again(pair, monkeypatch):
@@ -118,9 +114,10 @@ def said(monkeypatch):
 def test_a_new_program_says_what_it_is_for_and_what_is_new(pair, said):
     given = {"rule": "spec_decode", "block_size": 2}
     sc.decode(pair, [[1]], max_new_tokens=3, **given)
-    assert said == [
+    first = (
         "compiling 'speculative' for a batch of 1, prompts padded to 8 tokens, 3 new tokens (these settings are new)"
-    ]
+    )
+    assert said == [first]
     sc.decode(pair, [[5]], max_new_tokens=3, seed=4, **given)
     assert len(said) == 1
     sc.decode(pair, [[5] * 9, [2]], max_new_tokens=3, **given)
@@ -171,9 +168,8 @@ def test_a_warm_call_puts_nothing_on_the_device_by_itself_and_fetches_no_parts(p
         monkeypatch.setattr(jax, name, pytest.fail)
     out = sc.decode(pair, [[1], [2, 3]], **given)
     np.testing.assert_array_equal(out.tokens, first.tokens)
-    assert isinstance(out.tokens, np.ndarray) and np.shares_memory(
-        _memory(out.tokens), _memory(out.generation.num_rounds)
-    )
+    assert isinstance(out.tokens, np.ndarray)
+    assert np.shares_memory(_memory(out.tokens), _memory(out.generation.num_rounds))
 
 
 def _memory(array):
@@ -184,3 +180,18 @@ def _memory(array):
 
 def test_prompts_are_made_on_the_host(pair):
     assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(make_prompt(pair, [[1], [2, 3]])))
+
+
+# --- `decode`'s settings as editors and `help()` see them are the fields of `Settings`
+
+
+def test_the_typed_dict_has_the_fields_of_settings():
+    assert Path(settings_dict.__file__).read_text() == source(), "run `make format`"
+
+
+@pytest.mark.parametrize("function", [sc.decode, sc.stream])
+def test_help_lists_the_settings_with_their_defaults(function):
+    listed = inspect.signature(function).parameters
+    for name, parameter in inspect.signature(Settings).parameters.items():
+        assert listed[name].default == parameter.default
+    assert not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in listed.values())

@@ -31,21 +31,15 @@ def by_position(pair, alpha):
     return jnp.where(even, pair.p_tilde, pair.q_tilde)
 
 
-@pytest.mark.parametrize(
-    ("rule", "said"),
-    [
-        (sc.Rule(name="bad", deferral=lambda pair, alpha: pair.q.max(-1, keepdims=True) * 1.5), "deferral returned 1"),
-        (sc.Rule(name="bad", law=lambda pair, alpha: pair.p_tilde * 1.01), "law returned 1.01"),
-        (sc.Rule(name="bad", law=lambda pair, alpha: pair.p_tilde[..., :1]), "returned shape"),
-        (
-            sc.Rule(name="bad", law=lambda pair, alpha: pair.p_tilde, kept=kept_a_little_less),
-            r"kept of single tokens, is up to .* away from what π asks under Speculative",
-        ),
-        (sc.Rule(name="bad", law=by_position), "of single tokens, is up to"),
-        ("no_such_rule", "unknown rule"),
-    ],
-    ids=["deferral", "law", "shape", "kept", "positions", "name"],
-)
+@pytest.mark.parametrize(("rule", "said"), [
+    (sc.Rule(name="bad", deferral=lambda pair, alpha: pair.q.max(-1, keepdims=True) * 1.5), "deferral returned 1"),
+    (sc.Rule(name="bad", law=lambda pair, alpha: pair.p_tilde * 1.01), "law returned 1.01"),
+    (sc.Rule(name="bad", law=lambda pair, alpha: pair.p_tilde[..., :1]), "returned shape"),
+    (sc.Rule(name="bad", law=lambda pair, alpha: pair.p_tilde, kept=kept_a_little_less),
+     r"kept of single tokens, is up to .* away from what π asks under Speculative"),
+    (sc.Rule(name="bad", law=by_position), "of single tokens, is up to"),
+    ("no_such_rule", "unknown rule"),
+], ids=["deferral", "law", "shape", "kept", "positions", "name"])  # fmt: skip
 def test_slips_are_found(rule, said):
     with pytest.raises(ValueError, match=said):
         sc.check_rule(rule)
@@ -58,9 +52,7 @@ def test_tokens_that_do_not_obey_the_law_are_found(monkeypatch):
     from speccascade_jax.rules import deferral
 
     wrong = sc.Rule(name="wrong", law=lambda pair, alpha: pair.p_tilde)
-    assemble = checking.assemble
-    monkeypatch.setattr(
-        checking, "assemble", lambda pair, rule, **more: assemble(pair, rule=deferral.get("chow"), **more)
-    )
+    assemble, chow = checking.assemble, deferral.get("chow")
+    monkeypatch.setattr(checking, "assemble", lambda pair, rule, **more: assemble(pair, rule=chow, **more))
     with pytest.raises(ValueError, match=r"rule 'wrong': its tokens do not obey π \(p = .* by 6 chi-square tests"):
         checking.check_rule(wrong, alphas=(0.5,))

@@ -12,10 +12,9 @@ from experiments import tables
 from speccascade_jax.evaluation import experiment
 from speccascade_jax.evaluation.curves import facts
 from speccascade_jax.evaluation.heads import asks_head
-from speccascade_jax.evaluation.points import Evaluation, Level, ModelPair, Point, Settings, recorded
-from speccascade_jax.evaluation.validation import validate
+from speccascade_jax.evaluation.points import Evaluation, Level, ModelPair, Point, Settings, recorded, validate
 from speccascade_jax.results.analysis import panels
-from speccascade_jax.results.analysis.curve_labels import label as labelled
+from speccascade_jax.results.analysis.panels import label as labelled
 from speccascade_jax.results.report.tables import table2
 from speccascade_jax.results.store import result_store
 from speccascade_jax.runtime import gin_flags
@@ -47,9 +46,7 @@ HEAVY = [pytest.param(drafters, marks=pytest.mark.laws) for drafters in ((DEEP,)
 
 @pytest.mark.parametrize("drafters", [(MIDDLE,), *HEAVY])
 def test_whatever_drafts_a_lossless_rule_keeps_the_targets_law(pair, drafters):
-    out = sc.decode(
-        pair, [[0]] * ROWS, rule="spec_decode", drafters=drafters, temperature=0.9, max_new_tokens=6, seed=3
-    )
+    out = sc.decode(pair, [[0]] * ROWS, drafters=drafters, temperature=0.9, max_new_tokens=6, seed=3)
     assert out.stats["acceptance_rate"] > 0.2
     law = conformance.law_by_rule(sc.RULES["spec_decode"], *(three_tables()[n] for n in (0, 2)), 0.0, 0.9, 1.0)
     assert conformance.sequence_p_value(np.asarray(out.tokens), law) > 1e-3
@@ -58,9 +55,8 @@ def test_whatever_drafts_a_lossless_rule_keeps_the_targets_law(pair, drafters):
 @pytest.mark.laws
 def test_a_lossy_rule_over_a_lossy_level_has_the_law_of_what_is_handed_up(pair):
     small, middle, large = three_tables()
-    out = sc.decode(
-        pair, [[0]] * ROWS, rule="token_v3", alpha=0.4, drafters=(LOSSY,), temperature=0.9, max_new_tokens=6
-    )
+    given = {"rule": "token_v3", "alpha": 0.4, "drafters": (LOSSY,), "temperature": 0.9}
+    out = sc.decode(pair, [[0]] * ROWS, max_new_tokens=6, **given)
     handed = reference.transitions("opt", small, middle, 0.2, 0.7)
     law = reference.law_over_handed("token_v3", np.log(np.maximum(handed, 1e-300)), handed, large, 0.4, 0.9)
     assert conformance.sequence_p_value(np.asarray(out.tokens), law) > 1e-3
@@ -84,32 +80,26 @@ def test_a_stack_is_streamed_as_it_is_decoded(pair):
 LEVELS = Level(model="middle", budget=3, drafters=(Level(model="draft", budget=2),))
 
 
-@pytest.mark.parametrize(
-    ("chosen", "said"),
-    [
-        ({"drafters": MIDDLE}, "drafters=.* is one value where a tuple is meant"),
-        ({"drafters": "draft"}, "drafters='draft' is one value where a tuple is meant"),
-        ({"drafters": (MIDDLE,), "block_size": 3}, "block_size=3 means nothing where a level drafts"),
-        ({"drafters": (MIDDLE,), "stop": "confidence", "stop_threshold": 0.3}, "ends blocks by 'confidence'"),
-        ({"drafters": (MIDDLE,), "method": "bild", "stop_threshold": 0.3}, "ends blocks by 'confidence'"),
-        (
-            {"drafters": (LOSSY,), "draft_temperature": 0.2},
-            "draft_temperature=0.2 and the temperature=0.7 of the level",
-        ),
-        ({"drafters": (LOSSY,), "method": "lossy_greedy", "alpha": 0.1}, "defined at temperature 0 only"),
-        ({"drafters": (replace(LEVELS, stop="entropy", stop_threshold=1.0),)}, "stop='entropy' of level 'middle'"),
-        ({"drafters": (replace(LEVELS, block_size=9),)}, "block_size=9 of level 'middle' means nothing"),
-        ({"drafters": ("middle",), "method": "seq_cascade", "alpha": -3.0}, "'seq_cascade' has no drafters"),
-        ({"drafters": ("middle",), "method": "autoregressive"}, "'autoregressive' has no drafters"),
-        ({"stop": "oracle"}, "stop='oracle' must be told beforehand where to stop: method 'stop_oracle'"),
-        ({"drafters": (MIDDLE,), "method": "stop_oracle"}, "ends blocks by 'oracle'"),
-        ({"accept": "some"}, "unknown acceptance 'some'"),
-        ({"accept": "deferral", "rule": "lossy", "alpha": 0.1}, "lossy"),
-        ({"stop": 5}, "stop policy 5 is none"),
-        ({"rule": 0.5}, "rule=0.5 is no name"),
-        ({"method": ".a.b"}, "unknown method '.a.b'"),
-    ],
-)
+@pytest.mark.parametrize(("chosen", "said"), [
+    ({"drafters": MIDDLE}, "drafters=.* is one value where a tuple is meant"),
+    ({"drafters": "draft"}, "drafters='draft' is one value where a tuple is meant"),
+    ({"drafters": (MIDDLE,), "block_size": 3}, "block_size=3 means nothing where a level drafts"),
+    ({"drafters": (MIDDLE,), "stop": "confidence", "stop_threshold": 0.3}, "ends blocks by 'confidence'"),
+    ({"drafters": (MIDDLE,), "method": "bild", "stop_threshold": 0.3}, "ends blocks by 'confidence'"),
+    ({"drafters": (LOSSY,), "draft_temperature": 0.2}, "draft_temperature=0.2 and the temperature=0.7 of the level"),
+    ({"drafters": (LOSSY,), "method": "lossy_greedy", "alpha": 0.1}, "defined at temperature 0 only"),
+    ({"drafters": (replace(LEVELS, stop="entropy", stop_threshold=1.0),)}, "stop='entropy' of level 'middle'"),
+    ({"drafters": (replace(LEVELS, block_size=9),)}, "block_size=9 of level 'middle' means nothing"),
+    ({"drafters": ("middle",), "method": "seq_cascade", "alpha": -3.0}, "'seq_cascade' has no drafters"),
+    ({"drafters": ("middle",), "method": "autoregressive"}, "'autoregressive' has no drafters"),
+    ({"stop": "oracle"}, "stop='oracle' must be told beforehand where to stop: method 'stop_oracle'"),
+    ({"drafters": (MIDDLE,), "method": "stop_oracle"}, "ends blocks by 'oracle'"),
+    ({"accept": "some"}, "unknown acceptance 'some'"),
+    ({"accept": "deferral", "rule": "lossy", "alpha": 0.1}, "lossy"),
+    ({"stop": 5}, "stop policy 5 is none"),
+    ({"rule": 0.5}, "rule=0.5 is no name"),
+    ({"method": ".a.b"}, "unknown method '.a.b'"),
+])  # fmt: skip
 def test_what_nothing_would_read_and_what_is_no_name_is_refused_before_anything_is_loaded(pair, chosen, said):
     """By `decode`, and by a point, which knows no pair yet."""
     with pytest.raises(ValueError, match=said):
@@ -134,9 +124,8 @@ def test_a_head_that_a_level_asks_is_asked_and_one_that_nothing_asks_is_not():
 
 def test_equal_levels_are_one_point_and_a_record_names_all_parts():
     given = {"model": "middle", "budget": 3, "rule": "opt"}
-    same = [
-        recorded(Settings(method="spec_decode", drafters=(Level(**given, alpha=a),))) for a in (1, 1.0, np.float64(1))
-    ]
+    levels = [Level(**given, alpha=alpha) for alpha in (1, 1.0, np.float64(1))]
+    same = [recorded(Settings(method="spec_decode", drafters=(level,))) for level in levels]
     assert len(set(same)) == 1 and repr(same[0].drafters[0].alpha) == "1.0"
     with pytest.raises(ValueError, match="level 'middle' has a number that is none"):
         recorded(Settings(method="spec_decode", drafters=(Level(**given, alpha=[0.1, 0.2]),)))
@@ -159,24 +148,21 @@ def test_curves_that_differ_read_differently_and_lossy_ones_are_no_rivals_of_oth
     assert lossless == ["spec_decode"] * 2
 
 
-@pytest.mark.parametrize(
-    ("drafters", "said"),
-    [
-        (("midle",), "unknown drafter 'midle': did you mean middle"),
-        ((Level(model="large", budget=3),), "holds no model 'large'.* it holds target, draft, middle"),
-        ((Level(model="target", budget=3),), "level 'target' is the target itself: levels stand below it"),
-        ((Level(model="middle", budget=0),), "budget=0 is not a whole number >= 1"),
-        ((Level(model="middle", budget=3, block_size=0),), "block_size=0 is not a whole number >= 1"),
-        ((Level(model="middle", budget=3, rule="opt"),), "level 'middle': rule 'opt' needs alpha"),
-        ((Level(model="middle", budget=3, rule="optt"),), "unknown rule 'optt': did you mean opt"),
-        ((Level(model="middle", budget=3, bonus="some"),), "unknown bonus 'some'"),
-        ((Level(model="middle", budget=3, accept="some"),), "unknown acceptance 'some'"),
-        ((Level(model="middle", budget=3, stop="confidence"),), "level 'middle' needs stop_threshold"),
-        ((Level(model="middle", budget=3, temperature=-1.0),), "temperature=-1 .*is negative"),
-        (("draft", "middle"), "has 2 drafters .* and must be told how one is chosen"),
-        ((), "is to choose among no drafters"),
-    ],
-)
+@pytest.mark.parametrize(("drafters", "said"), [
+    (("midle",), "unknown drafter 'midle': did you mean middle"),
+    ((Level(model="large", budget=3),), "holds no model 'large'.* it holds target, draft, middle"),
+    ((Level(model="target", budget=3),), "level 'target' is the target itself: levels stand below it"),
+    ((Level(model="middle", budget=0),), "budget=0 is not a whole number >= 1"),
+    ((Level(model="middle", budget=3, block_size=0),), "block_size=0 is not a whole number >= 1"),
+    ((Level(model="middle", budget=3, rule="opt"),), "level 'middle': rule 'opt' needs alpha"),
+    ((Level(model="middle", budget=3, rule="optt"),), "unknown rule 'optt': did you mean opt"),
+    ((Level(model="middle", budget=3, bonus="some"),), "unknown bonus 'some'"),
+    ((Level(model="middle", budget=3, accept="some"),), "unknown acceptance 'some'"),
+    ((Level(model="middle", budget=3, stop="confidence"),), "level 'middle' needs stop_threshold"),
+    ((Level(model="middle", budget=3, temperature=-1.0),), "temperature=-1 .*is negative"),
+    (("draft", "middle"), "has 2 drafters .* and must be told how one is chosen"),
+    ((), "is to choose among no drafters"),
+])  # fmt: skip
 def test_a_stack_that_cannot_be_is_refused_by_name(pair, drafters, said):
     with pytest.raises(ValueError, match=said):
         sc.decode(pair, [[0]], drafters=drafters, max_new_tokens=3)

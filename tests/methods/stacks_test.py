@@ -45,11 +45,8 @@ def stack(seed, depth, kind="table", lossy=0, adaptive=False, greedy=False, tail
     every level.
     """
     rng, logits = np.random.default_rng(seed), tables(seed, depth)
-    pair = Pair(
-        target=sc.TableLM(logits[-1]),
-        draft=bottom(kind, logits[0]),
-        others={f"m{n}": sc.TableLM(table) for n, table in enumerate(logits[1:-1], 1)},
-    )
+    others = {f"m{n}": sc.TableLM(table) for n, table in enumerate(logits[1:-1], 1)}
+    pair = Pair(target=sc.TableLM(logits[-1]), draft=bottom(kind, logits[0]), others=others)
     drafter = "draft"
     for n in range(1, depth - 1):
         first = {"block_size": int(rng.integers(1, 4))} if n == 1 else {}
@@ -78,22 +75,19 @@ def p_value(pair, drafter, logits, rule="spec_decode", alpha=None, temperature=1
 
 
 @pytest.mark.laws
-@pytest.mark.parametrize(
-    ("seed", "depth", "given", "temperature"),
-    [
-        (1, 3, {}, 1.0),
-        (2, 4, {}, 0.6),
-        (3, 3, {"adaptive": True}, 0.6),
-        (4, 4, {"kind": "bigrams", "adaptive": True}, 1.0),
-        (5, 3, {"kind": "lookup"}, 1.0),
-        (6, 4, {"kind": "max_gram", "lossy": 1}, 0.6),
-        (7, 4, {"lossy": 1, "adaptive": True}, 1.0),
-        (8, 4, {"greedy": True}, 1.0),
-        (9, 5, {"lossy": 2}, 1.0),
-        (10, 4, {"tails": True}, 0.6),
-        (11, 4, {"tails": True, "lossy": 2, "kind": "bigrams"}, 1.0),
-    ],
-)
+@pytest.mark.parametrize(("seed", "depth", "given", "temperature"), [
+    (1, 3, {}, 1.0),
+    (2, 4, {}, 0.6),
+    (3, 3, {"adaptive": True}, 0.6),
+    (4, 4, {"kind": "bigrams", "adaptive": True}, 1.0),
+    (5, 3, {"kind": "lookup"}, 1.0),
+    (6, 4, {"kind": "max_gram", "lossy": 1}, 0.6),
+    (7, 4, {"lossy": 1, "adaptive": True}, 1.0),
+    (8, 4, {"greedy": True}, 1.0),
+    (9, 5, {"lossy": 2}, 1.0),
+    (10, 4, {"tails": True}, 0.6),
+    (11, 4, {"tails": True, "lossy": 2, "kind": "bigrams"}, 1.0),
+])  # fmt: skip
 def test_the_law_of_a_stack_is_the_targets(seed, depth, given, temperature):
     assert p_value(*stack(seed, depth, **given), temperature=temperature) > 1e-3
 
@@ -106,14 +100,11 @@ def test_a_lossy_rule_above_a_lossless_level_reads_that_levels_model_whatever_is
     assert p_value(pair, drafter, logits, rule="token_v3", alpha=0.4) > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("kind", "heats"),
-    [
-        pytest.param("fake", (None, None), marks=pytest.mark.laws),
-        pytest.param("lookup", (None, None), marks=pytest.mark.laws),
-        ("fake", (0.7, 0.3)),
-    ],
-)
+@pytest.mark.parametrize(("kind", "heats"), [
+    pytest.param("fake", (None, None), marks=pytest.mark.laws),
+    pytest.param("lookup", (None, None), marks=pytest.mark.laws),
+    ("fake", (0.7, 0.3)),
+])  # fmt: skip
 def test_at_temperature_0_a_stack_of_four_writes_what_the_target_writes(kind, heats):
     """Models whose laws depend on the whole prefix: a stale cache at any level would change what is kept.
 
@@ -176,16 +167,13 @@ class TakesCopiesForDraws(ModelDrafter):
 
 
 @pytest.mark.laws
-@pytest.mark.parametrize(
-    ("planted", "seed", "given"),
-    [
-        (DividesByTheBottom, 2, {}),
-        (ForgetsItsTemperature, 2, {}),
-        (KeepsBudgetLaws, 2, {}),
-        (ShiftsByTheOvershoot, 2, {}),
-        (TakesCopiesForDraws, 8, {"greedy": True}),
-    ],
-)
+@pytest.mark.parametrize(("planted", "seed", "given"), [
+    (DividesByTheBottom, 2, {}),
+    (ForgetsItsTemperature, 2, {}),
+    (KeepsBudgetLaws, 2, {}),
+    (ShiftsByTheOvershoot, 2, {}),
+    (TakesCopiesForDraws, 8, {"greedy": True}),
+])  # fmt: skip
 def test_planted_bugs_are_found(planted, seed, given, monkeypatch):
     """Each in a stack whose law holds without it."""
     monkeypatch.setattr(build_drafter, planted.__base__.__name__, planted)

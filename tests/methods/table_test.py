@@ -11,7 +11,7 @@ from speccascade_jax.core.types import Prompt
 from speccascade_jax.engine.generate import generate
 from speccascade_jax.methods import table
 from speccascade_jax.methods.build import assemble, build
-from speccascade_jax.methods.sequence import SequenceMethod
+from speccascade_jax.methods.generations import SequenceMethod
 from speccascade_jax.methods.settings import Settings
 from tests.support import conformance, reference
 from tests.support.acceptance_heads import head_for
@@ -30,9 +30,8 @@ def run(
 
 
 def outputs(generation):
-    return [
-        row[:n].tolist() for row, n in zip(np.asarray(generation.tokens), np.asarray(generation.lengths), strict=True)
-    ]
+    rows = zip(np.asarray(generation.tokens), np.asarray(generation.lengths), strict=True)
+    return [row[:length].tolist() for row, length in rows]
 
 
 # --- one δ, several methods
@@ -47,15 +46,10 @@ def test_methods_of_one_deferral_have_one_law_and_ordered_acceptance(rule):
     alpha = conformance.telling_alpha(sc.RULES[rule], q_table, p_table)
     law = reference.transitions(rule, q_table, p_table, alpha, 1.0)
     rates = {}
-    for method, bonus in (
-        ("speculative", "rule"),
-        ("fuzzy", "rule"),
-        ("fuzzy_after_sd", "rule"),
-        ("oracle_cascade", None),
-    ):
-        out = run(
-            pair, method, 20_000, length=6, rule=rule, bonus=bonus, alpha=alpha, temperature=1.0, draft_temperature=1.0
-        )
+    numbers = {"alpha": alpha, "temperature": 1.0, "draft_temperature": 1.0}
+    ways = {"speculative": "rule", "fuzzy": "rule", "fuzzy_after_sd": "rule", "oracle_cascade": None}
+    for method, bonus in ways.items():
+        out = run(pair, method, 20_000, length=6, rule=rule, bonus=bonus, **numbers)
         assert conformance.sequence_p_value(np.asarray(out.tokens), law) > 1e-3, method
         rates[method] = float(out.stats.kept.sum() / out.stats.examined.sum())
     # min(q̃, π) >= (1 − r) q̃ everywhere: replacing from p̃ can only reject more
@@ -70,9 +64,8 @@ def test_another_bonus_has_another_law():
     alpha = conformance.telling_alpha(sc.RULES["fuzzy_tv"], q_table, p_table)
     law = reference.transitions("fuzzy_tv", q_table, p_table, alpha, 1.0)
     numbers = {"alpha": alpha, "temperature": 1.0, "draft_temperature": 1.0}
-    out = run(
-        conformance.tabular_pair(q_table, p_table), "fuzzy", 20_000, length=6, rule="fuzzy_tv", block_size=1, **numbers
-    )
+    pair = conformance.tabular_pair(q_table, p_table)
+    out = run(pair, "fuzzy", 20_000, length=6, rule="fuzzy_tv", block_size=1, **numbers)
     assert conformance.sequence_p_value(np.asarray(out.tokens), law) < 1e-6
 
 
@@ -98,9 +91,8 @@ def test_the_ends_of_fuzzy_are_the_two_models(tau, end):
 def test_the_published_baseline_is_not_lossless():
     """A greedy draft divided by the soft `q`: its own law, and far from the target's (METHODS section 5)."""
     q_table, p_table = conformance.tables(3, seed=44)
-    out = run(
-        conformance.tabular_pair(q_table, p_table), "sd_reference", 20_000, length=6, bonus="rule", temperature=1.0
-    )
+    pair = conformance.tabular_pair(q_table, p_table)
+    out = run(pair, "sd_reference", 20_000, length=6, bonus="rule", temperature=1.0)
     own = reference.transitions("sd_reference", q_table, p_table, 0.0, 1.0, draft_temperature=0.0)
     target = reference.transitions("spec_decode", q_table, p_table, 0.0, 1.0)
     assert conformance.sequence_p_value(np.asarray(out.tokens), own) > 1e-3
@@ -122,17 +114,10 @@ def algorithm_2(q_table, p_table, sure, cap, length, last=0):
     return tokens, calls
 
 
-@pytest.mark.parametrize(
-    ("method", "sure", "alphas"),
-    [
-        ("token_cascade", lambda a: lambda row: reference.softmax(row).max() >= 1 - a, (0.0, 0.4, 0.6, 0.75, 1.0)),
-        (
-            "token_cascade_log",
-            lambda a: lambda row: reference.entropy(reference.softmax(row)) <= a,
-            (0.0, 1.0, 1.6, 3.0),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("method", "sure", "alphas"), [
+    ("token_cascade", lambda a: lambda row: reference.softmax(row).max() >= 1 - a, (0.0, 0.4, 0.6, 0.75, 1.0)),
+    ("token_cascade_log", lambda a: lambda row: reference.entropy(reference.softmax(row)) <= a, (0.0, 1.0, 1.6, 3.0)),
+])  # fmt: skip
 def test_token_cascade_is_the_naive_algorithm(method, sure, alphas):
     called = set()
     for seed in range(6):
@@ -244,27 +229,21 @@ def test_nothing_is_called_for_a_block_that_nobody_verifies():
 # --- what has no meaning
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"method": "fuzy"}, "unknown method 'fuzy': did you mean fuzzy"),
-        ({"method": "bild", "alpha": 1.0}, "'bild' needs stop_threshold"),
-        ({"method": "fuzzy", "alpha": 0.1, "stop_threshold": 0.5}, r"'fuzzy' has no stop_threshold \(0.5\)"),
-        ({"method": "token_cascade", "alpha": 0.1, "stop_threshold": 0.5}, "its alpha is the threshold"),
-        ({"method": "token_cascade", "alpha": 0.1, "rule": "diff"}, "'token_cascade' takes rule chow, not 'diff'"),
-        ({"method": "oracle_cascade", "alpha": 0.1, "block_size": 3}, "'oracle_cascade' has blocks of 1"),
-        ({"method": "oracle_cascade", "alpha": 0.1, "rule": "lossy"}, "no deferral rule"),
-        (
-            {"method": "random_accept", "alpha": 1.5},
-            r"alpha=1.5 is outside the domain \[0, 1\] of rule 'random_accept'",
-        ),
-        ({"method": "fuzzy"}, "'fuzzy_js' needs alpha"),
-        ({"method": "stop_confidence", "stop_threshold": -0.1}, "stop_threshold=-0.1 is outside 0 … 1"),
-        ({"method": "stop_confidence", "stop_threshold": [1.5]}, "stop_threshold=1.5 is outside 0 … 1"),
-        ({"method": "stop_confidence", "stop_threshold": "no"}, "stop_threshold='no' is not a number"),
-        ({"accept": "soft_ratio"}, "'soft_ratio' belongs to rule 'sd_reference', got 'spec_decode'"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"method": "fuzy"}, "unknown method 'fuzy': did you mean fuzzy"),
+    ({"method": "bild", "alpha": 1.0}, "'bild' needs stop_threshold"),
+    ({"method": "fuzzy", "alpha": 0.1, "stop_threshold": 0.5}, r"'fuzzy' has no stop_threshold \(0.5\)"),
+    ({"method": "token_cascade", "alpha": 0.1, "stop_threshold": 0.5}, "its alpha is the threshold"),
+    ({"method": "token_cascade", "alpha": 0.1, "rule": "diff"}, "'token_cascade' takes rule chow, not 'diff'"),
+    ({"method": "oracle_cascade", "alpha": 0.1, "block_size": 3}, "'oracle_cascade' has blocks of 1"),
+    ({"method": "oracle_cascade", "alpha": 0.1, "rule": "lossy"}, "no deferral rule"),
+    ({"method": "random_accept", "alpha": 1.5}, r"alpha=1.5 is outside the domain \[0, 1\] of rule 'random_accept'"),
+    ({"method": "fuzzy"}, "'fuzzy_js' needs alpha"),
+    ({"method": "stop_confidence", "stop_threshold": -0.1}, "stop_threshold=-0.1 is outside 0 … 1"),
+    ({"method": "stop_confidence", "stop_threshold": [1.5]}, "stop_threshold=1.5 is outside 0 … 1"),
+    ({"method": "stop_confidence", "stop_threshold": "no"}, "stop_threshold='no' is not a number"),
+    ({"accept": "soft_ratio"}, "'soft_ratio' belongs to rule 'sd_reference', got 'spec_decode'"),
+])  # fmt: skip
 def test_what_has_no_meaning_is_refused_before_anything_is_compiled(arguments, message):
     pair = conformance.tabular_pair(*conformance.tables(4, seed=1))
     with pytest.raises(ValueError, match=message):

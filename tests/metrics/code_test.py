@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.data.tasks.few_shot import FewShotTask, Record, Template
 from speccascade_jax.data.tasks.table import TASKS, get_task
-from speccascade_jax.evaluation import measuring, validation
+from speccascade_jax.data.tasks.task import FewShotTask, Record, Template
+from speccascade_jax.evaluation import measuring, points
 from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
 from speccascade_jax.metrics import code, quality, sandbox
+from speccascade_jax.metrics.sandbox import running
 from tests.support import text_pair
 
 HARNESS = code.harness(before="def f():\n", after="\nassert f() == 1\n")
@@ -65,16 +67,16 @@ def test_only_pass_at_1_executes():
 def test_code_runs_only_when_asked_for(name, monkeypatch):
     monkeypatch.setattr(sandbox, "available", lambda: None)
     with pytest.raises(ValueError, match=rf"task {name} is scored by pass_at_1.*Evaluation\.execute_code = True"):
-        validation.validate_evaluation(Evaluation(task=name))
-    validation.validate_evaluation(Evaluation(task=name, execute_code=True))
-    validation.validate_evaluation(Evaluation(task="tiny_translation"))
+        points.validate_evaluation(Evaluation(task=name))
+    points.validate_evaluation(Evaluation(task=name, execute_code=True))
+    points.validate_evaluation(Evaluation(task="tiny_translation"))
 
 
 def test_without_a_sandbox_the_reason_is_given(monkeypatch):
     monkeypatch.setattr(sandbox, "available", lambda: "no namespaces on this system")
     with pytest.raises(ValueError, match="task humaneval .*cannot be done here: no namespaces on this system"):
-        validation.validate_evaluation(Evaluation(task="humaneval", execute_code=True))
-    validation.validate_evaluation(Evaluation(task="gsm8k", execute_code=True))
+        points.validate_evaluation(Evaluation(task="humaneval", execute_code=True))
+    points.validate_evaluation(Evaluation(task="gsm8k", execute_code=True))
 
 
 def test_an_evaluator_refuses_too_before_it_decodes(monkeypatch):
@@ -89,22 +91,17 @@ def test_an_evaluation_runs_what_the_pair_wrote_behind_the_prompt(programs, tmp_
     from speccascade_jax.evaluation.session import Session
 
     monkeypatch.setattr(sandbox, "available", lambda: None)
-    asked = [
-        Record(id=n, question=f"The {name}", reference=HARNESS) for n, name in enumerate(("dog", "cat", "sun", "bus"))
-    ]
+    asked = [Record(id=n, question=f"The {name}", reference=HARNESS) for n, name in enumerate(("dog", "cat", "sun"))]
     task = FewShotTask(
         name="toy", splits=("test",), records=lambda _: asked, template=Template(question="{question}"),
         clean=str.rstrip, metrics=("pass_at_1",), max_output_length=6,
     )  # fmt: skip
     monkeypatch.setitem(TASKS, "toy", task)
-    sizes = {"quality_examples": 4, "quality_batch": 4, "latency_examples": 0, "resamples": 2}
-    evaluation = Evaluation(task="toy", execute_code=True, **sizes).resolved()
+    evaluation = text_pair.evaluation(task="toy", execute_code=True, quality_batch=3)
     pair = _writes_spaces(text_pair.make(tmp_path))
-    alone = Point(pair=ModelPair(name="p"), evaluation=evaluation, settings=Settings(method="autoregressive"))
-    (record,) = measuring.judge(Session(alone.pair, evaluation, pair), [alone])
-    wrote = sc.decode(pair, [one.question for one in asked], method="autoregressive", max_new_tokens=6).texts
-    assert sorted(programs) == sorted(code.program(text.rstrip(), HARNESS) for text in wrote)
-    assert all(text.startswith(" ") for text in wrote)  # which belongs to the program
+    alone = text_pair.point("autoregressive", evaluation)
+    (record,) = measuring.judge(Session(alone.pair, alone.evaluation, pair), [alone])
+    assert programs == [code.program(" a a a", HARNESS)] * 3  # a space at the beginning belongs to the program
     assert record["quality"]["all"] == {"pass_at_1": 0.0}
 
 
@@ -123,3 +120,27 @@ def point(**changes) -> Point:
 
 def test_the_tasks_are_scored_by_it():
     assert get_task("humaneval").metrics == get_task("mbpp").metrics == ("pass_at_1",)
+
+
+def test_it_refuses_where_it_cannot_protect(monkeypatch):
+    monkeypatch.setattr(running, "available", lambda: "no walls here")
+    monkeypatch.setattr(running.subprocess, "Popen", lambda *_, **__: pytest.fail("it was started"))
+    with pytest.raises(sandbox.SandboxUnavailable, match="no walls here"):
+        sandbox.run("print(1)")
+    assert sandbox.describe() == "no walls here"
+
+
+def test_it_refuses_on_other_systems(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(running.subprocess, "Popen", lambda *_, **__: pytest.fail("it was started"))
+    assert "Linux only" in running.available.__wrapped__()
+    assert "darwin" in running.available.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    "limits", [{"timeout": 0}, {"timeout": float("nan")}, {"memory": 1 << 20}, {"processes": 0}, {"output_limit": -1}]
+)
+def test_limits_that_are_none_are_refused(limits):
+    (name,) = limits
+    with pytest.raises(ValueError, match=f"{name} is {limits[name]}: it must be"):
+        sandbox.run("print(1)", **limits)

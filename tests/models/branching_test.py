@@ -1,6 +1,7 @@
 """Entries of a tree fed at once, or level by level: each node's logits are those of its own path fed alone."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 
 from speccascade_jax.core.trees import Tree
 from speccascade_jax.core.types import Prompt
-from speccascade_jax.models.decoder import DecoderConfig, tiny
+from speccascade_jax.models.decoder import tiny
 from speccascade_jax.models.fake import FakeLM
 from speccascade_jax.models.t5 import T5Config
 from tests.support import random_t5, tiny_decoders
@@ -42,7 +43,7 @@ QUICK = ("t5", "fake")
 
 @pytest.fixture(scope="module", params=[n if n in QUICK else pytest.param(n, marks=pytest.mark.laws) for n in MODELS])
 def fed(request):
-    """A model, a cache with prompts of different lengths in it, its pending tokens and a tree's."""
+    """A model, a cache with prompts of different lengths in it, and what a tree of drafted tokens gave."""
     model, params = MODELS[request.param]()
     rng, rows, width = np.random.default_rng(0), 3, 9
     tokens = rng.integers(2, model.vocab_size, (rows, width)).astype(np.int32)
@@ -55,73 +56,57 @@ def fed(request):
     cache = jax.jit(model.prefill, static_argnums=(2,))(params, prompt, 24)
     pending = jnp.take_along_axis(prompt.tokens, length[:, None] - 1, axis=1)
     drafted = jnp.asarray(rng.integers(2, model.vocab_size, (rows, TREE.size)).astype(np.int32))
-    return model, params, cache, pending, drafted
+    entries = jnp.concatenate([pending, drafted], axis=1)
+    feed = jax.jit(model.extend_branch, static_argnums=3)
+    out, tree = feed(params, cache, entries, TREE.branch(0, TREE.size + 1))
 
+    @jax.jit
+    def alone(cache, tokens):
+        return model.extend(params, cache, tokens)[0].logits
 
-@partial(jax.jit, static_argnums=0)
-def _extended(model, params, cache, tokens):
-    return model.extend(params, cache, tokens)[0].logits
-
-
-def extended(*fed):
-    return np.asarray(_extended(*fed))
-
-
-def extend_branch(model, params, cache, tokens, branch):
-    run = jax.jit(lambda cache, tokens: model.extend_branch(params, cache, tokens, branch))
-    out, cache = run(cache, tokens)
-    return np.asarray(out.logits), cache
+    return SimpleNamespace(
+        model=model, params=params, cache=cache, entries=entries, feed=feed, logits=out.logits, tree=tree, alone=alone
+    )
 
 
 def test_every_node_sees_its_own_path_alone(fed):
-    model, params, cache, pending, drafted = fed
-    entries = jnp.concatenate([pending, drafted], axis=1)
-    found, _ = extend_branch(model, params, cache, entries, TREE.branch(0, TREE.size + 1))
     for entry, path in PATHS.items():
-        alone = extended(model, params, cache, jnp.concatenate([pending, drafted[:, list(path)]], axis=1))
         at = [0, *(node + 1 for node in path)]
         assert at[-1] == entry
-        np.testing.assert_allclose(found[:, at], alone, rtol=1e-4, atol=1e-4)
+        alone = fed.alone(fed.cache, fed.entries[:, at])
+        np.testing.assert_allclose(fed.logits[:, at], alone, rtol=1e-4, atol=1e-4)
 
 
 def test_level_by_level_it_is_the_same(fed):
-    model, params, cache, pending, drafted = fed
-    entries = jnp.concatenate([pending, drafted], axis=1)
-    whole, _ = extend_branch(model, params, cache, entries, TREE.branch(0, TREE.size + 1))
+    cache = fed.cache
     for depth in range(TREE.depth + 1):
         first, end = TREE.level(depth)
-        found, cache = extend_branch(model, params, cache, entries[:, first:end], TREE.branch(first, end))
-        np.testing.assert_allclose(found, whole[:, first:end], rtol=1e-4, atol=1e-4)
+        out, cache = fed.feed(fed.params, cache, fed.entries[:, first:end], TREE.branch(first, end))
+        np.testing.assert_allclose(out.logits, fed.logits[:, first:end], rtol=1e-4, atol=1e-4)
 
 
 def test_a_path_that_is_kept_is_as_if_it_alone_had_been_fed(fed):
     """Each row keeps another path, of another length."""
-    model, params, cache, pending, drafted = fed
-    start = model.consumed(cache)
-    _, tree = extend_branch(
-        model, params, cache, jnp.concatenate([pending, drafted], axis=1), TREE.branch(0, TREE.size + 1)
-    )
-    kept = [(1, 4, 6), (0, 3), ()]
+    start = fed.model.consumed(fed.cache)
+    kept = [(0, 2, 5, 7), (0, 1, 4), (0,)]  # entries: the pending token, then nodes + 1
     entries = np.zeros((3, TREE.depth + 1), np.int32)
     for row, path in enumerate(kept):
-        entries[row, 1 : len(path) + 1] = [node + 1 for node in path]
-    tree = jax.jit(model.keep)(tree, start, jnp.asarray(entries))
-    tree = model.rollback(tree, start + 1 + jnp.array([len(path) for path in kept]))
+        entries[row, : len(path)] = path
+    tree = jax.jit(fed.model.keep)(fed.tree, start, jnp.asarray(entries))
+    tree = fed.model.rollback(tree, start + jnp.array([len(path) for path in kept]))
     behind = jnp.array([[5, 7]] * 3)
-    found = extended(model, params, tree, behind)
+    found = fed.alone(tree, behind)
     for row, path in enumerate(kept):
-        fed_alone = jnp.concatenate([pending, drafted[:, list(path)], behind], axis=1)
-        alone = extended(model, params, cache, fed_alone)
+        alone = fed.alone(fed.cache, jnp.concatenate([fed.entries[:, list(path)], behind], axis=1))
         np.testing.assert_allclose(found[row], alone[row, -2:], rtol=1e-4, atol=1e-4)
 
 
 def test_a_ring_is_refused():
-    config: DecoderConfig = tiny("gemma2_2b")
-    bound = tiny_decoders.bound(config)
+    model, params = decoder("gemma2_2b")
     prompt = Prompt(jnp.ones((1, 3), jnp.int32), jnp.array([3]))
-    cache = bound.model.prefill(bound.params, prompt, 200, 4)
+    cache = jax.eval_shape(lambda: model.prefill(params, prompt, 200, 4))
     with pytest.raises(ValueError, match="prefill with max_rollback=None"):
-        bound.model.extend_branch(bound.params, cache, jnp.ones((1, 2), jnp.int32), TREE.branch(0, 2))
+        jax.eval_shape(lambda cache: model.extend_branch(params, cache, prompt.tokens[:, :2], TREE.branch(0, 2)), cache)
 
 
 @pytest.mark.parametrize(

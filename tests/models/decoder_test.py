@@ -1,7 +1,5 @@
 """Decoder-only models: names, presets, and the cached path against the teacher-forced one."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from functools import partial
@@ -16,21 +14,13 @@ from hypothesis import strategies as st
 
 from speccascade_jax.core.protocols import LanguageModel
 from speccascade_jax.core.types import Prompt
-from speccascade_jax.models import decoder_layers
-from speccascade_jax.models.decoder import (
-    PRESETS,
-    DecoderLM,
-    RopeScaling,
-    parameter_shapes,
-    teacher_forced_logits,
-    tiny,
-)
-from speccascade_jax.models.decoder_layers import rotate, turns
+from speccascade_jax.models import decoder
+from speccascade_jax.models.decoder import PRESETS, DecoderLM, RopeScaling, parameter_shapes, rotate, tiny, turns
 from speccascade_jax.models.memory_estimate import abstract
 from tests.support import tiny_decoders
 from tests.support.tiny_decoders import KINDS, flat_parameters
 
-forced = jax.jit(teacher_forced_logits, static_argnums=0)
+forced = jax.jit(decoder.teacher_forced_logits, static_argnums=0)
 prefill = jax.jit(DecoderLM.prefill, static_argnums=(0, 3, 4))
 extend = jax.jit(DecoderLM.extend, static_argnums=0)
 
@@ -125,7 +115,7 @@ def test_long_prompts_attend_in_chunks(name, monkeypatch):
     tokens = jnp.asarray(np.random.default_rng(3).integers(0, 97, (2, 64)))
     programs, found = [], []
     for size in (64, 6):  # 64 is no multiple of 6
-        monkeypatch.setattr(decoder_layers, "CHUNK", size)
+        monkeypatch.setattr(decoder, "CHUNK", size)
         programs.append(jax.jit(partial(bound.model._apply, method="states")).lower(bound.params, tokens).compile())
         found.append(programs[-1](bound.params, tokens)[0])
     np.testing.assert_allclose(*found, atol=2e-5, rtol=2e-5)
@@ -185,20 +175,17 @@ def test_stretched_frequencies_keep_fast_turns_and_slow_the_others():
     np.testing.assert_allclose(stretch, [1, 1, 1 / (1 / 3 + (2 / 3) / 8), 8, 8], rtol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_kv_heads": 3}, "num_heads 4 is no multiple of num_kv_heads 3"),
-        ({"head_dim": 7}, "head_dim is 7"),
-        ({"activation": "relu"}, "activation is 'relu': choose one of gelu, silu"),
-        ({"rope_pairs": "thirds"}, "rope_pairs is 'thirds'"),
-        ({"pattern": ("local", "distant")}, "pattern holds 'distant'"),
-        ({"pattern": ()}, "pattern holds ''"),
-        ({"window": None}, "window is None, but there are local layers"),
-        ({"num_embeddings": 96}, "num_embeddings is 96, below vocab_size 97"),
-        ({"d_ff": 0}, "d_ff is 0"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"num_kv_heads": 3}, "num_heads 4 is no multiple of num_kv_heads 3"),
+    ({"head_dim": 7}, "head_dim is 7"),
+    ({"activation": "relu"}, "activation is 'relu': choose one of gelu, silu"),
+    ({"rope_pairs": "thirds"}, "rope_pairs is 'thirds'"),
+    ({"pattern": ("local", "distant")}, "pattern holds 'distant'"),
+    ({"pattern": ()}, "pattern holds ''"),
+    ({"window": None}, "window is None, but there are local layers"),
+    ({"num_embeddings": 96}, "num_embeddings is 96, below vocab_size 97"),
+    ({"d_ff": 0}, "d_ff is 0"),
+])  # fmt: skip
 def test_sizes_that_do_not_fit_are_refused(changes, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         dataclasses.replace(tiny("gemma2_2b"), **changes)
@@ -210,9 +197,9 @@ def test_prompts_and_blocks_that_do_not_fit_are_refused():
         bound.model.prefill(bound.params, Prompt(one, jnp.array([4])), 3)
     with pytest.raises(ValueError, match="has encoder_tokens, but a decoder-only model"):
         bound.model.prefill(bound.params, Prompt(one, jnp.array([4]), one), 8)
-    cache = bound.model.prefill(bound.params, Prompt(one, jnp.array([4])), 40, 2)
+    cache = jax.eval_shape(lambda: bound.model.prefill(bound.params, Prompt(one, jnp.array([4])), 40, 2))
     with pytest.raises(ValueError, match="block of 5 tokens does not fit the ring of 9 slots .* max_rollback=4"):
-        bound.model.extend(bound.params, cache, jnp.ones((1, 5), jnp.int32))
+        jax.eval_shape(bound.model.extend, bound.params, cache, jnp.ones((1, 5), jnp.int32))
 
 
 def test_half_precision_stays_near_and_its_cache_is_half_as_large():

@@ -123,26 +123,20 @@ def _with(**changed):
     return {"next": np.ones((V + 1, 2), np.int32), "logits": np.zeros((V + 1, 2), np.float32)} | changed
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: ngrams.count_bigrams([[0, 7]], V), "token 7 is outside"),
-        (lambda: ngrams.count_bigrams([[3, -1]], V), "token -1 is outside a vocabulary of 5"),
-        (lambda: ngrams.count_bigrams([[1], []], V), "no bigrams to count"),
-        (lambda: ngrams.count_bigrams([[0, 3]], V, most=0), "most=0 is not a whole number >= 1"),
-        (lambda: ngrams.count_bigrams([[0, 3]], V), "not one of a vocabulary of 6"),
-        (
-            lambda: _with(next=np.zeros((V + 1, 0)), logits=np.zeros((V + 1, 0))),
-            r"shapes .*\(6, 0\).* is not one",
-        ),
-        (lambda: _with(next=np.zeros(V + 1), logits=np.zeros(V + 1)), "is not one of a vocabulary of 6"),
-        (lambda: {}, "is not one of a vocabulary of 6"),
-        (lambda: _with(next=np.array([[1, -1]] * (V + 1))), "names token -1, outside a vocabulary of 6"),
-        (lambda: _with(next=np.array([[1, 6]] * (V + 1))), "names token 6, outside a vocabulary of 6"),
-        (lambda: _with(logits=np.array([[0, 0], [0, np.nan], *[[0, 0]] * 4])), "infinite or no logits behind token 1"),
-        (lambda: _with(logits=np.array([*[[0, 0]] * 5, [-np.inf] * 2])), "infinite or no logits behind token 5"),
-    ],
-)
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: ngrams.count_bigrams([[0, 7]], V), "token 7 is outside"),
+    (lambda: ngrams.count_bigrams([[3, -1]], V), "token -1 is outside a vocabulary of 5"),
+    (lambda: ngrams.count_bigrams([[1], []], V), "no bigrams to count"),
+    (lambda: ngrams.count_bigrams([[0, 3]], V, most=0), "most=0 is not a whole number >= 1"),
+    (lambda: ngrams.count_bigrams([[0, 3]], V), "not one of a vocabulary of 6"),
+    (lambda: _with(next=np.zeros((V + 1, 0)), logits=np.zeros((V + 1, 0))), r"shapes .*\(6, 0\).* is not one"),
+    (lambda: _with(next=np.zeros(V + 1), logits=np.zeros(V + 1)), "is not one of a vocabulary of 6"),
+    (lambda: {}, "is not one of a vocabulary of 6"),
+    (lambda: _with(next=np.array([[1, -1]] * (V + 1))), "names token -1, outside a vocabulary of 6"),
+    (lambda: _with(next=np.array([[1, 6]] * (V + 1))), "names token 6, outside a vocabulary of 6"),
+    (lambda: _with(logits=np.array([[0, 0], [0, np.nan], *[[0, 0]] * 4])), "infinite or no logits behind token 1"),
+    (lambda: _with(logits=np.array([*[[0, 0]] * 5, [-np.inf] * 2])), "infinite or no logits behind token 5"),
+])  # fmt: skip
 def test_what_cannot_be_counted_and_what_is_no_table_of_a_vocabulary_of_6_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         ngrams.bigrams(make(), V + 1)

@@ -1,23 +1,13 @@
 """Eight simulated devices write what one writes, and no step gathers a cache or a law (`tests.support.on_devices`)."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.on_devices import ROWS, found
 
 GREEDY = (
-    "t5 1x8",
-    "t5 2x4",
-    "t5 2x4 unfused",
-    "t5 2x4 whole draft",
-    "t5 2x4 in chunks",
-    "decoder 2x4",
-    "stack 2x4",
-    "selection 8x1",
-    "tree 2x4",
-    "decoder tree 2x4",
-)
+    "t5 1x8", "t5 2x4", "t5 2x4 unfused", "t5 2x4 whole draft", "t5 2x4 in chunks", "decoder 2x4", "stack 2x4",
+    "selection 8x1", "tree 2x4", "decoder tree 2x4",
+)  # fmt: skip
 SAMPLED = ("t5 2x4 sampled", "decoder 2x4 sampled", "stack 2x4 sampled", "blocks 2x4", "tree 2x4 sampled")
 
 

@@ -1,5 +1,7 @@
 """Weights as they are held: the same model whatever multiplies, close in 16 and 8 bits, for both families."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speccascade_jax.core.packed import Packed, is_packed
-from speccascade_jax.core.types import BoundModel, Prompt
+from speccascade_jax.core.types import BoundModel, Packed, Prompt, is_packed
 from speccascade_jax.models import fingerprints, products
 from speccascade_jax.models.decoder import DecoderConfig, DecoderLM
 from speccascade_jax.models.layers import fuse
@@ -31,18 +32,18 @@ def parameters(model):
     return fuse(jax.tree.map(lambda leaf: random.normal(size=leaf.shape).astype(np.float32) / 4, shapes))
 
 
-def logits(model, params):
+@partial(jax.jit, static_argnums=(0, 1))
+def run(model, own_products, params):
     encoder = TOKENS if model.is_encoder_decoder else None
     prompt = Prompt(TOKENS[:, :1], jnp.ones((2,), jnp.int32), encoder)
-
-    @jax.jit
-    def run(params):
-        return model.extend(params, model.prefill(params, prompt, 8), TOKENS)[0].logits
-
-    return np.asarray(run(params))[..., :V]
+    return model.extend(params, model.prefill(params, prompt, 8), TOKENS)[0].logits
 
 
-@pytest.fixture(params=MODELS)
+def logits(model, params):
+    return np.asarray(run(model, products.products.available(), params))[..., :V]
+
+
+@pytest.fixture(params=MODELS, scope="module")
 def case(request):
     model = MODELS[request.param]
     params = parameters(model)

@@ -1,23 +1,28 @@
-"""How models lie on a mesh: every parameter has its place, and fused kernels are the same kernels.
+"""How models lie on a mesh, and what they need, against sizes worked out by hand.
 
-What eight devices compute is in `tests/models/on_devices_test.py`.
+Every parameter has its place, and fused kernels are the same kernels. What eight devices compute is in
+`tests/models/on_devices_test.py`.
 """
-
-from __future__ import annotations
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
+from experiments import describe
+from speccascade_jax import checkpoints
+from speccascade_jax.core.types import Prompt
 from speccascade_jax.models import sharding
 from speccascade_jax.models.decoder import DecoderLM, tiny
 from speccascade_jax.models.memory_estimate import abstract, needs
 from speccascade_jax.models.t5 import T5, T5Config
+from tests.support import tiny_decoders
 
 SMALL = T5Config(29, 32, 16, 4, 8, 24, 1, 2, tied=False)
 MODELS = {"t5": T5(SMALL), **{name: DecoderLM(tiny(name)) for name in ("gemma2_2b", "qwen2.5_7b")}}
@@ -87,3 +92,88 @@ def test_what_each_device_holds_is_its_share_and_what_all_hold():
     assert spread.parameters == one.parameters and spread.call_bytes < one.call_bytes / 4 + norms
     with pytest.raises(ValueError, match=r"a batch of 3 does not divide by the 2 parts that mesh=\(2, 4\)"):
         needs(model, **given | {"batch": 3}, mesh=(2, 4))
+
+
+# --- what models need
+
+
+def test_a_windowed_cache_is_counted_ring_by_ring():
+    config = dataclasses.replace(tiny("gemma2_2b", window=6), dtype="bfloat16")
+    found = needs(DecoderLM(config), batch=3, length=50, block_size=5)
+    # keys and values, two heads of eight; one layer keeps window + γ + 2 positions, the other all; lengths int32
+    assert found.cache_bytes == 3 * 2 * 2 * 8 * (13 + 50) * 2 + 3 * 4
+    assert found.laws_bytes == 2 * 3 * 6 * 97 * 4
+    assert found.parameter_bytes == 2 * found.parameters
+    assert found.call_bytes == found.parameter_bytes + found.cache_bytes  # tied: the table makes the logits
+
+
+def test_a_call_of_an_untied_decoder_reads_rows_of_its_embedding_alone():
+    config = dataclasses.replace(tiny("llama2_7b"), tied=False)  # d 32, two layers, four heads of eight, d_ff 48
+    layer = 4 * 32 * 32 + 3 * 32 * 48 + 2 * 32
+    read = 2 * layer + 32 + 32 * 97
+    keys_and_values = 2 * 2 * 50 * 4 * 8
+    found = needs(DecoderLM(config), batch=3, length=50, block_size=5)
+    assert found.parameters == read + 97 * 32
+    assert found.call_bytes == 4 * (read + 3 * keys_and_values + 3)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_call_of_an_encoder_decoder_reads_nothing_that_the_prompt_alone_needs(tied):
+    """No encoder, no keys and values of cross-attention (they lie in the cache), no relative biases."""
+    config = T5Config(29, 32, 16, 2, 8, 24, 1, 2, tied=tied)
+    layer = 4 * 16 * 16 + 2 * 16 * 16 + 3 * 16 * 24 + 3 * 16  # own attention, cross queries and out, gated, norms
+    read = 2 * layer + 16 + 16 * 32  # the last: the table where it is tied, logits_dense elsewhere
+    keys_and_values = 2 * 2 * 10 * 2 * 8
+    found = needs(T5(config), batch=1, length=10, block_size=2)
+    assert found.call_bytes == 4 * (read + 2 * keys_and_values + 10 + 1)  # the encoder's mask, the length
+
+
+@pytest.mark.parametrize("model", [DecoderLM(tiny("qwen2.5_7b")), T5(T5Config(29, 32, 16, 2, 8, 24, 1, 2, tied=True))])
+def test_what_a_call_reads_is_what_its_program_takes(model):
+    params, block = abstract(model), jax.ShapeDtypeStruct((1, 3), jnp.int32)
+    prompt = Prompt(jnp.ones((1, 1), int), jnp.ones(1, int), jnp.ones((1, 9), int) if isinstance(model, T5) else None)
+    cache = jax.eval_shape(lambda p: model.prefill(p, prompt, 9, 3), params)  # block_size + 1
+    program = jax.make_jaxpr(model.extend)(params, cache, block).jaxpr
+    taken = {id(argument) for equation in program.eqns for argument in equation.invars}
+    inputs = zip(jax.tree_util.tree_leaves_with_path((params, cache, block)), program.invars, strict=True)
+    sizes = {jax.tree_util.keystr(path): 4 * leaf.size for (path, leaf), at in inputs if id(at) in taken}
+    in_part = [name for name in sizes if ".bias" in name or ("embedding" in name and not model.config.tied)]
+    wanted = sum(sizes.values()) - sum(sizes[name] for name in [*in_part, "[2]"])  # [2]: the tokens
+    assert len(in_part) == 1 and needs(model, batch=1, length=9, block_size=2).call_bytes == wanted
+
+
+def test_a_checkpoint_is_described_without_being_read(tmp_path, capsys):
+    config = tiny("qwen2.5_7b")
+    bound = tiny_decoders.bound(config)
+    plain = unflatten_dict(tiny_decoders.flat_parameters(config), sep="/")
+    checkpoints.save(tmp_path / "small", bound.model, plain)
+    for file in (tmp_path / "small" / "params").rglob("*"):
+        if file.is_file() and file.stat().st_size > 10_000:
+            file.write_bytes(b"")  # whoever reads an array would notice
+    assert describe.main([str(tmp_path / "small"), "--dtype", "float32", "--length", "64"]) == 0
+    assert f"{sum(v.size for v in tiny_decoders.flat_parameters(config).values()):,}" in capsys.readouterr().out
+
+
+@pytest.mark.laws
+def test_the_command_describes_presets_and_what_each_device_holds(capsys):
+    assert describe.main(["gemma2_2b", "llama2_7b", "--batch", "4", "--length", "8192"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "2,614,341,888" in said and "6,738,415,616" in said and "5.229" in said
+    assert "8,192 positions are beyond the 4,096 that llama2_7b was made for" in said
+    assert said.count("beyond") == 1  # gemma2_2b was made for 8,192
+    assert describe.main(["gemma2_9b", "--batch", "8", "--length", "1024", "--mesh", "2", "4", "--memory", "16"]) == 0
+    said = capsys.readouterr().out
+    assert "on each of 2 × 4 devices" in said and "4.622" in said  # 9.24 billion parameters of 2 bytes, norms whole
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize(("arguments", "message"), [
+    ("gemma2_8b", "no preset and no checkpoint 'gemma2_8b': did you mean gemma2_9b"),
+    ("gemma2_9b --block-size 0", "block-size"),
+    ("gemma2_9b --batch 8 --length 1024 --mesh 2 4 --memory 4", "which has 4: spread the model over more"),
+    ("gemma2_2b --mesh 1 8", "num_kv_heads=4 of the model does not divide by the 8 parts of mesh=(1, 8)"),
+    ("gemma2_9b --batch 3 --mesh 2 1", "a batch of 3 does not divide by the 2 parts"),
+])  # fmt: skip
+def test_the_command_refuses_in_a_line(arguments, message, capsys):
+    assert describe.main(arguments.split()) == 1
+    assert message in capsys.readouterr().err

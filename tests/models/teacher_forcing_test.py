@@ -1,23 +1,66 @@
-"""Caches that have fallen behind catch up, and the others are left alone."""
+"""Models along given tokens: caches that have fallen behind catch up, and shared arrays are computed with once.
 
+Arrays that several models hold are handed over once, and what they do alike is then computed once.
+"""
+
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax.core.types import Prompt
+from speccascade_jax.models.early_exit import distinct, early_exit, restored
 from speccascade_jax.models.fake import Fake
-from speccascade_jax.models.teacher_forcing import catch_up
+from speccascade_jax.models.t5 import T5Config
+from speccascade_jax.models.teacher_forcing import catch_up, continued
+from tests.support import random_t5
 
-TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 9, (4, 12)), jnp.int32)
+TOKENS = np.random.default_rng(0).integers(0, 9, (4, 12), np.int32)
 
 
 def test_rows_catch_up_where_they_are_active_and_behind():
-    model, begin, length = Fake(9), jnp.array([2, 1, 3, 6]), jnp.array([9, 9, 4, 6])
-    active = jnp.array([True, False, True, True])
+    model, begin, length = Fake(9), np.array([2, 1, 3, 6]), np.array([9, 9, 4, 6])
+    prefill = jax.jit(model.prefill, static_argnums=2)
+    extend = jax.jit(model.extend)
     for block in (1, 3):
-        cache = model.prefill((), Prompt(TOKENS, begin), 20)
-        cache = catch_up(model, (), cache, TOKENS, length, active, block)
+        caught_up = jax.jit(partial(catch_up, model, block=block))
+        active = np.array([True, False, True, True])
+        cache = caught_up((), prefill((), Prompt(TOKENS, begin), 20), TOKENS, length, active)
         # the second sits out; the last has nothing to catch up with
         assert model.consumed(cache).tolist() == [8, 0, 3, 5]
-        fresh = model.prefill((), Prompt(TOKENS, length), 20)
-        ours, theirs = (model.extend((), each, TOKENS[:, 8:9])[0].logits for each in (cache, fresh))
-        np.testing.assert_array_equal(np.asarray(ours)[[0, 2, 3]], np.asarray(theirs)[[0, 2, 3]])
+        fresh = prefill((), Prompt(TOKENS, length), 20)
+        ours, theirs = (np.asarray(extend((), each, TOKENS[:, 8:9])[0].logits) for each in (cache, fresh))
+        np.testing.assert_array_equal(ours[[0, 2, 3]], theirs[[0, 2, 3]])
+
+
+CONFIG = T5Config(40, 40, 32, 4, 8, 64, 2, 3)
+
+
+def test_trees_come_back_and_arrays_are_there_once():
+    shared, own = jnp.arange(3.0), jnp.ones(2)
+    trees = [{"a": shared, "b": {"c": own}}, {"a": shared}, {"a": jnp.arange(3.0)}]
+    arrays, places = distinct(trees)
+    assert len(arrays) == 3 and hash(places) is not None
+    jax.tree.map(np.testing.assert_array_equal, restored(arrays, places), trees)
+
+
+def test_layers_below_exits_are_computed_once():
+    """By the compiler's own count; two arguments with one array in both are two to it."""
+    target = random_t5.bound(CONFIG)
+    bound = [target, *(early_exit(target, layer) for layer in (1, 2))]
+    prompt = Prompt(np.zeros((1, 1), np.int32), np.ones(1, np.int32), np.arange(2, 34, dtype=np.int32)[None])
+    tokens = np.arange(2, 18, dtype=np.int32)[None]
+
+    def flops(kinds, once):
+        held = [each.params for each in kinds]
+        arrays, places = distinct(held)
+
+        def run(given):
+            trees = restored(given, places) if once else given
+            return [continued(each.model, own, prompt, tokens).hidden for each, own in zip(kinds, trees, strict=True)]
+
+        return jax.jit(run).lower(arrays if once else held).compile().cost_analysis()["flops"]
+
+    alone = flops(bound[:1], once=True)
+    assert flops(bound, once=True) < 1.1 * alone and flops(bound, once=False) > 1.6 * alone

@@ -32,26 +32,11 @@ def test_a_drafter_of_another_target_is_refused_in_one_line(tmp_path):
     assert "\n" not in str(e.value)
 
 
-def _nothing(path):
-    path.unlink()
-
-
-def _torn(path):
-    path.write_bytes(path.read_bytes()[:-30])
-
-
-def _another_kind(path):
-    array_file.save(path, PARAMS, {"depth": 1})
-
-
-@pytest.mark.parametrize(
-    ("damage", "error", "message"),
-    [
-        (_nothing, FileNotFoundError, "no file of a drafter's parameters at"),
-        (_torn, CheckpointError, "head"),
-        (_another_kind, CheckpointError, "holds no drafter's parameters"),
-    ],
-)
+@pytest.mark.parametrize(("damage", "error", "message"), [
+    (lambda path: path.unlink(), FileNotFoundError, "no file of a drafter's parameters at"),
+    (lambda path: path.write_bytes(path.read_bytes()[:-30]), CheckpointError, "head"),
+    (lambda path: array_file.save(path, PARAMS, {"depth": 1}), CheckpointError, "holds no drafter's parameters"),
+])  # fmt: skip
 def test_a_file_that_cannot_be_used_is_refused(tmp_path, damage, error, message):
     path = tmp_path / "head"
     drafter_files.save(path, PARAMS, pair_of(0))

@@ -1,7 +1,5 @@
 """From texts to the ids that models are given, and from outputs to texts that continue them."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 
@@ -96,28 +94,25 @@ def test_a_pair_without_a_vocabulary_takes_no_text():
         text_ids(sc.Pair(target=model, draft=model), "a")
 
 
-@pytest.mark.parametrize(
-    ("prompts", "message"),
-    [
-        (None, "prompts=None are no prompts: give texts, or integer ids"),
-        (5, "prompts=5 are no prompts"),
-        (np.int64(5), "5.* are no prompts"),
-        ({"a"}, "prompts={'a'} are no prompts"),
-        ((text for text in "ab"), "prompts=<generator .* are no prompts"),
-        (["a", [1, 2]], r"prompts hold 'a' and \[1, 2\]: give texts only, or lists of ids only"),
-        ([[1, 2], "a"], r"prompts hold \[1, 2\] and 'a': give texts only"),
-        ([1, [1, 2]], r"prompts hold 1 and \[1, 2\]"),
-        (["a", None], "prompts hold 'a' and None"),
-        ([None], "dtype object: give texts, or integer ids"),
-        ([[1, None]], "prompt 0 holds None, which is no token id"),
-        ([[1], ["5"]], "prompt 1 holds '5', which is no token id"),
-        ([[1, 1.5]], "prompt 0 holds 1.5, which is no token id"),
-        ([[float("nan")]], "prompt 0 holds nan, which is no token id"),
-        ([[1], [2**40]], "prompt 1 holds id 1099511627776, outside the vocabulary"),
-        (np.array([[1, 2**32 + 1]]), "prompt 0 holds id 4294967297, outside the vocabulary"),
-        (np.array([[1], [-1]]), "prompt 1 holds id -1, outside the vocabulary"),
-    ],
-)
+@pytest.mark.parametrize(("prompts", "message"), [
+    (None, "prompts=None are no prompts: give texts, or integer ids"),
+    (5, "prompts=5 are no prompts"),
+    (np.int64(5), "5.* are no prompts"),
+    ({"a"}, "prompts={'a'} are no prompts"),
+    ((text for text in "ab"), "prompts=<generator .* are no prompts"),
+    (["a", [1, 2]], r"prompts hold 'a' and \[1, 2\]: give texts only, or lists of ids only"),
+    ([[1, 2], "a"], r"prompts hold \[1, 2\] and 'a': give texts only"),
+    ([1, [1, 2]], r"prompts hold 1 and \[1, 2\]"),
+    (["a", None], "prompts hold 'a' and None"),
+    ([None], "dtype object: give texts, or integer ids"),
+    ([[1, None]], "prompt 0 holds None, which is no token id"),
+    ([[1], ["5"]], "prompt 1 holds '5', which is no token id"),
+    ([[1, 1.5]], "prompt 0 holds 1.5, which is no token id"),
+    ([[float("nan")]], "prompt 0 holds nan, which is no token id"),
+    ([[1], [2**40]], "prompt 1 holds id 1099511627776, outside the vocabulary"),
+    (np.array([[1, 2**32 + 1]]), "prompt 0 holds id 4294967297, outside the vocabulary"),
+    (np.array([[1], [-1]]), "prompt 1 holds id -1, outside the vocabulary"),
+])  # fmt: skip
 def test_what_is_no_prompt_is_named(pair, prompts, message):
     with pytest.raises(ValueError, match=message):
         make_prompt(pair, prompts)

@@ -1,12 +1,11 @@
 """What `benchmarks/peers` exports gives the same logits in transformers, and the mended caches the same tokens."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import unflatten_dict
 
 import speccascade_jax as sc
 from benchmarks.peers import exporting
@@ -28,8 +27,8 @@ LLAMA = DecoderConfig(
     vocab_size=61, num_embeddings=61, d_model=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, d_ff=40,
     max_length=128, rope_pairs="adjacent",
 )  # fmt: skip
-LLAMAS = {"adjacent": LLAMA, "halves": dataclasses.replace(LLAMA, rope_pairs="halves"),
-          "tied": dataclasses.replace(LLAMA, tied=True)}  # fmt: skip
+LLAMAS = {"adjacent": LLAMA, "tied": dataclasses.replace(LLAMA, tied=True)}
+LLAMAS |= {"halves": dataclasses.replace(LLAMA, rope_pairs="halves")}
 
 
 def _exported(config, folder):
@@ -44,14 +43,7 @@ def _exported(config, folder):
     for part in ("target", "draft"):
         exporting.write(config, flat, folder / part)
     kind = t5.T5 if isinstance(config, T5Config) else decoder.DecoderLM
-    tree: dict = {}
-    for name, values in flat.items():
-        *parents, leaf = name.split("/")
-        at = tree
-        for parent in parents:
-            at = at.setdefault(parent, {})
-        at[leaf] = jnp.asarray(values)
-    return kind(config), tree
+    return kind(config), unflatten_dict({name: jnp.asarray(values) for name, values in flat.items()}, sep="/")
 
 
 def _theirs(family, folder, new=NEW):
@@ -64,31 +56,20 @@ def _theirs(family, folder, new=NEW):
     return peer, pair
 
 
-@pytest.mark.parametrize("kind", T5S)
-def test_a_t5s_logits_and_greedy_tokens(kind, tmp_path):
-    model, params = _exported(T5S[kind], tmp_path)
-    peer, pair = _theirs("t5", tmp_path)
+@pytest.mark.parametrize("config", [pytest.param(config, id=name) for name, config in (T5S | LLAMAS).items()])
+def test_logits_and_greedy_tokens(config, tmp_path):
+    model, params = _exported(config, tmp_path)
+    peer, pair = _theirs("t5" if model.is_encoder_decoder else "llama", tmp_path)
     draws = np.random.default_rng(1)
-    encoder, fed = draws.integers(2, 60, (2, 12)), draws.integers(2, 60, (2, 9))
+    prompts = draws.integers(2, 60, (2, 12))
+    fed = (prompts, draws.integers(2, 60, (2, 9))) if model.is_encoder_decoder else (prompts,)
     with torch.no_grad():
-        wanted = peer._model("target", "float32")(
-            input_ids=torch.tensor(encoder), decoder_input_ids=torch.tensor(fed)
-        ).logits.numpy()
-    found = t5.teacher_forced_logits(model, params, jnp.asarray(encoder), jnp.asarray(fed))
+        given = dict(zip(("input_ids", "decoder_input_ids"), map(torch.tensor, fed), strict=False))
+        wanted = peer._model("target", "float32")(**given).logits.numpy()
+    found = (t5 if model.is_encoder_decoder else decoder).teacher_forced_logits(model, params, *map(jnp.asarray, fed))
     np.testing.assert_allclose(found, wanted, atol=1e-3, rtol=1e-3)
-    _compare_tokens(peer, pair, tmp_path, encoder.tolist(), ["target", "draft"])
-
-
-@pytest.mark.parametrize("kind", LLAMAS)
-def test_a_llamas_logits_and_greedy_tokens(kind, tmp_path):
-    model, params = _exported(LLAMAS[kind], tmp_path)
-    peer, pair = _theirs("llama", tmp_path)
-    tokens = np.random.default_rng(1).integers(2, 60, (2, 12))
-    with torch.no_grad():
-        wanted = peer._model("target", "float32")(input_ids=torch.tensor(tokens)).logits.numpy()
-    found = decoder.teacher_forced_logits(model, params, jnp.asarray(tokens))
-    np.testing.assert_allclose(found, wanted, atol=1e-3, rtol=1e-3)
-    _compare_tokens(peer, pair, tmp_path, tokens.tolist(), [])
+    mended = ["target", "draft"] if model.is_encoder_decoder else []
+    _compare_tokens(peer, pair, tmp_path, prompts.tolist(), mended)
 
 
 def _compare_tokens(peer, pair, folder, prompts, mended):

@@ -1,7 +1,5 @@
 """The report in a real browser without a screen: nothing is asked for, a place says what it is and opens outputs."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

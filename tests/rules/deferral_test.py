@@ -1,4 +1,4 @@
-"""`π` of every rule against NumPy, strict comparisons, and the table of rules."""
+"""`π` of every rule against NumPy, strict comparisons, the table of rules, and the identities of METHODS section 3."""
 
 import itertools
 import math
@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.protocols import DraftStep
 from speccascade_jax.core.types import LawPair
 from speccascade_jax.rules import deferral
-from speccascade_jax.rules.acceptance import Deferral, SoftRatio
+from speccascade_jax.rules.acceptance import Deferral, SoftRatio, Speculative
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.rules.rule import Rule, checked_alpha
 from speccascade_jax.stopping.policies import Confidence
@@ -81,9 +82,8 @@ def test_law_takes_a_temperature_of_the_drafts_own():
     q, p = conformance.logit_pairs(2)
     found = law("bild_star", q, p, 1.5, 1.0, draft_temperature=0.0)
     for q_row, p_row, row in zip(q, p, found, strict=True):
-        np.testing.assert_allclose(
-            row, reference.target_law("bild_star", q_row, p_row, 1.5, 1.0, draft_temperature=0.0), atol=1e-5
-        )
+        expected = reference.target_law("bild_star", q_row, p_row, 1.5, 1.0, draft_temperature=0.0)
+        np.testing.assert_allclose(row, expected, atol=1e-5)
 
 
 def test_law_keeps_the_leading_axes():
@@ -100,18 +100,15 @@ def test_law_keeps_the_leading_axes():
 # --- comparisons
 
 
-@pytest.mark.parametrize(
-    ("name", "q", "p", "alpha"),
-    [
-        ("chow", [0.5, 0.25, 0.25, 0], [1, 0, 0, 0], 0.5),
-        ("diff", [0.5, 0.25, 0.25, 0], [0.75, 0.25, 0, 0], 0.25),
-        ("opt", [0.5, 0.5, 0, 0], [0.75, 0.25, 0, 0], 1.0),  # TV = 1/4
-        ("token_v1", [0.5, 0.5, 0, 0], [0.75, 0.25, 0, 0], 0.25),
-        ("token_v2", [0.5, 0.5, 0, 0], [0.75, 0.25, 0, 0], 0.5),
-        ("token_v3", [0.5, 0.5, 0, 0], [0.5, 0.25, 0.25, 0], 0.5),
-        ("lossy_greedy", [0, 1, 0, 0], [0.5, 0.25, 0.25, 0], 0.5),
-    ],
-)
+@pytest.mark.parametrize(("name", "q", "p", "alpha"), [
+    ("chow", [0.5, 0.25, 0.25, 0], [1, 0, 0, 0], 0.5),
+    ("diff", [0.5, 0.25, 0.25, 0], [0.75, 0.25, 0, 0], 0.25),
+    ("opt", [0.5, 0.5, 0, 0], [0.75, 0.25, 0, 0], 1.0),  # TV = 1/4
+    ("token_v1", [0.5, 0.5, 0, 0], [0.75, 0.25, 0, 0], 0.25),
+    ("token_v2", [0.5, 0.5, 0, 0], [0.75, 0.25, 0, 0], 0.5),
+    ("token_v3", [0.5, 0.5, 0, 0], [0.5, 0.25, 0.25, 0], 0.5),
+    ("lossy_greedy", [0, 1, 0, 0], [0.5, 0.25, 0.25, 0], 0.5),
+])  # fmt: skip
 def test_comparisons_are_strict(name, q, p, alpha):
     """At equality the drafted token is kept; a hair below it is deferred. The float32 numbers are exact."""
     q, p = jnp.asarray([q], jnp.float32), jnp.asarray([p], jnp.float32)
@@ -153,21 +150,15 @@ def test_any_finite_alpha_is_legal_where_there_is_no_domain():
         np.testing.assert_allclose(law(rule, q, p, alpha).sum(-1), 1.0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: deferral.lossy(0), "beta=0 must be positive"),
-        (lambda: deferral.fuzzy("hellinger"), "unknown divergence 'hellinger': choose one of js"),
-        (lambda: deferral.fuzzy("js", -1), "top_k=-1 is negative"),
-        (lambda: Rule(name="neither"), "either a deferral function or a law"),
-        (
-            lambda: Rule(name="both", deferral=deferral.chow, law=RULES["lossy"].law),
-            "either a deferral function or a law",
-        ),
-        (lambda: Deferral(RULES["lossy"]), "'lossy' is no deferral rule"),
-        (lambda: SoftRatio(RULES["lossy"]), "'soft_ratio' belongs to rule 'sd_reference', got 'lossy'"),
-    ],
-)
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: deferral.lossy(0), "beta=0 must be positive"),
+    (lambda: deferral.fuzzy("hellinger"), "unknown divergence 'hellinger': choose one of js"),
+    (lambda: deferral.fuzzy("js", -1), "top_k=-1 is negative"),
+    (lambda: Rule(name="neither"), "either a deferral function or a law"),
+    (lambda: Rule(name="both", deferral=deferral.chow, law=RULES["lossy"].law), "either a deferral function or a law"),
+    (lambda: Deferral(RULES["lossy"]), "'lossy' is no deferral rule"),
+    (lambda: SoftRatio(RULES["lossy"]), "'soft_ratio' belongs to rule 'sd_reference', got 'lossy'"),
+])  # fmt: skip
 def test_what_has_no_meaning_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
@@ -195,9 +186,8 @@ def test_an_alpha_near_zero_decides_as_in_float64(name, alpha):
     """1 - α and max p - α are 1 and max p in float32 there, and α's sign is lost."""
     alpha = float(np.float32(alpha))
     certain, half, flat = [0.0, -200.0, -200.0, -200.0], [0.0, 0.0, -200.0, -200.0], [0.0] * 4
-    q, p = (
-        np.float32(x) for x in zip(*[(a, b) for a in (certain, half, flat) for b in (certain, half, flat)], strict=True)
-    )
+    laws = (certain, half, flat)
+    q, p = (np.float32(x) for x in zip(*itertools.product(laws, laws), strict=True))
     pair = conformance.law_pair(q, p, 1.0)
     found = np.broadcast_to(jax.jit(RULES[name].deferral)(pair, jnp.full((len(q), 1), alpha, jnp.float32)), q.shape)
     for row in range(len(q)):
@@ -212,9 +202,8 @@ def test_an_alpha_near_zero_decides_as_in_float64(name, alpha):
 def test_chow_below_zero_is_lossless_and_its_cascade_never_drafts(alpha, temperature):
     """However sure the draft is; the policy of a token cascade decides as the rule does."""
     q, p = np.eye(5, dtype=np.float32) * 100, np.float32(np.random.default_rng(0).normal(size=(5, 5)))
-    np.testing.assert_allclose(
-        law("chow", q, p, alpha, temperature), law("spec_decode", q, p, 0.0, temperature), atol=1e-6
-    )
+    lossless = law("spec_decode", q, p, 0.0, temperature)
+    np.testing.assert_allclose(law("chow", q, p, alpha, temperature), lossless, atol=1e-6)
     step = DraftStep(None, jnp.ones((1,)), None, jnp.zeros((), jnp.int32), None, None)
     decision, _ = Confidence(3)(None, (), step, make_controls(1, stop_threshold=alpha))
     assert not decision.draw[0]
@@ -227,3 +216,159 @@ def test_an_alpha_that_is_the_end_of_its_domain_is_inside(beta):
     assert checked_alpha(deferral.lossy(beta).alpha, "it", edge, 1) == np.float32(edge)
     with pytest.raises(ValueError, match=r"alpha=.* is outside the domain \[.*, 1\) of it"):
         checked_alpha(deferral.lossy(beta).alpha, "it", np.array([0.99, edge - 1e-3]), 2)
+
+
+# --- the identities, and the two that do not hold, as counter-examples
+
+
+DELTA = ["chow", "chow_log", "diff", "diff_log", "opt", "opt_log", "bild_star"]
+TOKEN = ["token_v1", "token_v2", "token_v3"]
+ANY = [0.0, 0.5, 1.0]
+
+
+def scaled(logits, temperature, top_p=1.0):
+    return np.stack([reference.scale(row, temperature, top_p) for row in logits])
+
+
+# --- the lemmas
+
+
+def root_b(qt, pt, alpha):
+    """`b = 1/β` of `lossy_tuned` by Brent's method; 0 where nothing is cut off."""
+    excess = np.maximum(qt - pt / (1 - alpha), 0).sum()
+    if excess <= 0:
+        return 0.0
+    # at α = 0 the root is the upper end itself, up to what float32 rounds off the laws
+    return brentq(lambda b: np.maximum(b * pt - qt, 0).sum() - excess, 0, 1 / (1 - alpha) + 1e-6, xtol=1e-14)
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.8, 0.5])
+def test_tuned_lossy_solves_its_equation(top_p):
+    """Lemma 2; also where the root lies beyond the paper's search range, `β > 10` (errata of METHODS, 3)."""
+    q, p = conformance.logit_pairs(4, count=200)
+    large = 0
+    for alpha in (0.0, 0.3, 0.9, 0.97):
+        found = law("lossy_tuned", q, p, alpha, 1.0, top_p).astype(float)
+        for row, qt, pt in zip(found, scaled(q, 1.0, top_p), scaled(p, 1.0, top_p), strict=True):
+            np.testing.assert_allclose(row.sum(), 1.0, atol=1e-5)
+            b = root_b(qt, pt, float(np.float32(alpha)))
+            assert 0 <= b <= 1 / (1 - alpha) + 1e-5
+            large += 0 < b < 0.1
+            expected = np.maximum(np.minimum(qt, pt / (1 - np.float32(alpha))), b * pt)
+            if np.abs(np.cumsum(np.sort(qt)) - top_p).min() > 1e-5 or top_p == 1:
+                np.testing.assert_allclose(row, expected, atol=1e-5)
+    assert top_p != 0.8 or large > 0
+
+
+@pytest.mark.parametrize("name", DELTA)
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+def test_lemma_3_rejections_are_deferral_times_distance(name, temperature):
+    q, p = conformance.logit_pairs(5)
+    for alpha in conformance.alphas(RULES[name], VOCAB):
+        pair = conformance.law_pair(q, p, temperature)
+        kept = np.asarray(conformance.evaluate(Speculative(RULES[name]), pair, alpha)[0], float)
+        delta = np.asarray(RULES[name].deferral(pair, jnp.full((len(q), 1), alpha, jnp.float32)), float)[:, 0]
+        distance = 0.5 * np.abs(np.asarray(pair.p_tilde, float) - np.asarray(pair.q_tilde, float)).sum(-1)
+        np.testing.assert_allclose(1 - kept.sum(-1), delta * distance, atol=1e-5)
+
+
+def test_lemma_7_token_v3_at_temperature_zero_is_lossy_greedy():
+    q, p = conformance.logit_pairs(7)
+    seen = set()
+    for alpha in (0.0, 0.1, 0.5, 0.9, 1.0):
+        found = law("lossy_greedy", q, p, alpha, 0.0)
+        np.testing.assert_array_equal(found, law("token_v3", q, p, alpha, 0.0))
+        draft, target = scaled(q, 0.0), scaled(p, 0.0)
+        seen |= {bool(same) for same in (found == target).all(-1)} | {bool((found != draft).any())}
+    assert seen == {True, False}
+
+
+def test_lemma_10_opt_and_diff_at_temperature_zero_have_one_law_but_not_one_deferral_rate():
+    q, p = conformance.logit_pairs(8)
+    pair = conformance.law_pair(q, p, 0.0)
+    rates = []
+    for alpha in (0.05, 0.2, 0.5):
+        np.testing.assert_array_equal(law("opt", q, p, alpha, 0.0), law("diff", q, p, alpha, 0.0))
+        column = jnp.full((len(q), 1), alpha, jnp.float32)
+        rates.append([float(RULES[name].deferral(pair, column).mean()) for name in ("opt", "diff")])
+    # where both argmaxes agree the distance is 0: opt may defer there, diff not, and nothing changes
+    assert all(opt >= diff for opt, diff in rates) and any(opt > diff for opt, diff in rates)
+
+
+# --- where a rule is lossless, and where it never defers
+
+
+@pytest.mark.parametrize(("name", "alphas", "temperatures"), [
+    ("lossy", [0.0], ANY),
+    ("lossy", [0.3, 0.8], [0.0]),  # lemma 6
+    ("lossy_tuned", [0.0, 0.3, 0.8], [0.0]),
+    ("diff", [-1.0], ANY),
+    ("chow", [-1e-3, -1.0, -7.0], ANY),
+    *[(name, [-1.0], ANY) for name in TOKEN],
+])  # fmt: skip
+def test_lossless_ends(name, alphas, temperatures):
+    q, p = conformance.logit_pairs(9)
+    for sampling in itertools.product(temperatures, (1.0, 0.8)):
+        for alpha in alphas:
+            lossless = law("spec_decode", q, p, 0.0, *sampling)
+            np.testing.assert_allclose(law(name, q, p, alpha, *sampling), lossless, atol=1e-6)
+
+
+NEVER_DEFERS = dict.fromkeys(("chow", "diff", *TOKEN), 1.0) | dict.fromkeys(("opt", "opt_log", "bild_star"), 1e9)
+NEVER_DEFERS |= {"chow_log": math.log(VOCAB) + 1e-5, "diff_log": math.log(VOCAB)}
+
+
+@pytest.mark.parametrize(("name", "alpha"), NEVER_DEFERS.items())
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+def test_draft_ends(name, alpha, temperature):
+    """Where a rule never defers, `π = q̃`."""
+    q, p = conformance.logit_pairs(10)
+    # without equal pairs (TV = 0 defeats any α) and infinite divergences
+    finite = np.isfinite(q).all(-1) & np.isfinite(p).all(-1)
+    finite[[0, 4]] = False
+    q, p = q[finite], p[finite]
+    pair = conformance.law_pair(q, p, temperature)
+    deferred = np.asarray(RULES[name].deferral(pair, jnp.full((len(q), 1), alpha, jnp.float32)))
+    never = ~(np.broadcast_to(deferred, q.shape) & (np.asarray(pair.q_tilde) > 0)).any(-1)
+    if name not in ("opt", "opt_log"):
+        assert never.all()
+    assert never.any()
+    np.testing.assert_array_equal(law(name, q, p, alpha, temperature)[never], np.asarray(pair.q_tilde)[never])
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_not_an_identity_token_v3_at_zero_is_not_lossless(temperature):
+    """Counter-example: the target's top token is never deferred, so the draft's excess on it stays."""
+    q, p = np.log([0.8, 0.1, 0.1]), np.log([0.5, 0.3, 0.2])
+    found = law("token_v3", q, p, 0.0, temperature)
+    target = law("spec_decode", q, p, 0.0, temperature)
+    assert np.abs(found - target).max() > 0.1
+    pair = conformance.law_pair(q[None], p[None], temperature)
+    deferred = np.asarray(RULES["token_v3"].deferral(pair, jnp.zeros((1, 1))))[0]
+    np.testing.assert_array_equal(deferred, [False, True, True])
+    # at temperature 0 it is
+    np.testing.assert_array_equal(law("token_v3", q, p, 0.0, 0.0), law("spec_decode", q, p, 0.0, 0.0))
+
+
+def test_not_an_identity_acceptance_does_not_rise_with_alpha():
+    """Counter-example: fewer tokens are deferred as α grows, and yet more of the draft is rejected."""
+    rng, falls = np.random.default_rng(11), 0
+    for name in TOKEN:
+        q, p = rng.normal(size=(60, 5)) * 2, rng.normal(size=(60, 5)) * 2
+        pair = conformance.law_pair(q, p, 1.0)
+        accept = Speculative(RULES[name])
+        kept = [np.asarray(conformance.evaluate(accept, pair, a)[0], float).sum(-1) for a in np.linspace(-0.5, 1, 13)]
+        falls += (np.diff(np.stack(kept), axis=0) < -1e-3).sum()
+    assert falls > 0
+
+
+@pytest.mark.parametrize("name", [n for n in DELTA if not n.startswith("opt")] + TOKEN)
+def test_the_deferred_set_shrinks_with_alpha(name):
+    q, p = conformance.logit_pairs(12)
+    pair = conformance.law_pair(q, p, 1.0)
+    low, high = RULES[name].alpha.bounds(VOCAB)
+    before = None
+    for alpha in np.linspace(low - 0.5, high + 0.5, 9):
+        deferred = np.asarray(RULES[name].deferral(pair, jnp.full((len(q), 1), alpha, jnp.float32)))
+        assert before is None or (deferred <= before).all()
+        before = deferred

@@ -1,9 +1,6 @@
 """Where compiled programs are kept, who decides, and that a cache in any state breaks nothing."""
 
-import json
 import os
-import subprocess
-import sys
 
 import jax
 import pytest
@@ -11,7 +8,7 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.methods.build import assemble
 from speccascade_jax.runtime import compilation_cache
-from speccascade_jax.runtime.paths import repository_root
+from tests.support import new_process
 
 DIRECTORY, SECONDS = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
 
@@ -47,16 +44,12 @@ def test_on_by_default_for_whatever_decodes_in_the_users_cache_folder(monkeypatc
     assert folder.stat().st_mode & 0o077 == 0  # nobody else's business
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "expected"),
-    [
-        ("XDG_CACHE_HOME", "relative/is/not/valid", "home/.cache/speccascade_jax/xla"),
-        (compilation_cache.VARIABLE, "{0}/named", "named"),
-        (compilation_cache.VARIABLE, "~/named", "home/named"),
-        (compilation_cache.VARIABLE, "off", None),
-        (compilation_cache.VARIABLE, "", None),
-    ],
-)
+@pytest.mark.parametrize(("variable", "value", "expected"), [
+    ("XDG_CACHE_HOME", "relative/is/not/valid", "home/.cache/speccascade_jax/xla"),
+    (compilation_cache.VARIABLE, "{0}/named", "named"),
+    (compilation_cache.VARIABLE, "~/named", "home/named"),
+    (compilation_cache.VARIABLE, "off", None), (compilation_cache.VARIABLE, "", None),
+])  # fmt: skip
 def test_the_environment_names_another_folder_or_none(monkeypatch, tmp_path, variable, value, expected):
     monkeypatch.setenv(variable, value.format(tmp_path))
     assert switched_on() == ((str(tmp_path / expected), 0.0) if expected else (None, 1.0))
@@ -115,11 +108,7 @@ print(json.dumps([before, [str(w.message) for w in caught], tokens.tolist()]))
 
 def decode(folder, *limit):
     """What a new process had set before its first decode, what it warned of, and its tokens."""
-    ours = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(repository_root()), compilation_cache.VARIABLE: str(folder)}
-    command = [sys.executable, "-c", DECODE, *map(str, limit)]
-    run = subprocess.run(command, env=os.environ | ours, capture_output=True, text=True, timeout=120)
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout.splitlines()[-1])
+    return new_process.answer(DECODE, *limit, **{compilation_cache.VARIABLE: str(folder)})
 
 
 @pytest.mark.laws

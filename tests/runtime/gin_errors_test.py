@@ -6,20 +6,15 @@ from speccascade_jax.core import names
 from speccascade_jax.runtime import gin_errors, gin_flags
 
 CALL = "\n  In call to configurable 'f' (<function f at 0x7f1234567890>)"
-SAID = [
+
+
+@pytest.mark.parametrize(("error", "said"), [
     (ValueError(f"<object object at 0x7f1234567890> is none{CALL}"), "<object object> is none"),
     (ValueError(f'wrong.\n  In file "a.gin", line 3\n    f.x = 1{CALL}'), "a.gin, line 3: wrong."),
-    (KeyError("no such\nname"), r"no such\nname"),
-    (ValueError("one;\n  two\n"), "one; two"),
+    (KeyError("no such\nname"), r"no such\nname"), (ValueError("one;\n  two\n"), "one; two"),
     (RecursionError("maximum recursion depth exceeded"), gin_errors.DEEP),
-    (
-        TypeError(f"sweep() missing 1 required keyword-only argument: 'pair'{CALL}"),
-        "sweep lacks 'pair': add --gin.sweep",
-    ),
-]
-
-
-@pytest.mark.parametrize(("error", "said"), SAID)
+    (TypeError(f"sweep() missing 1 required keyword-only argument: 'pair'{CALL}"), "sweep lacks 'pair': add --gin"),
+])  # fmt: skip
 def test_an_error_is_one_line_without_addresses_or_calls(error, said):
     found = gin_errors.explained(error)
     assert found.startswith(said) and "0x" not in found and "configurable" not in found and "\n" not in found

@@ -57,6 +57,7 @@ None|True|False|'False'|'True'|nan|inf|-inf|1e999|1e308|-1e308|1e9|-1|0|0.5|3.0|
 @points.Evaluation()|@nowhere.Thing()|%gin.REQUIRED|(%gin.REQUIRED,)|%NOWHERE|%gin.NOWHERE|unquoted|os.path|'os.path'|
 'os.nothing'|'no.such'|(|)|{|[[|'|\"\"\"|1 2|$|..|\\|((((((((((1,),),),),),),),),),)|'\\x00'|lambda: 1
 """.replace("\n", "").split("|")  # fmt: skip
+SIGN = re.compile(r"[\[\](){}'\",:=@%.]")
 BINDING = re.compile(r"^(\s*)([\w./]+)(\s*=\s*)(.*)$")
 
 
@@ -80,8 +81,7 @@ def _read(value):
 def _name(lines, rng):
     """A slip in a word: a letter less, twice, or in another's place."""
     number = rng.choice([n for n, line in enumerate(lines) if re.search(r"\w\w", line.partition("#")[0])])
-    words = list(re.finditer(r"\w\w+", lines[number].partition("#")[0]))
-    word = rng.choice(words)
+    word = rng.choice(list(re.finditer(r"\w\w+", lines[number].partition("#")[0])))
     at = rng.randrange(word.start(), word.end())
     letter = rng.choice(["", lines[number][at] * 2, rng.choice("xyz_019")])
     lines[number] = lines[number][:at] + letter + lines[number][at + 1 :]
@@ -90,11 +90,8 @@ def _name(lines, rng):
 
 def _sign(lines, rng):
     """A bracket, a quotation mark, a comma or a colon too few or too many."""
-    number = rng.choice(
-        [n for n, line in enumerate(lines) if re.search(r"[\[\](){}'\",:=@%.]", line.partition("#")[0])]
-    )
-    signs = list(re.finditer(r"[\[\](){}'\",:=@%.]", lines[number].partition("#")[0]))
-    at = rng.choice(signs).start()
+    number = rng.choice([n for n, line in enumerate(lines) if SIGN.search(line.partition("#")[0])])
+    at = rng.choice(list(SIGN.finditer(lines[number].partition("#")[0]))).start()
     put = rng.choice(["", lines[number][at] * 2, rng.choice("[](){}'\",:=@%")])
     lines[number] = lines[number][:at] + put + lines[number][at + 1 :]
     return ()

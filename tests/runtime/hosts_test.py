@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from speccascade_jax.runtime import hosts, lost_hosts
+from speccascade_jax.runtime import hosts
 
 
 def test_a_process_that_is_told_nothing_is_alone(monkeypatch):
@@ -33,17 +33,16 @@ def test_half_a_word_about_others_is_refused(arguments, message):
         hosts.begin(*arguments)
 
 
-@pytest.mark.parametrize(("word", "ends"), [(b".", []), (b"", [lost_hosts.STATUS])])
+@pytest.mark.parametrize(("word", "ends"), [(b".", []), (b"", [hosts.STATUS])])
 def test_a_connection_that_ends_without_a_word_is_a_process_that_is_gone(word, ends, monkeypatch, capsys):
     ended = []
-    monkeypatch.setattr(lost_hosts.os, "_exit", ended.append)
+    monkeypatch.setattr(hosts.os, "_exit", ended.append)
     one, other = socket.socketpair()
-    listening = threading.Thread(target=lost_hosts._listen, args=(1, 4, one))
+    listening = threading.Thread(target=hosts._listen, args=(1, 4, one))
     listening.start()
     other.sendall(word)
     other.close()
     listening.join(10)
     assert ended == ends
-    assert capsys.readouterr().err.startswith(
-        "error: process 1 of 4 is gone; on all hosts give the same" if ends else ""
-    )
+    said = "error: process 1 of 4 is gone; on all hosts give the same" if ends else ""
+    assert capsys.readouterr().err.startswith(said)

@@ -76,21 +76,9 @@ def test_two_scopes_that_one_class_cannot_have_are_refused():
         legacy_gin.translate("run.method = @a/points.Method()\nrun.sampling = @b/points.Sampling()")
 
 
-_words = st.sampled_from(
-    [
-        *"\n\n\n  =:@./()'\"#,",
-        " = ",
-        ":\n  ",
-        "name",
-        "method",
-        "sampling",
-        "points.",
-        "Method",
-        "Sampling",
-        "()",
-        "run",
-    ]
-)
+_words = st.sampled_from([
+    *"\n\n\n  =:@./()'\"#,", " = ", ":\n  ", "name", "method", "sampling", "points.", "Method", "Sampling", "()", "run",
+])  # fmt: skip
 
 
 @settings(max_examples=300, deadline=None)

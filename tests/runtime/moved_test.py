@@ -33,6 +33,7 @@ def forgotten():
     ("core.typed", "core.validate_types"),
     ("results.tables", "results.report.tables"),
     ("results.tables.grid", "results.report.tables.grid"),
+    ("evaluation.calibration.outcome", "evaluation.studies.calibration.calibrating"),  # its package moved, then it
 ])  # fmt: skip
 def test_an_old_name_is_the_same_module_and_warns(forgotten, old, new):
     place = importlib.import_module(f"speccascade_jax.{new}")

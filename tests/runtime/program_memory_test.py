@@ -1,16 +1,11 @@
 """Compiled programs are given back when the process runs out of room for more, and not before."""
 
-import json
-import os
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import pytest
 
 from speccascade_jax.runtime import program_memory
-from speccascade_jax.runtime.paths import repository_root
+from tests.support import new_process
 
 
 def test_programs_are_dropped_only_when_crowded():
@@ -72,23 +67,15 @@ print(json.dumps({"maps": most, "grown": resident() - before if decodes else 0})
 """
 
 
-def run_many(programs, decodes, limit=program_memory._LIMIT):
-    command = [sys.executable, "-c", MANY, *map(str, (programs, decodes, limit))]
-    environment = os.environ | {"PYTHONPATH": str(repository_root())}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-2000:]
-    return json.loads(run.stdout.splitlines()[-1])
-
-
 @pytest.mark.parity
 @pytest.mark.skipif(not program_memory._MAPS.exists(), reason="Linux counts memory maps")
 def test_many_programs_in_one_process_keep_within_the_maps_there_are(tmp_path):
     """Through `decode` and `stream`: by the flags of tests 24 of them would need 4,300, by those of users 11,800."""
     (tmp_path / "limit").write_text("4000")
-    assert run_many(24, 0, tmp_path / "limit")["maps"] < 2500
+    assert new_process.answer(MANY, 24, 0, tmp_path / "limit")["maps"] < 2500
 
 
 @pytest.mark.laws
 @pytest.mark.skipif(not program_memory._MAPS.exists(), reason="reads /proc")
 def test_a_thousand_decodes_of_one_program_need_no_more_memory_than_a_hundred():
-    assert run_many(0, 1000)["grown"] < 8  # MB
+    assert new_process.answer(MANY, 0, 1000, program_memory._LIMIT)["grown"] < 8  # MB

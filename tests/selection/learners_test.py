@@ -8,7 +8,7 @@ import pytest
 from speccascade_jax.drafters import chooser
 from speccascade_jax.pairs.policy_files import Card, Policy
 from speccascade_jax.selection import learners
-from speccascade_jax.selection.posterior import Posterior, Whitening
+from speccascade_jax.selection.learners import Posterior, Whitening
 from tests.support import selection_folders
 
 ARMS = 3
@@ -26,10 +26,11 @@ def stream(phases, queries, seed=0):
 
 def served(learner, features, times, seed=0):
     """The arms that a learner takes, by its own chooser's bits of each round."""
-    taken = []
-    for number, (x, own) in enumerate(zip(features, times, strict=True)):
-        uniforms = jax.random.uniform(jax.random.fold_in(jax.random.key(seed), number), (1, ARMS))
-        arm = int(learner.chooser(jax.tree.map(jnp.asarray, learner.params()), x[None], uniforms)[0])
+    choose, taken = jax.jit(learner.chooser), []
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), np.arange(len(features)))
+    bits = np.asarray(jax.vmap(lambda key: jax.random.uniform(key, (1, ARMS)))(keys))
+    for uniforms, x, own in zip(bits, features, times, strict=True):
+        arm = int(choose(learner.params(), x[None], uniforms)[0])
         learner.learn(x, arm, -float(np.log(own[arm])))
         taken.append(arm)
     return np.asarray(taken)

@@ -10,7 +10,7 @@ from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.evaluation.points import Evaluation
 from speccascade_jax.methods.settings import Arm, Level
 from speccascade_jax.metrics import quality
-from speccascade_jax.selection import data, make_data, outputs
+from speccascade_jax.selection import data, make_data
 from speccascade_jax.storage import archives
 from tests.support.killing import killed_at
 
@@ -52,7 +52,7 @@ def test_data_are_what_the_models_write(pair, made):
 
 
 def test_a_killed_call_ends_as_an_unbroken_one(pair, made, tmp_path, monkeypatch):
-    monkeypatch.setattr(outputs, "SHARD", 4)
+    monkeypatch.setattr(data, "SHARD", 4)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     make(pair, whole)
     with killed_at(archives, "write", 4):
@@ -65,13 +65,13 @@ def test_a_killed_call_ends_as_an_unbroken_one(pair, made, tmp_path, monkeypatch
 
 def test_another_candidate_and_more_queries_need_their_own_outputs_only(pair, made, tmp_path, monkeypatch):
     make(pair, tmp_path, drafters=("draft",))
-    written, write = [], outputs.Writer._write
+    written, write = [], make_data.Writer._write
 
     def counted(self, rows):
         written.append((self.session.task.name, self.name, len(rows)))
         return write(self, rows)
 
-    monkeypatch.setattr(outputs.Writer, "_write", counted)
+    monkeypatch.setattr(make_data.Writer, "_write", counted)
     make(pair, tmp_path, drafters=("middle", "draft"))
     tasks = [each.task for each in domains()]
     assert written == [(task, "middle", QUERIES) for task in tasks]
@@ -81,7 +81,7 @@ def test_another_candidate_and_more_queries_need_their_own_outputs_only(pair, ma
 
 
 def test_more_queries_and_fewer_need_what_is_not_there_only(pair, tmp_path, monkeypatch):
-    monkeypatch.setattr(outputs, "SHARD", 4)
+    monkeypatch.setattr(data, "SHARD", 4)
     make(pair, tmp_path, drafters=("draft",), queries=6)
     first = data.read(tmp_path)
     make(pair, tmp_path, drafters=("draft",), queries=10)

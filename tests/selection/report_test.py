@@ -10,7 +10,7 @@ from speccascade_jax.evaluation import experiment
 from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.points import Arm, Evaluation, Settings, recorded
 from speccascade_jax.results.analysis import panels
-from speccascade_jax.results.report.tables import best_arms, selection
+from speccascade_jax.results.report.tables import selection
 from speccascade_jax.results.store import outputs
 from speccascade_jax.results.store.result_store import read_records
 from speccascade_jax.selection import report
@@ -52,7 +52,7 @@ def test_records_say_what_was_chosen(store):
 def test_the_table_holds_every_way_and_domain(store):
     grid, costs = selection.selection_grids(panels.panels(read_records(store)))
     assert [row[0] for row in grid.rows] == [
-        "target alone", "first alone", "middle alone", "always first", "always middle", "random", best_arms.ORACLE,
+        "target alone", "first alone", "middle alone", "always first", "always middle", "random", selection.ORACLE,
     ]  # fmt: skip
     shown = ("bleu", "speed-up", "ms/token", "accepted", "choices")
     assert grid.header[1:6] == [f"tiny_translation: {what}" for what in shown]
@@ -66,33 +66,33 @@ def test_the_table_holds_every_way_and_domain(store):
 @pytest.mark.tools
 def test_the_oracle_takes_the_arm_that_was_fastest_in_the_other_trials(store):
     panel = panels.panels(read_records(store))[0]
-    always = [spot for spot in panel.spots if best_arms.fixed_arm(spot) is not None]
+    always = [spot for spot in panel.spots if selection.fixed_arm(spot) is not None]
     times = ([[2.0, 18.0], [2.0, 18.0], [18.0, 18.0]], [[4.0, 4.0]] * 3)
     for spot, ms in zip(always, times, strict=True):
         record = spot.records[0]
         shape = np.full((3, 2), 2)
         record["latency"] |= {"per_example_ms": ms, "per_example_tokens": shape.tolist()}
         record["target_latency"] |= {"per_example_ms": shape.tolist(), "per_example_tokens": shape.tolist()}
-    found = best_arms.oracle([best_arms.per_token(spot) for spot in always])
+    found = selection.oracle([selection.per_token(spot) for spot in always])
     # of the first query the other trials of the third are 1 and 1 a token: the first arm, although it took 9 there
     assert found.records[0]["latency"]["per_example_ms"] == [[2.0, 2.0], [2.0, 2.0], [9.0, 2.0]]
     assert selection._speed_up(found) == pytest.approx(6 / 19)
     assert found.records[0]["per_example"]["arm"] == [1, 1, 1, 1, 0, 1]
     # all time over all tokens, as everybody's, trial by trial: 6 and 2 ms per token and query if queries counted alike
     assert found.records[0]["latency"]["ms_per_token"]["value"] == pytest.approx(2.0)
-    assert best_arms.oracle(always[:1]) is None
+    assert selection.oracle(always[:1]) is None
 
 
 @pytest.mark.tools
 def test_the_oracles_time_is_all_time_over_all_tokens(store):
     panel = panels.panels(read_records(store))[0]
-    always = [spot for spot in panel.spots if best_arms.fixed_arm(spot) is not None]
+    always = [spot for spot in panel.spots if selection.fixed_arm(spot) is not None]
     for spot in always:
         for name in ("latency", "target_latency"):
             spot.records[0][name] |= {"per_example_ms": [[2.0, 27.0]] * 3, "per_example_tokens": [[1, 9]] * 3}
-    found = best_arms.oracle([best_arms.per_token(spot) for spot in always])
+    found = selection.oracle([selection.per_token(spot) for spot in always])
     assert found.records[0]["latency"]["ms_per_token"]["value"] == pytest.approx(29 / 10)  # not (2 + 3) / 2
-    assert best_arms.ratio(found) == 1.0
+    assert selection.ratio(found) == 1.0
 
 
 @pytest.fixture(scope="module")
@@ -137,37 +137,13 @@ def test_what_a_further_drafter_costs_is_told_by_hand(two_sets):
     assert len(of_sets) == 4 and {row[2] for row in of_sets} == {"1.050 [1.050, 1.050]"}
 
 
-@pytest.mark.tools
-def test_a_method_that_is_lossy_makes_all_its_arms_lossy(pair, tmp_path):
-    drafters = ("draft", "middle", "autoregressive")
-    chosen = {"drafters": drafters, "choose": "random", "lossy_arms": True}
-    settings = Settings(method="token_v3", alpha=0.5, block_size=2, temperature=1.0, **chosen)
-    evaluation = domains(latency_examples=0)[0]
-    record = experiment.run(pair=pair, evaluation=evaluation, settings=settings, output=str(tmp_path / "a.jsonl"))
-    assert record["selection"]["lossy_arms"] == ["draft", "middle"] and not record["point"]["lossless"]
-    (grid,) = selection.selection_grids(panels.panels([record]))
-    assert any(
-        "LOSSY: outputs of rows that draft (token_v3) or middle (token_v3) drafted" in note for note in grid.notes
-    )
-
-
 def test_what_is_timed_together_has_one_sampling_and_block_size(pair):
     methods = report.methods_of(report.Among(drafters=ARMS), (), alone=True)
-    groups = report.together(
-        enumerate_points(
-            pair=pair,
-            evaluation=domains()[0],
-            methods=methods,
-            block_sizes=(2, 3),
-            samplings=[{}, {"temperature": 1.0}],
-        )
-    )
+    swept = {"methods": methods, "block_sizes": (2, 3), "samplings": [{}, {"temperature": 1.0}]}
+    groups = report.together(enumerate_points(pair=pair, evaluation=domains()[0], **swept))
     assert [len(group) for group in groups] == [2 + 5, 5, 2 + 5, 5]
-    own = Arm(drafter="draft", block_size=3)
-    single = [
-        each for each in report.methods_of(report.Among(drafters=(own, "middle")), (), alone=True) if not each.choose
-    ]
-    assert [each.drafters for each in single] == [("middle",)]
+    methods = report.methods_of(report.Among(drafters=(Arm(drafter="draft", block_size=3), "middle")), (), alone=True)
+    assert [each.drafters for each in methods if not each.choose] == [("middle",)]
 
 
 LOSSY = (Arm(drafter="draft", name="first", rule="chow"), "middle")
@@ -181,14 +157,23 @@ def test_a_lossy_arm_is_refused_unless_asked_for(pair, tmp_path):
 
 
 @pytest.mark.tools
-def test_one_that_is_asked_for_is_told_by_the_table(pair, tmp_path):
-    chosen = {"drafters": LOSSY, "choose": "random", "lossy_arms": True}
-    settings = Settings(alpha=0.3, block_size=2, temperature=1.0, **chosen)
-    record = experiment.run(pair=pair, evaluation=domains()[0], settings=settings, output=str(tmp_path / "a.jsonl"))
-    assert record["selection"]["lossy_arms"] == ["first"] and record["selection"]["rules"] == ["chow", "spec_decode"]
-    assert not record["point"]["lossless"]
+@pytest.mark.parametrize(
+    ("chosen", "rules", "lossy", "said"),
+    [
+        ({"drafters": LOSSY, "alpha": 0.3}, ["chow", "spec_decode"], ["first"], "first (chow)"),
+        ({"method": "token_v3", "alpha": 0.5, "drafters": ("draft", "middle", "autoregressive")},
+         ["token_v3"] * 3, ["draft", "middle"], "draft (token_v3) or middle (token_v3)"),
+    ],
+)  # fmt: skip
+def test_lossy_arms_that_are_asked_for_are_told_by_the_table(pair, tmp_path, chosen, rules, lossy, said):
+    """A method that is lossy makes all its arms lossy."""
+    settings = Settings(block_size=2, temperature=1.0, choose="random", lossy_arms=True, **chosen)
+    evaluation = domains(latency_examples=0)[0]
+    record = experiment.run(pair=pair, evaluation=evaluation, settings=settings, output=str(tmp_path / "a.jsonl"))
+    told = record["selection"]
+    assert (told["rules"], told["lossy_arms"]) == (rules, lossy) and not record["point"]["lossless"]
     (grid,) = selection.selection_grids(panels.panels([record]))
-    assert any("LOSSY: outputs of rows that first (chow) drafted" in note for note in grid.notes)
+    assert f"LOSSY: outputs of rows that {said} drafted" in "\n".join(grid.notes)
 
 
 @pytest.mark.tools
@@ -217,11 +202,12 @@ def test_trained_policies_are_rows_and_those_of_others_are_refused_before_anythi
     pair, write_policy, tmp_path
 ):
     arms = (ARMS[0], Arm(drafter=ARMS[1]))
-    others = {"arms": ("a", "b"), "prints": ("0", "0")}
-    second, first, others = (
-        write_policy(tmp_path / name / "selection_policy.msgpack", arms, best, trained=name, queries=7, **card)
-        for name, best, card in (("second", 1, {}), ("first", 0, {}), ("others", 0, others))
-    )
+
+    def policy(name, best, **card):
+        return write_policy(tmp_path / name / "policy.msgpack", arms, best, trained=name, queries=7, **card)
+
+    second, first = policy("second", 1), policy("first", 0)
+    others = policy("others", 0, arms=("a", "b"), prints=("0", "0"))
     given = {"domains": domains(latency_examples=0)[:1], "alone": False, "ways": ("greedy", "dynamic")}
     records = read_records(compare(pair, tmp_path / "a.jsonl", policies=(second, first), **given))
     told = [record for record in records if "trained" in record.get("selection", {})]
@@ -241,6 +227,5 @@ def test_trained_policies_are_rows_and_those_of_others_are_refused_before_anythi
 def test_points_are_listed(pair, tmp_path, capsys):
     assert compare(pair, tmp_path / "none.jsonl", dry_run=True, temperatures=(0.5, 1.0)) is None
     said = capsys.readouterr().out
-    assert "tiny_translation_de_en: spec_decode[middle of first: draft | middle]" in said and not list(
-        tmp_path.iterdir()
-    )
+    assert "tiny_translation_de_en: spec_decode[middle of first: draft | middle]" in said
+    assert not list(tmp_path.iterdir())

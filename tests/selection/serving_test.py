@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from speccascade_jax.drafters import chooser
-from speccascade_jax.evaluation.points import Evaluation
+from speccascade_jax.evaluation.points import Evaluation, Point
 from speccascade_jax.methods import build_selection
 from speccascade_jax.methods.settings import Settings
-from speccascade_jax.selection import learners, regret, serving
+from speccascade_jax.selection import learners, serving
+from tests.support.killing import killed_at
 
 DRAFTERS = ("draft", "middle", "autoregressive")
 LEARNING = ("thompson", "exp3", "random")
@@ -27,10 +28,14 @@ def ticks():
     return clock
 
 
+def stream(quality_examples=4):
+    """Two phases of three queries each."""
+    given = {"max_new_tokens": 6, "quality_examples": quality_examples, "latency_examples": 3}
+    return [Evaluation(task=task, **given) for task in ("tiny_translation", "tiny_translation_de_en")]
+
+
 def serve(pair, folder, **changed):
-    given = {"max_new_tokens": 6, "quality_examples": 4, "latency_examples": 3}
-    phases = [Evaluation(task=task, **given) for task in ("tiny_translation", "tiny_translation_de_en")]
-    told = {"phases": phases, "drafters": DRAFTERS, "learning": LEARNING, "block_size": 2}
+    told = {"phases": stream(), "drafters": DRAFTERS, "learning": LEARNING, "block_size": 2}
     told |= {"sample": 4, "output": str(folder), "clock": ticks(), "temperature": 1.0}
     return serving.serve(pair=pair, **told | changed)
 
@@ -69,14 +74,7 @@ def state(learner):
 def test_a_killed_stream_ends_as_an_unbroken_one(pair, unbroken, tmp_path, monkeypatch):
     """Learners are told what the file holds, in its order, so that they choose as they would have."""
     told, states = serving._tell, []
-
-    def dies(taught, row, rewards):
-        told(taught, row, rewards)
-        if row["round"] == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(serving, "_tell", dies)
-    with pytest.raises(KeyboardInterrupt):
+    with killed_at(serving, "_tell", 4):
         serve(pair, tmp_path)
     assert len((tmp_path / "queries.jsonl").read_text().splitlines()) == 4
 
@@ -105,29 +103,30 @@ def test_trained_policies_are_served(pair, write_policy, tmp_path):
     assert not (tmp_path / "other" / "settings.json").exists()
 
 
+def run(arm, seconds):
+    """A query of two tokens by one way, as rows hold it."""
+    return {"arm": arm, "seconds": seconds, "tokens": 2}
+
+
 def test_a_learner_is_told_its_own_run_alone():
     class Told:
         def learn(self, features, arm, reward):
             self.last = arm, reward
 
     taught, rewards = {name: Told() for name in "ab"}, {name: learners.Rewards() for name in "ab"}
-    for seconds in ((4.0, 8.0), (1.0, 2.0), (1.0, 6.0)):
-        runs = {
-            name: {"arm": n, "seconds": each, "tokens": 2}
-            for n, (name, each) in enumerate(zip("ab", seconds, strict=True))
-        }
-        serving._tell(taught, {"runs": runs | {"always x": {"arm": 2, "seconds": 100.0, "tokens": 1}}}, rewards)
+    for a, b in ((4.0, 8.0), (1.0, 2.0), (1.0, 6.0)):
+        runs = {"a": run(0, a), "b": run(1, b), "always x": run(2, 100.0)}
+        serving._tell(taught, {"runs": runs}, rewards)
     assert taught["a"].last == (0, 0.0) and taught["b"].last == (1, 0.0)  # the medians of 4, 1, 1 and of 8, 2, 6
 
 
 def test_bits_hang_on_the_round_not_on_the_place(pair, monkeypatch):
     """Else queries of two phases that stand at one place would share their choice."""
-    given = {"max_new_tokens": 6, "quality_examples": 4, "latency_examples": 3}
-    phases = [Evaluation(task=task, **given).resolved() for task in ("tiny_translation", "tiny_translation_de_en")]
-    server = serving.Server(
-        pair=pair, phases=tuple(phases), drafters=DRAFTERS, learning=("random",), policy=None, block_size=2,
-        temperature=1.0, sample=4, noise=0.3, discount=1.0, seed=0,
-    )  # fmt: skip
+    phases = [phase.resolved() for phase in stream()]
+    settings = Settings(drafters=DRAFTERS, choose="random", block_size=2, temperature=1.0)
+    point = Point(pair=pair, evaluation=phases[0], settings=settings)
+    taught = {"learning": ("random",), "policy": None, "sample": 4, "noise": 0.3, "discount": 1.0}
+    server = serving.Server(point=point, phases=tuple(phases), **taught)
     monkeypatch.setattr(serving, "generate", lambda *_, example_ids, **more: example_ids)
     for number, (phase, place) in enumerate([(0, 0), (0, 2), (1, 0)]):
         call = server._call(learners.Fixed(*chooser.always(0, 3)), phase, place, number)
@@ -135,15 +134,11 @@ def test_bits_hang_on_the_round_not_on_the_place(pair, monkeypatch):
 
 
 def test_regret_by_hand():
-    runs = [{"a": (1, 2), "l": (2, 2)}, {"a": (4, 2), "l": (1, 2)}]
-    rows = [
-        {"phase": n, "domain": f"d{n}", "arms": ["a", "b"], "runs": {
-            "l": {"arm": 0, "seconds": each["l"][0], "tokens": 2},
-            "always a": {"arm": 0, "seconds": each["a"][0], "tokens": 2},
-            "always b": {"arm": 1, "seconds": 2, "tokens": 2}}}
-        for n, each in enumerate(runs)
-    ]  # fmt: skip
-    found = regret.summary(rows)
+    rows = []
+    for phase, (learner, always_a) in enumerate([(2, 1), (1, 4)]):
+        runs = {"l": run(0, learner), "always a": run(0, always_a), "always b": run(1, 2)}
+        rows.append({"phase": phase, "domain": f"d{phase}", "arms": ["a", "b"], "runs": runs})
+    found = serving.summary(rows)
     assert found["best"] == "always b" and [phase["best"] for phase in found["phases"]] == ["always a", "always b"]
     told = found["learners"]["l"]
     assert told["regret"] == pytest.approx(1e3 * ((1 - 1) + (0.5 - 1)) / 2)
@@ -167,7 +162,6 @@ def test_what_has_no_meaning_is_refused_in_a_line(pair, unbroken, tmp_path):
         assert not re.search("\n", str(caught.value))
     with pytest.raises(ValueError, match="was begun with another block_size"):
         serve(pair, unbroken[0], block_size=3)
-    more = {"max_new_tokens": 6, "latency_examples": 3, "quality_examples": 3}  # how features are spread hangs on these
-    phases = [Evaluation(task=task, **more) for task in ("tiny_translation", "tiny_translation_de_en")]
+    phases = stream(quality_examples=3)  # how features are spread depends on these
     with pytest.raises(ValueError, match="was begun with another sampled"):
         serve(pair, unbroken[0], phases=phases)

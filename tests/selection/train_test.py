@@ -2,16 +2,22 @@
 
 import dataclasses
 import json
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import speccascade_jax as sc
+from speccascade_jax.data.tasks.table import get_task
+from speccascade_jax.drafters import chooser
 from speccascade_jax.pairs import policy_files
-from speccascade_jax.selection import comparing, data, train
+from speccascade_jax.selection import data, train
 from speccascade_jax.selection.train import PolicyTrainer
 from speccascade_jax.training import runs
 from tests.support import selection_folders
+from tests.support.killing import killed_at
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +37,9 @@ def test_the_best_arm_is_found(folder, tmp_path, objective):
     assert found["reward"]["greedy"] > max(found["reward"][f"always {arm}"] for arm in selection_folders.ARMS) + 0.2
     assert found["reward"]["oracle"] >= found["reward"]["greedy"] > found["reward"]["random"]
     assert [found["choices"][f"task{n}"][arm] > 0.97 for n, arm in enumerate(selection_folders.ARMS)] == [True] * 3
-    policy = policy_files.load(tmp_path / train.FILE)
-    assert (
-        policy.card.trained == objective and policy.card.queries == 5400 and policy.card.arms == selection_folders.ARMS
-    )
-    assert policy.card.scores == ("ridge" if objective == "linucb" else "perceptron")
+    card = policy_files.load(tmp_path / train.FILE).card
+    assert (card.trained, card.queries, card.arms) == (objective, 5400, selection_folders.ARMS)
+    assert card.scores == ("ridge" if objective == "linucb" else "perceptron")
     assert json.loads((tmp_path / "judged.json").read_text()) == found
 
 
@@ -57,26 +61,18 @@ def test_a_killed_run_ends_as_an_unbroken_one(folder, tmp_path, monkeypatch):
     """Killed in the middle of the second epoch, between two saves: parameters bit for bit, and the same log."""
     whole = trainer(folder, tmp_path / "whole")
     whole.run()
-    broken, steps = trainer(folder, tmp_path / "broken", save_every_seconds=0.0), []
-    step, save = train.train_step, runs.save_state
+    broken, save = trainer(folder, tmp_path / "broken", save_every_seconds=0.0), runs.save_state
 
     def seldom(folder, state, position):
         if int(state.step) % 50 == 0:
             save(folder, state, position)
 
-    def dies(*arguments):
-        steps.append(1)
-        if len(steps) == 120:
-            raise KeyboardInterrupt
-        return step(*arguments)
-
-    monkeypatch.setattr(train, "train_step", dies)
     monkeypatch.setattr(runs, "save_state", seldom)
-    with pytest.raises(KeyboardInterrupt):
+    with killed_at(train, "train_step", 120):
         broken.run()
     assert not (tmp_path / "broken" / train.FILE).exists()
+    assert int(train.Run(broken).state.step) == 100, "the last save"
     broken.run()
-    assert len(steps) == 120 + 3 * 85 - 100, "begun again at the last save"
     one, other = (policy_files.load(tmp_path / name / train.FILE) for name in ("whole", "broken"))
     jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
     assert one.fingerprint == other.fingerprint
@@ -135,17 +131,17 @@ def test_rewards_are_equation_2(folder):
 def test_curves_and_weights(folder, tmp_path, capsys):
     """More queries, more reward; with no weight on alignment the smallest candidate is always taken."""
     base = trainer(folder, tmp_path)
-    rows = comparing.curves(base, queries=(16, 512), objectives=("reinforce", "linear"), seeds=(0,))
+    rows = train.curves(base, queries=(16, 512), objectives=("reinforce", "linear"), seeds=(0,))
     assert [row["queries"] for row in rows] == [16, 512, 5400] * 2
     assert rows[0]["reward"]["greedy"] < rows[2]["reward"]["greedy"]
-    found = comparing.weights(base, alignment_weights=(0.0, 1.0))
+    found = train.weights(base, alignment_weights=(0.0, 1.0))
     assert all(arms["first"] > 0.95 for arms in found[0]["choices"].values())
     assert found[1]["choices"]["task2"]["third"] > 0.95
     for name in ("curves.json", "curves.png", "weights.json", "weights.png"):
         assert (tmp_path / name).stat().st_size > 100
     said = capsys.readouterr().out
     assert "held-out queries" in said and "reward" in said
-    again = comparing.curves(base, queries=(16, 512), objectives=("reinforce", "linear"), seeds=(0,))
+    again = train.curves(base, queries=(16, 512), objectives=("reinforce", "linear"), seeds=(0,))
     assert again == rows
 
 
@@ -160,3 +156,63 @@ def test_damage_is_named(folder, tmp_path):
     with pytest.raises(FileNotFoundError, match="holds no selection data"):
         data.read(tmp_path)
     assert dataclasses.replace(data.read(folder), pair="other").arms == selection_folders.ARMS
+
+
+QUERIES, ARMS, DRAWS = 8, 4, 20_000
+RNG = np.random.default_rng(0)
+FEATURES = jnp.asarray(RNG.normal(size=(QUERIES, 6)), jnp.float32)
+REWARDS = jnp.asarray(RNG.uniform(size=(QUERIES, ARMS)), jnp.float32)
+PARAMS = jax.tree.map(lambda x: 2 * x, train.initial(6, (5, 5), ARMS, 1))
+
+
+@partial(jax.jit, static_argnums=0)
+def gradient(objective, uniforms):
+    def loss(params):
+        scores = chooser.perceptron(params, FEATURES)
+        return objective(scores.mean, REWARDS, chooser.dynamic(scores, uniforms)).mean()
+
+    return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(jax.grad(loss)(PARAMS))])
+
+
+def test_reinforce_is_the_exact_gradient_within_sampling_error():
+    """Of every parameter; and a bug, rewards of the arm beside the drawn one, is found."""
+    uniforms = jax.random.uniform(jax.random.key(3), (DRAWS, QUERIES, ARMS))
+    exact = np.asarray(gradient(train.expected, uniforms[0]))
+
+    def wrong(scores, rewards, drawn):
+        at = drawn[:, None]
+        log_policy = jax.nn.log_softmax(scores, -1)
+        beside = jnp.take_along_axis(jnp.roll(rewards, 1, axis=1), at, axis=1)
+        return -(beside * jnp.take_along_axis(log_policy, at, axis=1))[:, 0]
+
+    def largest(objective):
+        found = np.asarray(jax.lax.map(lambda bits: gradient(objective, bits), uniforms, batch_size=500), np.float64)
+        error = found.std(0) / np.sqrt(DRAWS)
+        return (np.abs(found.mean(0) - exact) / np.maximum(error, 1e-9)).max()
+
+    assert np.abs(exact).max() > 1e-2
+    assert largest(train.reinforce) < 4.5  # of some 90 coordinates
+    assert largest(wrong) > 20
+
+
+def test_losses_by_hand():
+    scores, rewards = jnp.log(jnp.array([[0.5, 0.25, 0.25]])), jnp.array([[1.0, 0.2, 1.0]])
+    drawn = jnp.array([1])
+    np.testing.assert_allclose(train.reinforce(scores, rewards, drawn), [-0.2 * np.log(0.25)], rtol=1e-6)
+    np.testing.assert_allclose(train.expected(scores, rewards, drawn), [-(0.5 + 0.05 + 0.25)], rtol=1e-6)
+    both = -(np.log(0.5) + np.log(0.25)) / 2  # two best arms share the weight
+    np.testing.assert_allclose(train.best_arm(scores, rewards, drawn), [both], rtol=1e-6)
+
+
+def test_scores_start_small_and_every_arm_likely():
+    law = jax.nn.softmax(chooser.perceptron(train.initial(6, (512, 512), ARMS, 0), FEATURES).mean, -1)
+    assert float(law.min()) > 0.1
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize(("task", "right"), [("tiny_translation", 0), ("tiny_translation_de_en", 1)])
+def test_the_shipped_policy_knows_which_way_a_sentence_is_to_go(task, right):
+    texts = [get_task(task).build_prompt(example) for example in get_task(task).load(limit=200)]
+    drafters = (sc.Arm(drafter="draft", name="en_de"), "de_en")
+    found = sc.decode(sc.load_pair("tatoeba_two_ways"), texts, drafters=drafters, choose="greedy", max_new_tokens=1)
+    assert np.mean(np.asarray(found.generation.inner["choice"]) == right) >= 0.95

@@ -64,9 +64,8 @@ def test_the_loss_is_the_formula_and_heeds_counted_positions_only():
     p = 1 / (1 + np.exp(-logits))
     terms = -(2.0 * kept * np.log(p) + 6.0 * (1 - kept) * np.log(1 - p))
     counted = np.array([[True, False, True]])
-    assert heads.weighted_bce(*map(jnp.asarray, (logits, kept, counted)), 6.0, 2.0) == pytest.approx(
-        terms[counted].mean(), rel=1e-5
-    )
+    found = heads.weighted_bce(*map(jnp.asarray, (logits, kept, counted)), 6.0, 2.0)
+    assert found == pytest.approx(terms[counted].mean(), rel=1e-5)
     slope = jax.grad(lambda z: heads.weighted_bce(z, jnp.asarray(kept), jnp.asarray(counted), 6.0))(jnp.asarray(logits))
     assert (np.asarray(slope) != 0).tolist() == counted.tolist()
     far = heads.weighted_bce(jnp.asarray([[200.0, -200.0]]), jnp.asarray([[0.0, 1.0]]), jnp.ones((1, 2), bool), 1.0)
@@ -90,20 +89,14 @@ def flip(payload):
     payload["arrays"]["block_1/kernel"] = array
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (flip, "block_1/kernel: its bytes are not those written"),
-        (lambda payload: payload["arrays"].pop("out/bias"), "out/bias: it is not there"),
-        (
-            lambda payload: payload.update(card=payload["card"].replace("6.0", "1.0")),
-            "card: its bytes are not",
-        ),
-        (lambda payload: payload.update(format=9), "has format 9, this version reads 1: train one"),
-        (lambda payload: payload.pop("digests"), "no acceptance head"),
-        (None, "is damaged"),  # the end is torn off
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    (flip, "block_1/kernel: its bytes are not those written"),
+    (lambda payload: payload["arrays"].pop("out/bias"), "out/bias: it is not there"),
+    (lambda payload: payload.update(card=payload["card"].replace("6.0", "1.0")), "card: its bytes are not"),
+    (lambda payload: payload.update(format=9), "has format 9, this version reads 1: train one"),
+    (lambda payload: payload.pop("digests"), "no acceptance head"),
+    (None, "is damaged"),  # the end is torn off
+])  # fmt: skip
 def test_a_damaged_file_is_refused_and_says_what_is_damaged(tmp_path, change, message):
     path = tmp_path / head_files.FILE
     with pytest.raises(FileNotFoundError, match="no acceptance head at"):
@@ -119,17 +112,10 @@ def test_a_damaged_file_is_refused_and_says_what_is_damaged(tmp_path, change, me
         head_files.load(path)
 
 
-def test_a_torn_file_a_strange_card_and_no_file_are_refused(tmp_path):
-    path = tmp_path / head_files.FILE
-    head_files.save(path, head_files.Head(random_params(0), CARD))
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(CheckpointError, match="is damaged"):
-        head_files.load(path)
-    with pytest.raises(FileNotFoundError, match="no acceptance head at"):
-        head_files.load(tmp_path / "none")
+def test_a_strange_card_is_refused(tmp_path):
+    array_file.save(tmp_path / head_files.FILE, {}, {"depth": 1})
     with pytest.raises(CheckpointError, match="its card lacks an entry"):
-        array_file.save(path, {}, {"depth": 1})
-        head_files.load(path)
+        head_files.load(tmp_path / head_files.FILE)
 
 
 def test_a_head_belongs_to_one_draft(pair):

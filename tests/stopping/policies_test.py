@@ -1,20 +1,31 @@
 """Stop policies: what they decide, and that none of them can change the law."""
 
+import functools
 from dataclasses import dataclass
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import speccascade_jax as sc
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.protocols import Decision, DraftStep
-from speccascade_jax.engine.generate import compilations
+from speccascade_jax.core.types import Prompt
+from speccascade_jax.engine.generate import compilations, generate
 from speccascade_jax.methods.build import assemble
 from speccascade_jax.rules.deferral import RULES
-from speccascade_jax.stopping.policies import AcceptanceHead, Confidence, CumulativeConfidence, Entropy, Fixed, Oracle
+from speccascade_jax.stopping.policies import (
+    AcceptanceHead,
+    Capped,
+    Confidence,
+    CumulativeConfidence,
+    Entropy,
+    Fixed,
+    Oracle,
+)
 from tests.support import conformance, engines, reference
 from tests.support.acceptance_heads import head_for
 
@@ -33,24 +44,21 @@ EVEN, SURE, FLAT = [[0.5, 0.5]], [[0.75, 0.25], [0.5, 0.5]], [[0.75, 0.25, 0.0],
 STOPS_BEFORE = jnp.asarray([[False, False, True, False], [True, True, True, True]])
 
 
-@pytest.mark.parametrize(
-    ("policy", "laws", "slot", "more", "draw", "proceed"),
-    [
-        (Fixed(2), EVEN, 0, {}, [True], [True]),  # it ends after the last token
-        (Fixed(2), EVEN, 1, {}, [True], [False]),
-        (Confidence(3), SURE, 0, {"threshold": 0.25}, [True, False], [True, False]),  # and before the unsure one
-        (Confidence(3), SURE, 2, {"threshold": 0.25}, [True, False], [False, False]),
-        (Confidence(3), SURE, 0, {"threshold": np.array([0.2, 0.5])}, [False, True], [False, True]),
-        (Entropy(3), FLAT, 0, {"threshold": 0.6}, [True, False], [True, False]),
-        (Entropy(3), FLAT, 2, {"threshold": 1.2}, [True, True], [False, False]),
-        (Oracle(9), EVEN * 2, 0, {"params": STOPS_BEFORE, "position": [0, 0]}, [True, False], [True, False]),
-        (Oracle(9), EVEN * 2, 1, {"params": STOPS_BEFORE, "position": [1, 3]}, [True, False], [False, False]),
-        (Oracle(9), EVEN * 2, 1, {"params": STOPS_BEFORE, "position": [3, 9]}, [True, False], [False, False]),
-        # at the threshold itself drafting goes on (paper 3, Algorithm 2): it stops where that is exceeded
-        (CumulativeConfidence(9), [[0.75, 0.25]], 0, {"threshold": 0.25}, [True], [True]),
-        (Entropy(9), [[1.0, 0.0]], 0, {"threshold": 0.0}, [True], [True]),
-    ],
-)
+@pytest.mark.parametrize(("policy", "laws", "slot", "more", "draw", "proceed"), [
+    (Fixed(2), EVEN, 0, {}, [True], [True]),  # it ends after the last token
+    (Fixed(2), EVEN, 1, {}, [True], [False]),
+    (Confidence(3), SURE, 0, {"threshold": 0.25}, [True, False], [True, False]),  # and before the unsure one
+    (Confidence(3), SURE, 2, {"threshold": 0.25}, [True, False], [False, False]),
+    (Confidence(3), SURE, 0, {"threshold": np.array([0.2, 0.5])}, [False, True], [False, True]),
+    (Entropy(3), FLAT, 0, {"threshold": 0.6}, [True, False], [True, False]),
+    (Entropy(3), FLAT, 2, {"threshold": 1.2}, [True, True], [False, False]),
+    (Oracle(9), EVEN * 2, 0, {"params": STOPS_BEFORE, "position": [0, 0]}, [True, False], [True, False]),
+    (Oracle(9), EVEN * 2, 1, {"params": STOPS_BEFORE, "position": [1, 3]}, [True, False], [False, False]),
+    (Oracle(9), EVEN * 2, 1, {"params": STOPS_BEFORE, "position": [3, 9]}, [True, False], [False, False]),
+    # at the threshold itself drafting goes on (paper 3, Algorithm 2): it stops where that is exceeded
+    (CumulativeConfidence(9), [[0.75, 0.25]], 0, {"threshold": 0.25}, [True], [True]),
+    (Entropy(9), [[1.0, 0.0]], 0, {"threshold": 0.0}, [True], [True]),
+])  # fmt: skip
 def test_where_a_policy_ends_a_block(policy, laws, slot, more, draw, proceed):
     assert ask(policy, laws, slot, **more)[:2] == (draw, proceed)
 
@@ -83,20 +91,17 @@ def _round(policy, kept, threshold, state):
 FALLING, HOPELESS = ([0.9, 0.8, 0.7, 0.5, 0.5, 0.5, 0.5], 0.4), ([0.01] * 5, 0.1)
 
 
-@pytest.mark.parametrize(
-    ("predicted", "options", "expected"),
-    [
-        # 1 − Π P_i over i < k is 0, .1, .28, .496, .748: it exceeds 0.4 before y_4 is drawn
-        (FALLING, {"least": 1, "lag": 1}, (4, 4)),
-        (FALLING, {"least": 1, "lag": 0}, (3, 4)),  # … and after y_3, but for a pass that reads it
-        (FALLING, {"least": 6, "lag": 1}, (6, 6)),
-        (FALLING, {"least": 6, "lag": 0}, (6, 7)),
-        (FALLING, {"least": 1, "lag": 1, "block": 2}, (2, 2)),
-        (FALLING, {"least": 1, "lag": 0, "block": 2}, (2, 2)),
-        (HOPELESS, {}, (2, 2)),  # the authors' blocks have at least two tokens
-        (HOPELESS, {"lag": 0}, (2, 3)),
-    ],
-)
+@pytest.mark.parametrize(("predicted", "options", "expected"), [
+    # 1 − Π P_i over i < k is 0, .1, .28, .496, .748: it exceeds 0.4 before y_4 is drawn
+    (FALLING, {"least": 1, "lag": 1}, (4, 4)),
+    (FALLING, {"least": 1, "lag": 0}, (3, 4)),  # … and after y_3, but for a pass that reads it
+    (FALLING, {"least": 6, "lag": 1}, (6, 6)),
+    (FALLING, {"least": 6, "lag": 0}, (6, 7)),
+    (FALLING, {"least": 1, "lag": 1, "block": 2}, (2, 2)),
+    (FALLING, {"least": 1, "lag": 0, "block": 2}, (2, 2)),
+    (HOPELESS, {}, (2, 2)),  # the authors' blocks have at least two tokens
+    (HOPELESS, {"lag": 0}, (2, 3)),
+])  # fmt: skip
 def test_specdecpp_stops_when_a_rejection_has_become_likely(predicted, options, expected):
     """The same again in a next round, which carries the policy's state on."""
     policy = AcceptanceHead(**options)
@@ -122,12 +127,10 @@ def test_a_threshold_of_zero_does_not_stop_a_draft_that_is_sure(lag):
 
 
 @dataclass(frozen=True)
-class Noting:
+class Noting(Capped):
     """Draws whole blocks; its state is the `drawn` and `max_q` that it saw at each slot."""
 
     block: int = 3
-    adaptive: ClassVar[bool] = True
-    threshold: ClassVar[str] = ""
 
     def init(self, batch_size):
         return jnp.zeros((batch_size, self.block, 2))
@@ -135,7 +138,7 @@ class Noting:
     def __call__(self, params, state, step, controls):
         seen = jnp.stack([step.drawn, step.max_q], axis=-1)
         yes = jnp.ones(len(seen), bool)
-        return Decision(draw=yes, proceed=yes & (step.slot + 1 < self.block)), state.at[:, step.slot].set(seen)
+        return Decision(draw=yes, proceed=yes & self.below_cap(step)), state.at[:, step.slot].set(seen)
 
 
 def test_a_policy_is_told_what_the_token_before_was_drawn_with():
@@ -157,12 +160,10 @@ def test_a_policy_is_told_what_the_token_before_was_drawn_with():
 
 
 @dataclass(frozen=True)
-class Erratic:
+class Erratic(Capped):
     """Stops by the parity of everything it has seen so far: adaptive, with memory across rounds."""
 
     block: int = 4
-    adaptive: ClassVar[bool] = True
-    threshold: ClassVar[str] = ""
 
     def init(self, batch_size):
         return jnp.zeros((batch_size,), jnp.int32)
@@ -170,7 +171,7 @@ class Erratic:
     def __call__(self, params, state, step, controls):
         state = state + (step.q[:, 0] > step.q[:, 1]) + 1
         draw = state % 3 != 0
-        return Decision(draw=draw, proceed=draw & (state % 5 != 1) & (step.slot + 1 < self.block)), state
+        return Decision(draw=draw, proceed=draw & (state % 5 != 1) & self.below_cap(step)), state
 
 
 # thresholds at which blocks of one to five tokens occur
@@ -238,3 +239,54 @@ def test_specdecpp_needs_a_head_of_the_pair_s_own_draft():
         assemble(pair, method="specdecpp", head=other)
     with pytest.raises(ValueError, match="lag=2 is not 0 or 1"):
         AcceptanceHead(lag=2)
+
+
+# --- what a generation costs, token by token: `N_draft + N_target = N + N_discarded` (METHODS section 6, *Figures*)
+
+ROWS, LIMIT, STOP = 24, 9, 3
+
+
+def sampled(turn):
+    """Per row and round: drafts, drafts committed, own tokens committed, whether the row took part."""
+    committed = jnp.arange(turn.tokens.shape[1])[None] < turn.num_new[:, None]
+    drafts = (committed & (turn.source == 0)).sum(-1)
+    return turn.draft.length, drafts, (committed & (turn.source != 0)).sum(-1), turn.active
+
+
+@functools.cache
+def _headed(policy):
+    pair = conformance.tabular_pair(*conformance.tables(5, seed=61))
+    head = head_for(pair, depth=1, law=True) if isinstance(policy, AcceptanceHead) else None
+    return assemble(pair, stop=lambda _: policy, head=head, stop_ids=[STOP])
+
+
+def _counted(policy, seed, **numbers):
+    engine, params = _headed(policy)
+    prompt = Prompt(jnp.arange(ROWS, dtype=jnp.int32)[:, None] % 5, jnp.ones((ROWS,), jnp.int32))
+    controls = make_controls(ROWS, **numbers)
+    return generate(engine, params, prompt, seed, controls=controls, max_new_tokens=LIMIT, record=sampled)
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize("policy", [Fixed(3), Confidence(5), AcceptanceHead(5)])
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.floats(-0.2, 1.2), st.sampled_from([0.0, 0.7, 1.5]))
+def test_every_sampled_token_is_committed_or_discarded(policy, seed, threshold, temperature):
+    out = _counted(policy, seed, temperature=temperature, stop_threshold=threshold)
+    drafted, kept, own, active = (np.asarray(x)[: int(out.num_rounds)] for x in out.record)
+    stats, lengths = out.stats, np.asarray(out.lengths)
+
+    assert (np.asarray(stats.drafted) == np.where(active, drafted, 0).sum(0)).all()
+    assert (np.asarray(stats.target_calls) == active.sum(0)).all()
+    # a call of the target gives one token of its own, which a stop id or the limit may leave no room for
+    discarded = np.where(active, drafted - kept + 1 - own, 0).sum(0)
+    assert (np.asarray(stats.discarded) == discarded).all()
+    assert (np.asarray(stats.drafted) + np.asarray(stats.target_calls) == lengths + discarded).all()
+    ended = np.asarray(out.tokens)[np.arange(ROWS), lengths - 1] == STOP
+    assert ((lengths == LIMIT) | ended).all()
+
+
+@pytest.mark.laws
+def test_rows_end_at_stop_ids_and_at_the_limit_in_these_trials():
+    lengths = np.asarray(_counted(Fixed(3), 1, temperature=0.7).lengths)
+    assert 0 < (lengths == LIMIT).sum() < ROWS

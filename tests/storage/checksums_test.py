@@ -34,15 +34,12 @@ def test_an_update_keeps_what_else_is_listed(tmp_path):
     assert set(json.loads((tmp_path / "checksums.json").read_text())["bytes"]) == {"a", "b"}
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{", "is damaged"),
-        ("[1]", "no JSON object"),
-        ("{}", "has format None"),
-        ('{"format": 1, "algorithm": "blake2b-128", "bytes": 3}', "bytes is 3"),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), [
+    ("{", "is damaged"),
+    ("[1]", "no JSON object"),
+    ("{}", "has format None"),
+    ('{"format": 1, "algorithm": "blake2b-128", "bytes": 3}', "bytes is 3"),
+])  # fmt: skip
 def test_damaged_digests_are_named(tmp_path, text, said):
     (tmp_path / "a").write_bytes(CONTENT)
     (tmp_path / "checksums.json").write_text(text)

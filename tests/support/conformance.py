@@ -18,6 +18,7 @@ from speccascade_jax.methods import table
 from speccascade_jax.methods.build import assemble
 from speccascade_jax.methods.settings import Settings
 from speccascade_jax.rules.acceptance import Deferral, Speculative
+from speccascade_jax.rules.rule import Rule
 from tests.support import reference
 
 # The twenty rules of fuzzy decoding are one function over five divergences, which have tests of their own: of them one
@@ -284,26 +285,60 @@ def holm(p_values):
     return float(np.minimum(np.maximum.accumulate(ordered * np.arange(len(ordered), 0, -1)), 1.0)[0])
 
 
-def check_sequence_law(rule, *, rows=10_000, length=7, seed=5, **engine):
-    """Whole sequences of 7 tokens over V = 3, every sampling setting in one call; p > 1e-3 corrected."""
-    q_table, p_table = tables(3, seed=seed)
-    alpha = telling_alpha(rule, q_table, p_table)
-    built, params = assemble(tabular_pair(q_table, p_table), rule=rule, **engine)
-    tokens = run_rows(built, params, rows, alpha, SAMPLINGS, length=length, seed=seed, conclusive=True)
-    laws = [law_by_rule(rule, q_table, p_table, alpha, *s) for s in SAMPLINGS]
-    check_laws(dict(zip(SAMPLINGS, zip(tokens, laws, strict=True), strict=True)))
-
-
-def check_transition_law(rule, *, rows=5_000, length=16, vocab_size=4, seed=16, **engine):
-    """Transition counts at every one of 16 positions and over all, every sampling setting in one call."""
+def _sampled(rule, rows, length, vocab_size, seed, engine):
+    """Sampling setting -> tokens `[rows, length]` and `π`, all of one call, at an α that tells."""
     q_table, p_table = tables(vocab_size, seed=seed)
     alpha = telling_alpha(rule, q_table, p_table)
     built, params = assemble(tabular_pair(q_table, p_table), rule=rule, **engine)
     tokens = run_rows(built, params, rows, alpha, SAMPLINGS, length=length, seed=seed, conclusive=True)
+    return {s: (tokens[i], law_by_rule(rule, q_table, p_table, alpha, *s)) for i, s in enumerate(SAMPLINGS)}
+
+
+def check_sequence_law(rule, *, rows=10_000, length=7, seed=5, **engine):
+    """Whole sequences of 7 tokens over V = 3, every sampling setting in one call; p > 1e-3 corrected."""
+    check_laws(_sampled(rule, rows, length, 3, seed, engine))
+
+
+_APART = 64.0
+
+
+def mixed(rules):
+    """Deferral rules as one: of index `i`, with its own α, where the control reads `_APART · i + α`.
+
+    What is traced is the same for every deferral rule but the decision itself; so one program runs them all.
+    """
+
+    def deferral(pair, alpha):
+        index = jnp.round(alpha / _APART)
+        own = alpha - _APART * index
+        decisions = [jnp.broadcast_to(rule.deferral(pair, own), pair.q.shape) for rule in rules]
+        return jnp.select([index == i for i in range(len(rules))], decisions)
+
+    return Rule(name="mixed", deferral=deferral)
+
+
+def check_sequence_laws(rules, *, rows=10_000, length=7, seed=5, **engine):
+    """`check_sequence_law` of several deferral rules in one program, `rows` each per sampling setting."""
+    q_table, p_table = tables(3, seed=seed)
+    shift = _APART * np.arange(len(rules), dtype=np.float32)
+    coded = shift + np.float32([telling_alpha(rule, q_table, p_table) for rule in rules])
+    built, params = assemble(tabular_pair(q_table, p_table), rule=mixed(rules), **engine)
+    alpha = np.tile(np.repeat(coded, rows), len(SAMPLINGS))
+    tokens = run_rows(built, params, rows * len(rules), alpha, SAMPLINGS, length=length, seed=seed, conclusive=True)
+    tokens = tokens.reshape(len(SAMPLINGS), len(rules), rows, length)
+    samples = {
+        (rule.name, *s): (tokens[n, i], law_by_rule(rule, q_table, p_table, float(own), *s))
+        for i, (rule, own) in enumerate(zip(rules, coded - shift, strict=True))
+        for n, s in enumerate(SAMPLINGS)
+    }
+    check_laws(samples)
+
+
+def check_transition_law(rule, *, rows=5_000, length=16, vocab_size=4, seed=16, **engine):
+    """Transition counts at every one of 16 positions and over all, every sampling setting in one call."""
     found = []
-    for t, s in zip(tokens, SAMPLINGS, strict=True):
-        law = law_by_rule(rule, q_table, p_table, alpha, *s)
-        found += [*transition_p_values(t, law), p_of(*transition_statistic(t, law))]
+    for tokens, law in _sampled(rule, rows, length, vocab_size, seed, engine).values():
+        found += [*transition_p_values(tokens, law), p_of(*transition_statistic(tokens, law))]
     assert holm(found) > 1e-3, sorted(found)[:5]
 
 

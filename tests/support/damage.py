@@ -1,7 +1,9 @@
-"""Files with one wrong bit."""
+"""Files with one wrong bit, and JSON files with other entries."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +13,13 @@ def flip(path: Path, byte: int) -> None:
     changed = bytearray(path.read_bytes())
     changed[byte] ^= 1
     path.write_bytes(changed)
+
+
+def edit_json(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Write what `change` makes of a JSON file's object, which it changes in place."""
+    record = json.loads(path.read_text())
+    change(record)
+    path.write_text(json.dumps(record))
 
 
 def flips(path: Path, count: int | None = None, end: int | None = None) -> Iterator[int]:

@@ -1,15 +1,22 @@
-"""Drafters that the protocol allows and the package lacks: by turns, without a law, with the target's features."""
+"""Drafters that the protocol allows and the package lacks: by turns, without a law, with the target's features or
+hidden states. And the states that one uncached forward pass gives."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from speccascade_jax.core import rngs
+from speccascade_jax.core.arrays import write_slots
 from speccascade_jax.core.protocols import Drafter, Outcome, Request, Start
+from speccascade_jax.core.sampling import expand, laws_and_token
 from speccascade_jax.core.types import Draft
+from speccascade_jax.models.layers import EXITS
 
 
 @dataclass(frozen=True)
@@ -51,12 +58,12 @@ class Turns:
 
 def _merge(rows, new: Draft, old: Draft) -> Draft:
     """The small arrays of `new` in its rows; laws are in the shared buffers already."""
-    pick = {name: getattr(new, name) for name in ("tokens", "length", "greedy", "steps", "bad")}
-    chosen = {
-        name: jnp.where(rows.reshape(rows.shape + (1,) * (value.ndim - 1)), value, getattr(old, name))
-        for name, value in pick.items()
-    }
-    return replace(old, **chosen)
+
+    def pick(name):
+        value = getattr(new, name)
+        return jnp.where(expand(rows, value.ndim), value, getattr(old, name))
+
+    return replace(old, **{name: pick(name) for name in ("tokens", "length", "greedy", "steps", "bad")})
 
 
 @dataclass(frozen=True)
@@ -95,12 +102,10 @@ class Repeats:
         return None
 
 
-@dataclass(frozen=True)
-class Watching:
-    """A drafter that keeps what the target made of the prompt, and its states along what was committed last."""
+class _Around:
+    """A drafter that lets `inside` draft; the first part of its state is the other one's."""
 
-    inside: Drafter
-    reads_features: ClassVar[bool] = True
+    inside: Any
 
     @property
     def block(self) -> int:
@@ -110,13 +115,21 @@ class Watching:
     def adaptive(self) -> bool:
         return self.inside.adaptive
 
+    def propose(self, params, state, request: Request) -> Any:
+        draft, inner, cache = self.inside.propose(params, state[0], request)
+        return draft, (inner, *state[1:]), cache
+
+
+@dataclass(frozen=True)
+class Watching(_Around):
+    """A drafter that keeps what the target made of the prompt, and its states along what was committed last."""
+
+    inside: Drafter
+    reads_features: ClassVar[bool] = True
+
     def init(self, params, start: Start) -> Any:
         seen = {"prompt": start.features, "pending": jnp.zeros_like(start.features)}
         return self.inside.init(params, start), seen
-
-    def propose(self, params, state, request: Request) -> Any:
-        draft, own, cache = self.inside.propose(params, state[0], request)
-        return draft, (own, state[1]), cache
 
     def commit(self, params, state, outcome: Outcome) -> Any:
         # the state behind the last kept token: what a drafter of features would go on from
@@ -126,3 +139,104 @@ class Watching:
 
     def stats(self, state) -> Any:
         return state[1]
+
+
+@dataclass(frozen=True)
+class Remembering(_Around):
+    """Lets `inside` draft and keeps the target's states `[B, S, L, D]` by position.
+
+    Attributes:
+        rolls_back: without it the states of rejected tokens are kept, a planted bug.
+    """
+
+    inside: Any
+    reads_layers: tuple[int, ...]
+    rolls_back: bool = True
+    reads_features: ClassVar[bool] = False
+
+    @property
+    def tree(self) -> Any:
+        return getattr(self.inside, "tree", None)
+
+    def init(self, params, start: Start) -> Any:
+        assert start.hidden is not None and start.target is not None
+        width = start.prompt.tokens.shape[1]
+        states = jnp.pad(start.hidden, [(0, 0), (0, start.slots - width), (0, 0), (0, 0)])
+        return self.inside.init(params, start), states, start.prompt.length - 1
+
+    def commit(self, params, state, outcome: Outcome) -> Any:
+        inner, states, end = state
+        begin = outcome.length - outcome.num_new - 1 if self.rolls_back else end
+        written = write_slots(states, outcome.hidden, begin, axis=1)
+        states = jnp.where(outcome.active[:, None, None, None], written, states)
+        end = jnp.where(outcome.active, end + outcome.draft.length + 1, end)
+        return self.inside.commit(params, inner, outcome), states, end
+
+    def stats(self, state) -> Any:
+        return {"states": state[1], "inside": self.inside.stats(state[0])}
+
+
+@dataclass(frozen=True)
+class RandomHead:
+    """Drafts from the target's states at the last token that it has read; `params` is a matrix `[L * D, D]`."""
+
+    model: Any
+    reads_layers: tuple[int, ...]
+    block: int
+    adaptive: ClassVar[bool] = False
+    reads_features: ClassVar[bool] = False
+
+    def init(self, params, start: Start) -> Any:
+        return _entry(start.hidden, jnp.maximum(start.prompt.length - 2, 0))
+
+    def propose(self, params, state, request: Request) -> Any:
+        weights, sampling = request.target.params, request.controls.draft
+        pending = jnp.take_along_axis(request.tokens, request.length[:, None] - 1, axis=1)[:, 0]
+        slots = jnp.broadcast_to(jnp.arange(self.block + 1), (len(pending), self.block + 1))
+
+        def draw(carry, uniform):
+            guess, token = carry
+            guess = (guess + self.model.embed(weights, token[:, None])[:, 0]) * 0.7
+            (q, q_tilde, _), token = laws_and_token(
+                self.model.unembed(weights, guess[:, None])[:, 0], sampling, uniform
+            )
+            return (guess, token), (token, q, q_tilde)
+
+        start = state.reshape(len(pending), -1) @ params
+        _, drawn = jax.lax.scan(draw, (start, pending), request.keys.uniform(slots, rngs.DRAFT).T)
+        tokens, q, q_tilde = (jnp.swapaxes(values, 0, 1) for values in drawn)
+        length = jnp.where(request.active, jnp.minimum(self.block, request.room), 0)
+        bad = jnp.zeros((len(pending), self.block + 1), bool)
+        greedy = sampling.temperature <= 0
+        draft = Draft(tokens[:, :-1], length, q, q_tilde, greedy, steps=length + 1, bad=bad)
+        return draft, state, request.target.cache
+
+    def commit(self, params, state, outcome: Outcome) -> Any:
+        read = _entry(outcome.hidden, jnp.maximum(outcome.num_new - 1, 0))
+        return jnp.where(outcome.active[:, None, None], read, state)
+
+    def stats(self, state) -> Any:
+        return state
+
+
+def _entry(hidden, place):
+    return jnp.take_along_axis(hidden, place[:, None, None, None], axis=1)[:, 0]
+
+
+def by_forward(bound, prompt, tokens, layers) -> np.ndarray:
+    """States `[B, P + T, L, D]` of a row's prompt and of what was written behind it, by a pass that knows no cache."""
+    lengths, new = np.asarray(prompt.length), np.asarray(tokens)
+    whole = np.zeros((len(new), prompt.tokens.shape[1] + new.shape[1]), np.int32)
+    for row, length in enumerate(lengths):
+        whole[row, :length] = np.asarray(prompt.tokens)[row, :length]
+        whole[row, length : length + new.shape[1]] = new[row]
+    fed = (whole,) if prompt.encoder_tokens is None else (np.asarray(prompt.encoder_tokens), whole)
+    outputs = _all_layers(bound.model.module, bound.params, fed)
+    return np.stack([np.asarray(outputs[layer]) for layer in layers], axis=2)
+
+
+@partial(jax.jit, static_argnums=0)
+def _all_layers(module, params, fed):
+    embedded = module.apply({"params": params}, fed[-1], method="embed")
+    _, sown = module.apply({"params": params}, *fed, mutable=[EXITS])
+    return (embedded, *sown[EXITS]["decoder"]["hidden"])

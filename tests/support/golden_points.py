@@ -8,8 +8,7 @@ keys were taken. Standard library only, because every interpreter that exists co
 
 import json
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field, make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,99 +18,39 @@ from speccascade_jax.results.store.record_key import judged_key, timed_key
 FOLDER = Path(__file__).parents[1] / "results/store/golden"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelPair:
-    name: str
-    target: str | None = None
-    draft: str | None = None
-    vocabulary: str | None = None
-    others: Mapping[str, str] = field(default_factory=dict)
-    dtype: str = "float32"
-    draft_dtype: str | None = None
-    mesh: tuple[int, int] = (1, 1)
-    draft_whole: bool = False
+def _part(kind: str, *required: str, **defaults: Any) -> type[Any]:
+    """A frozen dataclass of that name: fields without a default, then those with one."""
+    fields = [(name, Any) for name in required] + [(name, Any, value) for name, value in defaults.items()]
+    return make_dataclass(kind, fields, frozen=True, kw_only=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    task: Any
-    split: str | None = None
-    max_new_tokens: int | None = None
-    first_example: int = 0
-    quality_examples: int = 64
-    quality_batch: int = 32
-    latency_examples: int = 12
-    latency_trials: int = 3
-    resamples: int = 200
-    execute_code: bool = False
-    keep_traces: int = field(default=4, metadata={"beside": True})
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileTask:
-    path: str
-    name: str = ""
-    source: str | int = "source"
-    reference: str | int = "reference"
-    shots: int = 0
-    stop_strings: tuple[str, ...] = ()
-    read: Callable[[str], Any] = field(init=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FewShotTask:
-    name: str
-    splits: tuple[str, ...]
-    records: Callable[[str], Any]
-    metrics: tuple[str, ...] = ("bleu",)
-    max_input_length: int = 64
-    max_output_length: int = 64
-    shots: int = 0
-    clean: Callable[[str], str] = str.strip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Level:
-    model: str
-    budget: int
-    rule: str = "spec_decode"
-    alpha: Any = None
-    block_size: int = 5
-    stop: str = "fixed"
-    stop_threshold: Any = None
-    temperature: Any = None
-    drafters: tuple[Any, ...] = ("draft",)
-    tail: str | None = None
-    tail_size: int = 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arm:
-    drafter: str | Level
-    block_size: int | None = None
-    name: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    method: str = "speculative"
-    rule: str | None = None
-    verify: str = "token"
-    block_size: int | str | None = None
-    bonus: str | None = None
-    stop: str | None = None
-    tree: tuple[int, ...] | None = None
-    drafters: tuple[Any, ...] = ("draft",)
-    choose: str | None = None
-    tail: str | None = None
-    tail_size: int = 10
-    alpha: Any = None
-    stop_threshold: Any = None
-    temperature: Any = 0.0
-    top_p: Any = 1.0
-    top_k: Any = 0
-    draft_temperature: Any = None
-
+ModelPair = _part(
+    "ModelPair", "name", target=None, draft=None, vocabulary=None, others=field(default_factory=dict), dtype="float32",
+    draft_dtype=None, mesh=(1, 1), draft_whole=False,
+)  # fmt: skip
+Evaluation = _part(
+    "Evaluation", "task", split=None, max_new_tokens=None, first_example=0, quality_examples=64, quality_batch=32,
+    latency_examples=12, latency_trials=3, resamples=200, execute_code=False,
+    keep_traces=field(default=4, metadata={"beside": True}),
+)  # fmt: skip
+FileTask = _part(
+    "FileTask", "path", name="", source="source", reference="reference", shots=0, stop_strings=(),
+    read=field(init=False),
+)  # fmt: skip
+FewShotTask = _part(
+    "FewShotTask", "name", "splits", "records", metrics=("bleu",), max_input_length=64, max_output_length=64, shots=0,
+    clean=str.strip,
+)  # fmt: skip
+Level = _part(
+    "Level", "model", "budget", rule="spec_decode", alpha=None, block_size=5, stop="fixed", stop_threshold=None,
+    temperature=None, drafters=("draft",), tail=None, tail_size=10,
+)  # fmt: skip
+Arm = _part("Arm", "drafter", block_size=None, name="")
+Settings = _part(
+    "Settings", method="speculative", rule=None, verify="token", block_size=None, bonus=None, stop=None, tree=None,
+    drafters=("draft",), choose=None, tail=None, tail_size=10, alpha=None, stop_threshold=None, temperature=0.0,
+    top_p=1.0, top_k=0, draft_temperature=None,
+)  # fmt: skip
 
 PAIR = ModelPair(name="tatoeba_en_de")
 SMALL = Evaluation(

@@ -30,18 +30,11 @@ KINDS: dict[str, T5Config | DecoderConfig] = {
 
 def _common(c: DecoderConfig) -> dict:
     return {
-        "vocab_size": c.num_embeddings,
-        "hidden_size": c.d_model,
-        "num_hidden_layers": c.num_layers,
-        "num_attention_heads": c.num_heads,
-        "num_key_value_heads": c.num_kv_heads,
-        "head_dim": c.head_dim,
-        "intermediate_size": c.d_ff,
-        "max_position_embeddings": c.max_length,
-        "rms_norm_eps": c.norm_epsilon,
-        "rope_theta": c.rope_base,
-        "tie_word_embeddings": c.tied,
-    }
+        "vocab_size": c.num_embeddings, "hidden_size": c.d_model, "num_hidden_layers": c.num_layers,
+        "num_attention_heads": c.num_heads, "num_key_value_heads": c.num_kv_heads, "head_dim": c.head_dim,
+        "intermediate_size": c.d_ff, "max_position_embeddings": c.max_length, "rms_norm_eps": c.norm_epsilon,
+        "rope_theta": c.rope_base, "tie_word_embeddings": c.tied,
+    }  # fmt: skip
 
 
 def entries(kind: str) -> dict:

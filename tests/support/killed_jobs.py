@@ -22,7 +22,7 @@ from speccascade_jax.evaluation import experiment
 from speccascade_jax.evaluation.points import Evaluation, ModelPair, Settings
 from speccascade_jax.evaluation.studies.calibration import calibrating
 from speccascade_jax.runtime import compilation_cache
-from speccascade_jax.training import scalars
+from speccascade_jax.training import runs
 from speccascade_jax.training.heads import make_data
 from speccascade_jax.training.heads.train import HeadTrainer
 from tests.support import calibration_fakes
@@ -39,8 +39,7 @@ def run(job: str, shared: Path, folder: Path, dies_at: int) -> None:
     compilation_cache.switch_on()
     seen = _watch(folder, dies_at)
     JOBS[job](shared, folder)
-    count = seen[0]
-    folder.with_suffix(".count").write_text(str(count))
+    folder.with_suffix(".count").write_text(str(seen[0]))
 
 
 def _watch(folder: Path, dies_at: int) -> list[int]:
@@ -81,11 +80,9 @@ def _sweep(shared: Path, folder: Path) -> None:
 
 def _calibrate(_: Path, folder: Path) -> None:
     def law(settings):
-        return (
-            (0.8, 0.1, 1.0)
-            if settings.method == "autoregressive_draft"
-            else (1.0, 0.9 - (settings.alpha or 0) / 2, 0.5)
-        )
+        if settings.method == "autoregressive_draft":
+            return 0.8, 0.1, 1.0
+        return 1.0, 0.9 - (settings.alpha or 0) / 2, 0.5
 
     calibrating.Session = lambda *_: calibration_fakes.FakeSession(law, noise=0.5)
     experiment.evaluate = calibration_fakes.FakeSession.evaluate
@@ -141,21 +138,13 @@ JOBS = {
     "sweep": _sweep, "calibration": _calibrate, "data": _data, "heads": _heads, "t5": _t5, "conversion": _convert,
 }  # fmt: skip
 UNEQUAL = {
-    "checksum",
-    "package",
-    "minutes",
-    "tokens_per_second",
-    "started",
-    "wall_seconds",
-    "versions",
-    "device",
-    "seconds",
+    "checksum", "package", "minutes", "tokens_per_second", "started", "wall_seconds", "versions", "device", "seconds",
     "environment",
-}
+}  # fmt: skip
 """What hangs on the clock or the moment."""
 LEFT = {".damaged", ".html", ".tmp", ".png"}
 """What a kill leaves besides, torn lines and files never finished; and pictures and pages, which show times. So do the
-names of TensorBoard's event files (`scalars.FOLDER`), of which a job that goes on begins a new one."""
+names of TensorBoard's event files (`runs.FOLDER`), of which a job that goes on begins a new one."""
 
 
 def outcome(folder: Path) -> dict[str, Any]:
@@ -163,7 +152,7 @@ def outcome(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for file in sorted(folder.rglob("*")):
         name = str(file.relative_to(folder))
-        if file.is_dir() or name.startswith("out/") or file.suffix in LEFT or scalars.FOLDER in file.parts:
+        if file.is_dir() or name.startswith("out/") or file.suffix in LEFT or runs.FOLDER in file.parts:
             continue
         if file.name == "state.msgpack":
             found[name] = True  # the heads and the metrics say what is in it
@@ -190,5 +179,6 @@ def model(path: Path) -> list[Any]:
 def prepare(folder: Path, shared: Path) -> Path:
     """An empty folder for a job; for a conversion, with what it replaces."""
     folder.mkdir()
-    shutil.copytree(shared / "old", folder / "out") if folder.name.startswith("conversion") else None
+    if folder.name.startswith("conversion"):
+        shutil.copytree(shared / "old", folder / "out")
     return folder

@@ -73,3 +73,14 @@ def sweep(adaptive: dict[float, tuple[float, float]] = ADAPTIVE, **more: Any) ->
 def headed(given: dict[str, Any], head: str) -> dict[str, Any]:
     """The record as one whose method asked a head of this fingerprint."""
     return {**given, "key": given["key"] + head, "fingerprints": given["fingerprints"] | {"head": head}}
+
+
+def of_task(task: str, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the records as those of another task."""
+    return [{**r, "point": r["point"] | {"task": task}, "key": r["key"] + task} for r in records]
+
+
+def untimed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the records without their latencies."""
+    kept = ("latency", "target_latency", "relative_latency")
+    return [{name: part for name, part in record.items() if name not in kept} for record in records]

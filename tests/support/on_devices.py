@@ -40,7 +40,7 @@ if __name__ == "__main__":
     from speccascade_jax.methods import table
     from speccascade_jax.methods.build import build
     from speccascade_jax.methods.settings import Settings
-    from speccascade_jax.models import sharding, t5_layers
+    from speccascade_jax.models import sharding, t5
     from speccascade_jax.models.decoder import DecoderLM, tiny
     from speccascade_jax.models.layers import fuse
     from speccascade_jax.models.t5 import T5, T5Config
@@ -106,7 +106,7 @@ if __name__ == "__main__":
 
     def in_chunks(case: Any) -> Any:
         """What it finds where an encoder's prompts attend in chunks of two tokens."""
-        t5_layers.CHUNK = 2
+        t5.CHUNK = 2
         return case()
 
     def same(kind: str, way: str, shape: tuple[int, int], **more: Any) -> dict[str, Any]:
@@ -133,7 +133,7 @@ if __name__ == "__main__":
         made = Pair(bound["target"], bound["draft"])
         method = table.get("token_v3")
         settings = method.resolved(Settings(method="token_v3", alpha=0.3, block_size=GAMMA, top_p=0.9, top_k=40))
-        engine, params = method.engine(made, settings, (1,))
+        engine, params = method.program(made, settings, (1,))
         rows = jax.NamedSharding(mesh, sharding.ROWS)
         controls = method.controls(replace(settings, temperature=1.0), ROWS)
         given = jax.tree.map(

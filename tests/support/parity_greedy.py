@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from speccascade_jax.core.controls import make_controls
-from speccascade_jax.drafters.none import NoDrafter
+from speccascade_jax.drafters.model import NoDrafter
 from speccascade_jax.engine.engine import Engine
 from speccascade_jax.engine.generate import generate
 from speccascade_jax.rules.acceptance import Speculative

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-VAGUE = frozenset(
-    "found each own told given one at held made which left there those them this that it beside behind whose what "
-    "where these other others both another such thing things stuff"
-    .split()
-)  # fmt: skip
+VAGUE = frozenset({
+    "found", "each", "own", "told", "given", "one", "at", "held", "made", "which", "left", "there", "those", "them",
+    "this", "that", "it", "beside", "behind", "whose", "what", "where", "these", "other", "others", "both", "another",
+    "such", "thing", "things", "stuff",
+})  # fmt: skip
 """Identifiers that name nothing: a reader has to look up what they hold."""
-OPENINGS = frozenset("What Of As Those Whose Where How Which That These".split())
+OPENINGS = frozenset({"What", "Of", "As", "Those", "Whose", "Where", "How", "Which", "That", "These"})
 """Words that no docstring begins with: a function's begins with a verb, a class's or module's with a noun."""
 MOST_VAGUE = 0.005
 """The largest share of vague identifiers among a folder's assigned names."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade_jax.drafters.planned import PlannedDrafter
+from speccascade_jax.drafters.model import PlannedDrafter
 from speccascade_jax.methods.build import assemble
 from speccascade_jax.stopping.block_planner import Costs
 from tests.support import conformance

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from speccascade_jax.selection.outputs import SHARD, shard_names
+from speccascade_jax.selection.data import SHARD, shard_names
 from speccascade_jax.storage import archives
 
 ARMS, WIDTH = ("first", "second", "third"), 12

@@ -17,3 +17,11 @@ def filled(path: Path, count: int) -> list[dict]:
         for n in range(count):
             store.append(record(n, text="Zeile\nmit Umbruch, ä"))
         return list(store.records)
+
+
+def written(path: Path, *records: dict) -> Path:
+    """The path of a store, which records were added to."""
+    with ResultStore(path) as store:
+        for each in records:
+            store.append(each)
+    return path

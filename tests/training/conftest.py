@@ -4,9 +4,9 @@ import pytest
 
 from speccascade_jax.data.vocabularies import load
 from speccascade_jax.models.t5 import T5Config
-from speccascade_jax.training.t5 import export, loop
+from speccascade_jax.training.t5 import loop
 from speccascade_jax.training.t5.corpus import JoinedCorpus
-from speccascade_jax.training.t5.schedule import Schedule
+from speccascade_jax.training.t5.steps import Schedule
 
 NAMES = {"Tom": "Tim", "Mary": "Maria", "Bob": "Robert", "Kim": "Karl"}
 ACTIONS = {"sleeps": "schläft", "reads": "liest", "sings": "singt", "runs": "rennt"}
@@ -28,7 +28,7 @@ def finished(folder, tmp_path_factory):
     path = tmp_path_factory.mktemp("finished")
     trainer = _trainer(folder, path / "run", dropout_rate=0.0)
     result = trainer.run()
-    export.export(trainer, path / "exported", "float32")
+    loop.export(trainer, path / "exported", "float32")
     return trainer, result, path / "exported"
 
 
@@ -40,15 +40,7 @@ def trainer(folder, tmp_path):
 
 def _trainer(folder, run_dir, dropout_rate):
     corpus = JoinedCorpus(str(folder / "pairs.tsv"), max_joined=2, widths=(64,), tokens_per_batch=256)
-    return loop.Trainer(
-        run_dir=str(run_dir),
-        config=T5Config(290, 292, 16, 2, 8, 16, 1, 1, dropout_rate=dropout_rate),
-        vocabulary=str(folder / "vocabulary.model"),
-        corpus=corpus,
-        validation=corpus,
-        schedule=Schedule(peak=1e-2, warmup_steps=5, max_steps=12),
-        log_every=4,
-        evaluate_every=1000,
-        bleu_task="tiny_translation",
-        bleu_examples=2,
-    )
+    model = {"config": T5Config(290, 292, 16, 2, 8, 16, 1, 1, dropout_rate=dropout_rate)}
+    model |= {"vocabulary": str(folder / "vocabulary.model"), "corpus": corpus, "validation": corpus}
+    plan = {"schedule": Schedule(peak=1e-2, warmup_steps=5, max_steps=12), "log_every": 4, "evaluate_every": 1000}
+    return loop.Trainer(run_dir=str(run_dir), **model, **plan, bleu_task="tiny_translation", bleu_examples=2)

@@ -24,7 +24,7 @@ from speccascade_jax.training import exits
 from speccascade_jax.training import runs as storage
 from tests.support import tiny_decoders, tiny_pair
 from tests.support.killing import killed_at
-from tests.training.heads.train_test import write_data
+from tests.training.heads.train_test import settings, write_data
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +43,7 @@ def folder(tmp_path_factory):
 
 
 def trainer(folder, run_dir, **changes):
-    given = {"layers": (0, 2), "batch_positions": 96, "epochs": 2, "held_out": 0.1, "peak": 1e-2}
-    where = {"run_dir": str(run_dir), "pair": ModelPair(name=str(folder / "pair")), "data": (str(folder / "data"),)}
-    return exits.ExitTrainer(**where | {"save_every_seconds": 0.0, "log_every": 3} | given | changes)
+    return exits.ExitTrainer(**settings(folder, run_dir) | {"layers": (0, 2), "peak": 1e-2} | changes)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +60,7 @@ def file_of(run):
 def test_a_step_s_divergence_is_the_one_in_numpy(finished):
     run, _, _ = finished
     batch = run.batches(0)[0]
-    hidden, taught, counted = run._states(batch)
+    hidden, taught, counted = run.lesson(batch)
     model, kernel = run.models[1], run.state.params["002"]
     found = exits.divergences(model, kernel, hidden[1], taught, counted)
 
@@ -132,7 +130,7 @@ def test_the_lowest_is_trained_further_towards_the_one_above_it(finished, folder
     # what it was compared with is the upper exit's law, not the target's
     upper = early_exit(run.pair.target, 2, np.asarray(old.kernels[2]))
     batch = fine.batches(0)[0]
-    taught = fine._states(batch)[1]
+    taught = fine.lesson(batch)[1]
     np.testing.assert_allclose(taught, jax.nn.log_softmax(along(upper, batch.prompt, batch.tokens)), atol=2e-5)
 
 

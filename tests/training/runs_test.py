@@ -1,22 +1,26 @@
-"""Resumable state and the metrics log survive kills and refuse what does not fit."""
+"""Resumable state and the metrics log survive kills and refuse what does not fit; scalars go to TensorBoard and W&B."""
 
 import errno
+import importlib.util
 import json
 import os
+import sys
+import time
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from speccascade_jax.models.t5 import T5Config
 from speccascade_jax.training import runs
-from speccascade_jax.training.t5 import steps
 from tests.support import damage
 
 
-def _state(d_model: int = 4) -> runs.TrainState:
-    return steps.init_state(T5Config(10, 12, d_model, 1, 4, 4, 1, 1), steps.Optimizer(), jax.random.key(0))
+def _state(width: int = 4) -> runs.TrainState:
+    params = {"layer": {"kernel": jnp.arange(3.0 * width).reshape(3, width)}, "scale": jnp.ones(width)}
+    return runs.TrainState.fresh(params, optax.adam(1e-3))
 
 
 def test_state_and_position_survive_a_round_trip(tmp_path):
@@ -34,15 +38,7 @@ def test_no_state_gives_none_and_another_model_is_refused(tmp_path):
     assert runs.load_state(tmp_path, _state()) is None
     runs.save_state(tmp_path, _state(), {})
     with pytest.raises(ValueError, match="does not fit this configuration .* name another run_dir"):
-        runs.load_state(tmp_path, _state(d_model=8))
-
-
-def test_the_log_drops_torn_lines_and_what_a_resumed_run_repeats(tmp_path):
-    path = tmp_path / runs.METRICS_FILE
-    path.write_text('{"step": 10}\n{"step": 20}\n{"step": 30}\n{"st')
-    log = runs.MetricsLog(path, resume_step=20)
-    log.append({"step": 25})
-    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [10, 20, 25]
+        runs.load_state(tmp_path, _state(width=8))
 
 
 def test_no_flipped_bit_of_a_state_is_trained_on(tmp_path):
@@ -50,7 +46,7 @@ def test_no_flipped_bit_of_a_state_is_trained_on(tmp_path):
     runs.save_state(tmp_path, state, {"epoch": 2})
     path = tmp_path / runs.STATE_FILE
     for _ in damage.flips(path, 300):
-        with pytest.raises(ValueError, match=rf"{runs.STATE_FILE} is damaged.*(remove it and train again)"):
+        with pytest.raises(ValueError, match=rf"(?s){runs.STATE_FILE} is damaged.*(remove it and train again)"):
             runs.load_state(tmp_path, state)
     assert runs.load_state(tmp_path, state) is not None  # as it was
 
@@ -70,14 +66,16 @@ def test_what_is_no_state_is_named(tmp_path, content):
         runs.load_state(tmp_path, _state())
 
 
-def test_the_log_keeps_what_was_there_when_the_state_was_saved(tmp_path):
-    """Two records of one step of which the second came after the state; lines that are no records."""
+@pytest.mark.parametrize(("logged", "kept"), [(2, [4, 8]), (None, [4, 8, 8])])
+def test_the_log_keeps_what_was_there_when_the_state_was_saved(tmp_path, logged, kept):
+    """Two records of one step, of which the second may be later than the state; lines that are no records, one torn."""
     path = tmp_path / runs.METRICS_FILE
-    path.write_text('{"step": 4}\n[1]\n{"step": "x"}\n{"step": 8}\n{"step": 8, "bleu": 1}\n{"step": 9}\n')
-    log = runs.MetricsLog(path, resume_step=8, logged=2)
-    assert log.logged == 2 and path.read_text() == '{"step": 4}\n{"step": 8}\n'
-    log.append({"step": 8, "bleu": 1})
-    assert log.logged == 3
+    path.write_text('{"step": 4}\n[1]\n{"step": "x"}\n{"step": 8}\n{"step": 8, "bleu": 1}\n{"step": 9}\n{"st')
+    log = runs.MetricsLog(path, resume_step=8, logged=logged)
+    assert log.logged == len(kept)
+    log.append({"step": 9})
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [*kept, 9]
+    assert log.logged == len(kept) + 1
 
 
 def test_a_full_disk_leaves_the_log_as_it_was(tmp_path, monkeypatch):
@@ -92,3 +90,64 @@ def test_a_full_disk_leaves_the_log_as_it_was(tmp_path, monkeypatch):
         log.append({"step": 2})
     log.append({"step": 3})
     assert log.path.read_text() == '{"step": 1}\n{"step": 3}\n' and log.logged == 2
+
+
+RECORD = {"step": 3, "loss": 0.5, "name": "x", "well": True, "bad": float("nan"), "heads": {"a": 1.0}}
+
+
+def with_modules(monkeypatch, **modules):
+    """Only these are installed, of those that are asked for."""
+    find = importlib.util.find_spec
+    asked = ("tensorboardX", "wandb")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: (n in modules or None) if n in asked else find(n))
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_without_either_nothing_is_written(tmp_path, monkeypatch):
+    with_modules(monkeypatch)
+    runs.Scalars(tmp_path, 0).add(RECORD)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_tensorboard_gets_finite_numbers_and_forgets_what_comes_again(tmp_path, monkeypatch):
+    told, began = [], []
+
+    class Writer:
+        def __init__(self, folder, purge_step, flush_secs):
+            began.append((folder, purge_step))
+
+        def add_scalar(self, *scalar):
+            told.append(scalar)
+
+    with_modules(monkeypatch, tensorboardX=types.SimpleNamespace(SummaryWriter=Writer))
+    log = runs.MetricsLog(tmp_path / "metrics.jsonl", 2)
+    log.append(RECORD | {"bad": None})
+    assert began == [(str(tmp_path / "tensorboard"), 3)]
+    assert told == [("loss", 0.5, 3), ("heads/a", 1.0, 3)]
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] == 0.5
+
+
+def test_wandb_gets_them_only_while_a_run_of_its_own_is_active(tmp_path, monkeypatch):
+    told = []
+    wandb = types.SimpleNamespace(run=None, log=lambda numbers, step: told.append((numbers, step)))
+    with_modules(monkeypatch, wandb=wandb)
+    shown = runs.Scalars(tmp_path, 0)
+    shown.add(RECORD)
+    with monkeypatch.context() as folder:
+        folder.setitem(sys.modules, "wandb", types.SimpleNamespace())  # what importing a mere folder gives
+        shown.add(RECORD)
+    wandb.run = object()
+    shown.add(RECORD)
+    assert told == [({"loss": 0.5, "heads/a": 1.0}, 3)]
+
+
+def test_event_files_are_read_back_by_tensorboards_own_format(tmp_path):
+    pytest.importorskip("tensorboardX", reason="pip install '.[logging]'")
+    runs.Scalars(tmp_path, 0).add(RECORD)
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    assert file.name.startswith("events.out.tfevents")
+    end = time.monotonic() + 30  # a thread of its own writes
+    while b"heads/a" not in file.read_bytes() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert b"heads/a" in file.read_bytes() and b"loss" in file.read_bytes()

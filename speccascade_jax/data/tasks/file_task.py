@@ -12,14 +12,13 @@ from typing import Any, Literal
 from speccascade_jax.core.checks import several, whole
 from speccascade_jax.core.names import hint
 from speccascade_jax.data import directory
-from speccascade_jax.data.tasks.few_shot import FewShotTask, Record, Template
-from speccascade_jax.data.tasks.task import Example, Task, json_lines, shuffled
+from speccascade_jax.data.tasks.task import Example, FewShotTask, Record, Task, Template, json_lines, shuffled
 from speccascade_jax.storage import readers
 from speccascade_jax.storage.files import expanded
 
 ENDINGS = (".tsv", ".csv", ".jsonl")
 _WHOLE = "all"
-_SPLITS = "dataset_dict.json"
+_SPLITS = "dataset_dict.json"  # what `datasets` writes where it saves several splits; "state.json" where it saves one
 _LONGEST_FIELD = 1 << 30
 
 Row = Mapping[str, Any]
@@ -32,12 +31,9 @@ def is_file(name: object) -> bool:
     """
     if not isinstance(name, str):
         return False
-    return name.removesuffix(".gz").endswith(ENDINGS) or ("/" in name and _is_saved(_found(name)))
-
-
-def _is_saved(folder: Path) -> bool:
-    """Whether `datasets` saved it: one set, or several splits."""
-    return any((folder / told).is_file() for told in (_SPLITS, "state.json"))
+    if name.removesuffix(".gz").endswith(ENDINGS):
+        return True
+    return "/" in name and any((_found(name) / mark).is_file() for mark in (_SPLITS, "state.json"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,22 +85,17 @@ class FileTask(Task):
     prefix: str = dataclasses.field(init=False, default="")
 
     def __post_init__(self) -> None:
-        set_ = object.__setattr__
-        set_(self, "path", os.fspath(self.path))
-        for field in ("metrics", "stop_strings"):
-            set_(self, field, several(field, getattr(self, field)))
+        path = os.fspath(self.path)
+        fields: dict[str, Any] = {name: several(name, getattr(self, name)) for name in ("metrics", "stop_strings")}
         self._check()
-        if not self.name:
-            set_(self, "name", Path(self.path.removesuffix(".gz")).stem)
-        set_(self, "splits", _splits(_found(self.path)))
-        set_(self, "read", self._read)
+        fields |= {"path": path, "name": self.name or Path(path.removesuffix(".gz")).stem}
+        for name, value in (fields | {"splits": _splits(_found(path)), "read": self._read}).items():
+            object.__setattr__(self, name, value)
 
     def _check(self) -> None:
         if isinstance(self.source, int) != isinstance(self.reference, int):
-            raise ValueError(
-                f"source={self.source!r} and reference={self.reference!r}: give two names, of a file with a header, or "
-                f"two numbers, of one without"
-            )
+            remedy = "give two names, of a file with a header, or two numbers, of one without"
+            raise ValueError(f"source={self.source!r} and reference={self.reference!r}: {remedy}")
         for field, low in (("shots", 0), ("max_input_length", 1), ("max_output_length", 1)):
             whole(field, getattr(self, field), low)
         if self.shots and self.pool is None:
@@ -115,30 +106,23 @@ class FileTask(Task):
     @property
     def _shown(self) -> FewShotTask:
         template = Template(question="{question}", answer=self.answer, separator=self.separator)
+        names = ("name", "splits", "shots", "stop_strings")
+        fields: dict[str, Any] = {name: getattr(self, name) for name in names} | {"template": template}
+        return FewShotTask(records=lambda split: self._records(self.path, split), pool=self._exemplars, **fields)
 
-        def pool() -> Iterable[Record]:
-            return () if self.pool is None else itertools.islice(self._records(self.pool, first=True), self.shots)
-
-        return FewShotTask(
-            name=self.name,
-            splits=self.splits,
-            records=lambda split: self._records(self.path, split),
-            pool=pool,
-            shots=self.shots,
-            template=template,
-            stop_strings=self.stop_strings,
-        )
+    def _exemplars(self) -> Iterable[Record]:
+        return () if self.pool is None else itertools.islice(self._records(self.pool), self.shots)
 
     def _read(self, split: str) -> Iterable[Example]:
         return self._shown.read(split)
 
-    def _records(self, path: str, split: str | None = None, first: bool = False) -> Iterable[Record]:
-        found = _found(path)
-        split = _splits(found)[0] if first else split
-        if not found.exists():
+    def _records(self, path: str, split: str | None = None) -> Iterable[Record]:
+        """Returns the records of a file, or of a split of a folder: the first one if none is named."""
+        place = _found(path)
+        if not place.exists():
             raise FileNotFoundError(f"{path}: there is no such file, here or in {directory.data_directory()}")
-        rows = _rows(found, split, isinstance(self.source, str))
-        records = (self._record(number, row, f"{found}, row {number}") for number, row in enumerate(rows))
+        rows = enumerate(_rows(place, split or _splits(place)[0], isinstance(self.source, str)))
+        records = (self._record(number, row, f"{place}, row {number}") for number, row in rows)
         return shuffled(list(records)) if self.shuffle else records
 
     def _record(self, number: int, row: Row, where: str) -> Record:
@@ -150,13 +134,11 @@ class FileTask(Task):
             numbered = {f"c{name}": value for name, value in row.items()}  # a template can name no number
             question = self.template.format_map({**numbered, **row, "source": source})
         except (KeyError, IndexError, ValueError) as error:
-            raise ValueError(
-                f"template={self.template!r} has {error}: columns are {', '.join(row)} and source; write {{{{ and }}}} "
-                f"for braces"
-            ) from error
+            known = f"columns are {', '.join(row)} and source; write {{{{ and }}}} for braces"
+            raise ValueError(f"template={self.template!r} has {error}: {known}") from error
         if not question.strip():
             raise ValueError(f"{where} gives an empty prompt: take it out of the file, or give a template")
-        first = references if isinstance(references, str) else references[0] if references else ""
+        first = references if isinstance(references, str) else references[0]
         return Record(id=number, question=question, answer=first, reference=references)
 
     def cut(self, ids: list[int], room: int) -> list[int]:
@@ -182,7 +164,7 @@ def _splits(folder: Path) -> tuple[str, ...]:
     return tuple(readers.json_object(told, "save the data again").get("splits", ())) or (_WHOLE,)
 
 
-def _rows(path: Path, split: str | None, header: bool) -> Iterator[Row]:
+def _rows(path: Path, split: str, header: bool) -> Iterator[Row]:
     """The rows of a file or a folder; those of a file without a header have numbers for names."""
     if path.is_dir():
         yield from _rows_of_folder(path, split)
@@ -201,40 +183,36 @@ def _rows_of_table(path: Path, header: bool) -> Iterator[Row]:
     csv.field_size_limit(_LONGEST_FIELD)
     table, names = csv.reader(texts, **style), list[str]()
     try:
-        for fields in table:
-            if not fields:
-                continue  # an empty line
+        for fields in filter(None, table):  # without empty lines
             if not names:
                 names = fields if header else [str(number) for number in range(len(fields))]
                 if header:
                     continue
             if len(fields) != len(names):
-                raise ValueError(
-                    f"{path}:{table.line_num} has {len(fields)} columns, the first line {len(names)}: mend the line"
-                    + (", or its quotes" if not tabs else "")
-                )
+                counts = f"{len(fields)} columns, the first line {len(names)}"
+                quotes = "" if tabs else ", or its quotes"
+                raise ValueError(f"{path}:{table.line_num} has {counts}: mend the line{quotes}")
             yield dict(zip(names, fields, strict=True))
     except csv.Error as error:
         raise ValueError(f"{path}:{table.line_num} is no {path.suffix} ({error}): mend the line") from error
 
 
-def _rows_of_folder(path: Path, split: str | None) -> Iterator[Row]:
+def _rows_of_folder(path: Path, split: str) -> Iterator[Row]:
     try:
         import datasets
     except ImportError as error:
         raise ImportError(f"{path} is a folder: to read it as a data set, pip install datasets") from error
-    found = datasets.load_from_disk(str(path))
-    yield from found if split in (None, _WHOLE) else found[split]
+    data = datasets.load_from_disk(str(path))
+    yield from data if split == _WHOLE else data[split]
 
 
 def _column(row: Row, wanted: str | int, where: str) -> Any:
     name = str(wanted)
     if name not in dict(row):
-        told = "the first line names the columns" if not name.isdecimal() else "columns are counted from 0"
-        told += ", separated by commas" * (len(row) == 1 and ";" in next(iter(row)))
-        raise ValueError(
-            f"{where} has no column {name!r}: {hint(name, row)}it has {', '.join(row)} ({told}; FileTask's source and "
-            f"reference say which to take, numbers for a file without a header)"
-        )
+        names_from = "columns are counted from 0" if name.isdecimal() else "the first line names the columns"
+        commas = ", separated by commas" * (len(row) == 1 and ";" in next(iter(row)))
+        say = "FileTask's source and reference say which to take, numbers for a file without a header"
+        known = f"{hint(name, row)}it has {', '.join(row)} ({names_from}{commas}; {say})"
+        raise ValueError(f"{where} has no column {name!r}: {known}")
     value = row[name]
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value

@@ -1,11 +1,27 @@
-"""Tasks that somebody registered with seqio: one stands wherever a name of the table does."""
+"""Tasks that somebody registered with seqio: one stands wherever a name of the table does.
 
+seqio itself is imported on use: it loads TensorFlow (860 MB).
+
+Source and reference are the registered `inputs` and `targets` as they were before tokenisation (`…_pretokenized`, or
+the features themselves where they are strings); the pair's own vocabulary cuts them up, not seqio's. Only where a task
+has nothing but token ids are those turned into text, by the vocabulary it was registered with.
+
+Order: as seqio gives it, unshuffled; an id is a place in it. A Mixture draws from its tasks with a fixed seed and ends
+with the first one that is exhausted. seqio cannot hand its seed to a `FunctionDataSource`: over such a source, and only
+there, a preprocessor that draws random numbers gives other examples in every run.
+"""
+
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
+import numpy as np
+
+from speccascade_jax.core import names
 from speccascade_jax.core.checks import several
-from speccascade_jax.data.tasks import seqio_reader
 from speccascade_jax.data.tasks.task import Example, Task
 
 
@@ -14,7 +30,7 @@ class SeqioTask(Task):
     """A Task or Mixture of seqio's registry, as a value that stands wherever a task's name does.
 
     All it holds are plain values, so that gin can bind it and a record can write it down: seqio has neither lengths nor
-    our metrics. What prompts and references are, and in which order they come, `seqio_reader` says.
+    our metrics. What prompts and references are, and in which order they come, the module's docstring says.
 
     Attributes:
         module: what is imported first, since importing it registers the task; empty if that has happened already.
@@ -38,5 +54,123 @@ class SeqioTask(Task):
     def __post_init__(self) -> None:
         for field in ("splits", "metrics"):
             object.__setattr__(self, field, several(field, getattr(self, field)))
-        reader = functools.partial(seqio_reader.read, self.registered or self.name, self.module, self.prefix)
+        reader = functools.partial(read, self.registered or self.name, self.module, self.prefix)
         object.__setattr__(self, "read", reader)
+
+
+def read(name: str, module: str, prefix: str, split: str) -> Iterator[Example]:
+    """The examples of a split, one after the other.
+
+    Args:
+        name: in seqio's registry of Tasks or of Mixtures.
+        module: imported first, to register it; empty if it is registered.
+        prefix: what every input begins with; left out of the sources.
+        split: one of the registered splits.
+
+    Raises:
+        ImportError: no seqio, or no such module.
+        ValueError: an unknown name or split, an input without the prefix, features that are no text.
+        FileNotFoundError: a data set of TensorFlow Datasets that is not on this machine.
+    """
+    seqio = _import_seqio(name)
+    provider = _look_up(seqio, name, module)
+    splits = list[str]()
+    with contextlib.suppress(
+        ValueError
+    ):  # they come from data that are absent: the error about those is the helpful one
+        splits += sorted(provider.splits)
+    if splits and split not in splits:
+        raise ValueError(f"seqio's {name} has no split {split!r}; its splits: {', '.join(splits)}")
+    for number, record in enumerate(_dataset(seqio, name, provider, split).as_numpy_iterator()):
+        source, reference = (_text(record, feature, provider.output_features) for feature in ("inputs", "targets"))
+        if not source.startswith(prefix):
+            remedy = "leave SeqioTask.prefix empty, or give the one that is registered"
+            begins = f"begins with {source[:40]!r}, not with the prefix {prefix!r}"
+            raise ValueError(f"example {number} of seqio's {name} {begins}; {remedy}")
+        yield Example(number, source.removeprefix(prefix), reference)
+
+
+def _import_seqio(name: str) -> Any:
+    try:
+        import seqio
+        import tensorflow
+    except ImportError as error:
+        install = "Install the extra (3 GB): pip install -c constraints.txt -e '.[seqio]'"
+        raise ImportError(f"{name} is read through seqio, which cannot be imported ({error}). {install}") from error
+    with contextlib.suppress(RuntimeError):  # somebody uses TensorFlow already, and has chosen
+        tensorflow.config.set_visible_devices([], "GPU")  # or it would take all memory from JAX, to read a few texts
+    return seqio
+
+
+def _look_up(seqio: Any, name: str, module: str) -> Any:
+    """The registered Task or Mixture."""
+    if module:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            failed = f"module {module!r}, which should register {name}, cannot be imported ({error})"
+            raise ImportError(f"{failed}: is it on PYTHONPATH?") from error
+    known = [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()]
+    if name in known:
+        return seqio.get_mixture_or_task(name)
+    hint = names.hint(name, known)
+    where = f"importing {module} did not register it" if module else "set SeqioTask.module to what registers it"
+    raise ValueError(f"seqio has no Task or Mixture {name!r}; {hint}{where} ({len(known)} are registered)")
+
+
+def _dataset(seqio: Any, name: str, provider: Any, split: str) -> Any:
+    """The tf.data.Dataset of a split: unshuffled, once, uncut."""
+    tasks = seqio.get_subtasks(provider)
+    takes_seed = not any(isinstance(task.source, seqio.FunctionDataSource) for task in tasks)
+    # no cache in memory: that asks for the split's size, and every example is read once anyway
+    asked: dict[str, Any] = {"sequence_length": None, "split": split, "shuffle": False, "num_epochs": 1}
+    asked |= {"seed": 0 if takes_seed else None, "try_in_mem_cache": False}
+    try:
+        if isinstance(provider, seqio.Mixture):
+            with contextlib.suppress(TypeError):  # some of its tasks keep their texts, some do not: they share ids only
+                return provider.get_dataset(**asked, copy_pretokenized=True)
+        return provider.get_dataset(**asked)
+    except (AssertionError, OSError, ValueError) as error:  # what seqio and TensorFlow Datasets raise without data
+        if absent := [told for task in tasks if (told := _absent(seqio, task.source, split))]:
+            raise FileNotFoundError(f"seqio's {name} has no data on this machine. {' '.join(absent)}") from error
+        raise
+
+
+def _absent(seqio: Any, source: Any, split: str) -> str:
+    """Which data set a source lacks and how to get it; empty if it lacks none, or is not TensorFlow Datasets'."""
+    if not isinstance(source, seqio.TfdsDataSource):
+        return ""
+    import tensorflow_datasets as tfds
+
+    data_set, folder = source.tfds_dataset.get_split_params(split)
+    builder = tfds.builder(data_set, data_dir=folder) if data_set else tfds.builder_from_directory(folder)
+    if builder.info.splits:
+        return ""
+    where = f", data_dir={folder!r}" if folder else ""
+    by_hand = " ".join((builder.MANUAL_DOWNLOAD_INSTRUCTIONS or "").split())
+    # not `tfds build`: that script wants apache-beam, even for data sets that do without (4.9.10)
+    return (
+        f"TensorFlow Datasets lacks {data_set} in {builder.data_path}; get it with: python -c "
+        f'"import tensorflow_datasets as tfds; tfds.builder({data_set!r}{where}).download_and_prepare()"'
+        + ("" if folder else ". The environment variable TFDS_DATA_DIR, set for both, names another folder")
+        + (f". Its own instructions: {by_hand}" if by_hand else "")
+    )
+
+
+def _text(record: Mapping[str, Any], feature: str, features: Mapping[str, Any]) -> str:
+    """One feature of an example as text (see the module's docstring).
+
+    Args:
+        record: feature -> bytes, or an array `[T]` of token ids.
+        features: feature -> seqio.Feature, for its vocabulary.
+    """
+    if feature not in record:
+        raise ValueError(f"no feature {feature!r} in {', '.join(record)}: a task needs 'inputs' and 'targets'")
+    found = record.get(f"{feature}_pretokenized", record[feature])
+    if not isinstance(found, bytes) and feature in features and np.ndim(found) == 1:
+        found = features[feature].vocabulary.decode(record[feature].tolist())
+    if isinstance(found, bytes):
+        return found.decode("utf-8")
+    if isinstance(found, str):
+        return found
+    raise ValueError(f"feature {feature!r} is no text, and its vocabulary makes none of it: {found!r:.80}")

@@ -1,15 +1,20 @@
-"""What a task is: examples of a data set, and how they become prompts and scores. The table: `data.tasks.table`."""
+"""What a task is: examples of a data set, and how they become prompts and scores. The table: `data.tasks.table`.
+
+Few-shot tasks are for decoder-only models: a prompt shows some solved records of a data set, then asks the next one.
+Which records are shown is fixed: the first of a pool that its reader takes from the data directory. Whatever stands in
+the pool is never evaluated, also beyond the exemplars in use, so that the examples are the same for every number of
+them. An example's `source` is the whole prompt: what identifies the examples of a record covers template and exemplars.
+"""
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from importlib import resources
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from speccascade_jax.data import directory
+from speccascade_jax.core.checks import several
 from speccascade_jax.storage import readers
 
 # Which sentences stand first, and which are joined, is part of a task's definition: this number never changes.
@@ -100,6 +105,111 @@ class Task:
         return text.strip()
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Record:
+    """One record of a data set as texts: an exemplar, or what is evaluated.
+
+    Attributes:
+        id: as `Example.id`.
+        question: what is asked, everything included that an answer depends on.
+        answer: what is written behind it in an exemplar; evaluated records need none.
+        reference: what an output is judged against, as `Example.reference`.
+        group: records are shown exemplars of their own group only (the subject in MMLU).
+    """
+
+    id: int
+    question: str
+    answer: str = ""
+    reference: str | tuple[str, ...] = ""
+    group: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Template:
+    """How a prompt is written.
+
+    Attributes:
+        question: the text of a record up to where the model goes on; `{question}` stands for the record's.
+        answer: what follows in an exemplar, with `{answer}`.
+        separator: between exemplars.
+        header: the prompt's beginning; `{group}` stands for the record's group. Empty: none.
+    """
+
+    question: str = "Question: {question}\nAnswer:"
+    answer: str = " {answer}"
+    separator: str = "\n\n"
+    header: str = ""
+
+    def prompt(self, exemplars: Sequence[Record], record: Record) -> str:
+        """The whole text that a model is given for `record`."""
+        parts = [self.header.format(group=record.group)] if self.header else []
+        for exemplar in exemplars:
+            parts.append(self.question.format(question=exemplar.question) + self.answer.format(answer=exemplar.answer))
+        return self.separator.join([*parts, self.question.format(question=record.question)])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FewShotTask(Task):
+    """A task whose prompts are made of exemplars and a question.
+
+    Attributes:
+        records: split -> all records, in an order of which any beginning is a fair sample. Those of the pool may be
+            among them.
+        pool: () -> the records that exemplars are taken from, in order.
+        shots: how many exemplars a prompt shows; "name:shots" is the task with another number.
+        template: how they are written.
+        stop_strings: the scored text ends before the first of them; a model that goes on writes further questions.
+            A `Session`'s generation ends there too where the vocabulary has the string as one token
+            (`prompts.stop_ids`), at the beginning of an output as well: that answer is empty. It is not sure to end
+            there for "\\n\\n" and the like, which vocabularies with merges also have in tokens with the text before
+            it, nor for a string of several tokens.
+        clean: what is done to an output before that.
+
+    Raises:
+        ValueError: a negative number of exemplars; one string where a tuple is meant. `load`: the pool is too small.
+    """
+
+    records: Callable[[str], Iterable[Record]]
+    pool: Callable[[], Iterable[Record]] = tuple
+    shots: int = 0
+    template: Template = Template()
+    stop_strings: tuple[str, ...] = ()
+    clean: Callable[[str], str] = str.strip
+    read: Callable[[str], Iterable[Example]] = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.shots < 0:
+            raise ValueError(f"task {self.name}: shots={self.shots}; give 0 or more exemplars")
+        several("stop_strings", self.stop_strings)
+        object.__setattr__(self, "read", self._read)
+
+    def cut(self, ids: list[int], room: int) -> list[int]:
+        """The end of a prompt that is too long, since the question stands there: exemplars go first."""
+        return ids[max(0, len(ids) - room) :]
+
+    def postprocess(self, text: str) -> str:
+        """The output up to the first stop string."""
+        text = self.clean(text)
+        ends = [at for stop in self.stop_strings if (at := text.find(stop)) >= 0]
+        return text[: min(ends, default=len(text))].rstrip()
+
+    def _read(self, split: str) -> Iterator[Example]:
+        exemplars = list(self.pool())
+        reserved = {_spelt(exemplar.question) for exemplar in exemplars}
+        for record in self.records(split):
+            if _spelt(record.question) not in reserved:
+                shown = [exemplar for exemplar in exemplars if exemplar.group == record.group][: self.shots]
+                if len(shown) < self.shots:
+                    counted = f"{len(shown)} exemplars{record.group and f' of {record.group}'}"
+                    raise ValueError(f"task {self.name} has {counted}, not the {self.shots} asked for; ask for fewer")
+                yield Example(record.id, self.template.prompt(shown, record), record.reference)
+
+
+def _spelt(question: str) -> str:
+    """Two questions that differ in case or spaces only are one."""
+    return " ".join(question.casefold().split())
+
+
 def shuffled(records: list[T]) -> list[T]:
     """In a fixed random order, for files sorted by length or in which neighbours belong together."""
     order = np.random.default_rng(ORDER_SEED).permutation(len(records))
@@ -126,14 +236,3 @@ def json_lines(path: Path) -> Iterator[Entry]:
     for number, line in readers.lines(path):
         where = f"{path}:{number}"
         yield Entry(where, readers.parsed(line, where, "copy the file again"))
-
-
-def records_of(folder: str, file: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a file in the data directory, numbered from 0."""
-    return enumerate(json_lines(directory.require(folder, file)))
-
-
-def packaged(file: str) -> list[Example]:
-    """The examples of a file that lies in the package."""
-    with resources.as_file(resources.files("speccascade_jax") / "assets" / file) as path:
-        return [Example(**record) for record in json_lines(path)]

@@ -34,9 +34,8 @@ class HuggingFaceVocabulary(FileVocabulary):
         self._names = {token: name for name, token in ids.items()}
         self.vocab_size = max(self._names, default=-1) + 1
         if self.vocab_size > len(content):
-            raise ValueError(
-                f"{self.path} has {len(content):,} bytes and can't number {self.vocab_size:,} pieces: copy it again"
-            )
+            sizes = f"{len(content):,} bytes and can't number {self.vocab_size:,} pieces"
+            raise ValueError(f"{self.path} has {sizes}: copy it again")
         self.bos_id, self.stop_ids = _special_ids(self.path, ids)
         self.eos_id = self.stop_ids[0]
         added = self._tokenizer.get_added_tokens_decoder()
@@ -73,9 +72,8 @@ def _parse(path: Path, content: bytes) -> Any:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        raise ImportError(
-            f"{path} is read through the library tokenizers: pip install 'speccascade_jax[huggingface]'"
-        ) from error
+        install = "pip install 'speccascade_jax[huggingface]'"
+        raise ImportError(f"{path} is read through the library tokenizers: {install}") from error
     try:
         return Tokenizer.from_buffer(content)
     except BaseException as error:  # the library raises bare Exceptions, and its panics are none
@@ -96,41 +94,28 @@ def _special_ids(path: Path, ids: Mapping[str, int]) -> tuple[int | None, tuple[
     Raises:
         ValueError: no end of sequence, one that is no piece, or a file that is no JSON object or has odd entries.
     """
-    files = {name: path.parent / name for name in (*NAMING, *NUMBERING)}
-    tables = {
-        name: parsed(checksums.read(file), str(file), "copy it again") for name, file in files.items() if file.is_file()
-    }
-    naming = [tables.get(name, {}) for name in NAMING]
-    numbering = [tables.get(name, {}) for name in NUMBERING]
+    files = [path.parent / name for name in (*NAMING, *NUMBERING)]
+    tables = {file.name: parsed(checksums.read(file), str(file), "copy it again") for file in files if file.is_file()}
+    naming, numbering = ([tables.get(name, {}) for name in names] for names in (NAMING, NUMBERING))
     try:
-        begins = naming[0].get("add_bos_token") is not False
-        bos = _bos(path, naming, numbering, ids) if begins else None
-        stops = _stops(path, naming, numbering, ids)
-        known = set(ids.values())
+        bos = None
+        if naming[0].get("add_bos_token") is not False:
+            is_named = any("bos_token" in table for table in naming)
+            bos = _named("bos_token", path, naming, ids) if is_named else _numbered("bos_token_id", numbering)
+        numbers = _numbered("eos_token_id", numbering)
+        ends = [_named("eos_token", path, naming, ids), *(numbers if isinstance(numbers, list) else [numbers])]
+        stops = tuple(dict.fromkeys(token for token in ends if token is not None))
+        if not stops:
+            entries = f"eos_token in {NAMING[0]}, or eos_token_id in {NUMBERING[1]}"
+            raise ValueError(f"no end of sequence beside {path}: give {entries}")
+        known = {None, *ids.values()}
         for name, token in [("bos_token_id", bos), *(("eos_token_id", stop) for stop in stops)]:
-            if token is not None and token not in known:
+            if token not in known:
                 raise ValueError(f"{name} {token} beside {path} is no piece of it: the files are of different models")
     except (TypeError, KeyError, AttributeError) as error:
         beside = ", ".join(tables)
         raise ValueError(f"a file beside {path} ({beside}) has an odd entry ({error!r}): copy it again") from error
     return bos, stops
-
-
-def _bos(path: Path, naming: list[dict], numbering: list[dict], ids: Mapping[str, int]) -> int | None:
-    if any("bos_token" in table for table in naming):
-        return _named("bos_token", path, naming, ids)
-    return _numbered("bos_token_id", numbering)
-
-
-def _stops(path: Path, naming: list[dict], numbering: list[dict], ids: Mapping[str, int]) -> tuple[int, ...]:
-    eos, numbers = _named("eos_token", path, naming, ids), _numbered("eos_token_id", numbering)
-    more = numbers if isinstance(numbers, list) else [numbers]
-    stops = tuple(dict.fromkeys(stop for stop in (eos, *more) if stop is not None))
-    if not stops:
-        raise ValueError(
-            f"no end of sequence beside {path}: give eos_token in {NAMING[0]}, or eos_token_id in {NUMBERING[1]}"
-        )
-    return stops
 
 
 def _numbered(entry: str, tables: list[dict]) -> Any:

@@ -6,7 +6,7 @@ int32 length of the longest piece; then per piece float32 score, int32 length, b
 import re
 import struct
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from speccascade_jax.data.vocabularies.vocabulary import FileVocabulary
 
@@ -102,18 +102,10 @@ def read_pieces(path: Path) -> list[_Piece] | None:
             return None
         pieces: list[_Piece] = []
         while head := file.read(8):
-            piece, byte = _read_piece(file, head, longest), len(pieces) - _FIRST_BYTE
-            if piece is None or (0 <= byte < 256 and piece.text != b"<0x%02X>" % byte):
+            score, length = struct.unpack("<fi", head) if len(head) == 8 else (0.0, -1)
+            text = file.read(length) if 0 <= length <= longest else b""
+            byte = len(pieces) - _FIRST_BYTE
+            if len(text) != length or (0 <= byte < 256 and text != b"<0x%02X>" % byte):
                 return None  # at once: a large file of something else is not read to its end
-            pieces.append(piece)
+            pieces.append(_Piece(score, text))
     return pieces if len(pieces) >= _FIRST_BYTE + 256 else None
-
-
-def _read_piece(file: BinaryIO, head: bytes, longest: int) -> _Piece | None:
-    if len(head) < 8:
-        return None
-    score, length = struct.unpack("<fi", head)
-    if not 0 <= length <= longest:
-        return None
-    text = file.read(length)
-    return _Piece(score, text) if len(text) == length else None

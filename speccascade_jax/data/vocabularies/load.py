@@ -41,21 +41,16 @@ def load_vocabulary(path: str | Path) -> FileVocabulary:
     if len(found) > 1:
         names = ", ".join(file.name for file in found)
         raise ValueError(f"{path} holds several tokenizers of llama2.c ({names}): name the file of the right one")
-    return _load_file(found[0])
-
-
-def _load_file(path: Path) -> FileVocabulary:
-    content = checksums.read(path)
+    (file,) = found
+    content = checksums.read(file)
     if content[:64].lstrip().startswith(b"{"):
-        return HuggingFaceVocabulary(path)
-    if read_pieces(path) is not None:
-        return Llama2cVocabulary(path)
-    if not is_sentencepiece(content):
-        raise ValueError(
-            f"{path} is no vocabulary: it is neither JSON with a model (tokenizer.json), nor a sentencepiece model, "
-            "nor a tokenizer of llama2.c"
-        )
-    return SentencePieceVocabulary(path)
+        return HuggingFaceVocabulary(file)
+    if read_pieces(file) is not None:
+        return Llama2cVocabulary(file)
+    if is_sentencepiece(content):
+        return SentencePieceVocabulary(file)
+    kinds = "JSON with a model (tokenizer.json), nor a sentencepiece model, nor a tokenizer of llama2.c"
+    raise ValueError(f"{file} is no vocabulary: it is neither {kinds}")
 
 
 def candidates(path: Path) -> list[Path]:

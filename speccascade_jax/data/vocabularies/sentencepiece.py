@@ -5,6 +5,7 @@ import itertools
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import sentencepiece
@@ -51,10 +52,8 @@ class SentencePieceVocabulary(FileVocabulary):
         bos, self.eos_id, self.unk_id = self._pieces.bos_id(), self._pieces.eos_id(), self._pieces.unk_id()
         self.bos_id = bos if bos >= 0 else None
         if self.eos_id < 0:
-            raise ValueError(
-                f"vocabulary {self.path} has no end of sequence, so nothing would end an output: use one with an "
-                "eos_id, as T5, Llama and Gemma have"
-            )
+            remedy = "use one with an eos_id, as T5, Llama and Gemma have"
+            raise ValueError(f"vocabulary {self.path} has no end of sequence, so nothing would end an output: {remedy}")
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, without a BOS and EOS that it does not name."""
@@ -109,13 +108,11 @@ class Vocabulary(SentencePieceVocabulary):
     unk_id = 2
 
     def _take_special_ids(self) -> None:
-        found = (self._pieces.pad_id(), self._pieces.eos_id(), self._pieces.unk_id())
+        ids = (self._pieces.pad_id(), self._pieces.eos_id(), self._pieces.unk_id())
         wanted = (self.pad_id, self.eos_id, self.unk_id)
-        if found != wanted:
-            raise ValueError(
-                f"vocabulary {self.path} has (pad, eos, unk) ids {found}; {wanted} are needed: train it with "
-                "experiments/train_vocab.py or with --pad_id=0 --eos_id=1 --unk_id=2"
-            )
+        if ids != wanted:
+            remedy = "train it with experiments/train_vocab.py or with --pad_id=0 --eos_id=1 --unk_id=2"
+            raise ValueError(f"vocabulary {self.path} has (pad, eos, unk) ids {ids}; {wanted} are needed: {remedy}")
         super()._take_special_ids()
 
 
@@ -147,19 +144,9 @@ def train(sentences: Iterable[str], vocab_size: int) -> bytes:
         RuntimeError: sentencepiece's own, e.g. when `vocab_size` exceeds what the sentences support.
     """
     model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(sentences),
-        model_writer=model,
-        model_type="unigram",
-        vocab_size=vocab_size,
-        character_coverage=1.0,
-        byte_fallback=True,
-        pad_id=Vocabulary.pad_id,
-        eos_id=Vocabulary.eos_id,
-        unk_id=Vocabulary.unk_id,
-        bos_id=-1,
-        num_threads=1,
-        shuffle_input_sentence=False,
-        minloglevel=2,
-    )
+    special_ids = {"pad_id": Vocabulary.pad_id, "eos_id": Vocabulary.eos_id, "unk_id": Vocabulary.unk_id, "bos_id": -1}
+    pieces = {"model_type": "unigram", "vocab_size": vocab_size, "character_coverage": 1.0, "byte_fallback": True}
+    running = {"num_threads": 1, "shuffle_input_sentence": False, "minloglevel": 2}
+    options: dict[str, Any] = special_ids | pieces | running
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(sentences), model_writer=model, **options)
     return model.getvalue()

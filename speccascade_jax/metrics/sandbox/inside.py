@@ -8,6 +8,7 @@ without, and becomes the program. A step that fails ends all three: nothing goes
 The job comes on standard input: a line of JSON, then the program. The verdict is the launcher's exit status, `CODES`.
 """
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -197,17 +198,12 @@ def watch(child: int, end: int, timeout: float, memory: int) -> str:
     while (left := deadline - time.monotonic()) > 0:
         ended, status = os.waitpid(-1, os.WNOHANG)
         if ended == child:
-            return verdict(os.waitstatus_to_exitcode(status), end)
+            code = os.waitstatus_to_exitcode(status)
+            return "killed" if code < 0 else "passed" if code == end else "failed"
         if resident() > memory:
             return "memory"
         signal.sigtimedwait({signal.SIGCHLD}, min(left, POLL))
     return "timeout"
-
-
-def verdict(status: int, end: int) -> str:
-    if status < 0:
-        return "killed"
-    return "passed" if status == end else "failed"
 
 
 def resident() -> int:
@@ -215,10 +211,8 @@ def resident() -> int:
     pages = 0
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
-            try:
+            with contextlib.suppress(OSError):  # it has ended meanwhile
                 pages += int(Path("/proc", name, "statm").read_text().split()[1])
-            except OSError:  # it has ended meanwhile
-                continue
     return pages * resource.getpagesize()
 
 
@@ -249,15 +243,9 @@ def become_program(job: dict[str, Any]) -> NoReturn:
 
 def set_limits(job: dict[str, Any]) -> None:
     # none on processor time, which counts all threads together: the wall clock ends the program
-    limits = {
-        resource.RLIMIT_AS: job["memory"],
-        resource.RLIMIT_NPROC: job["processes"],
-        resource.RLIMIT_FSIZE: job["file_size"],
-        resource.RLIMIT_NOFILE: 64,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_MSGQUEUE: 0,
-        resource.RLIMIT_MEMLOCK: 0,
-    }
+    limits = dict.fromkeys((resource.RLIMIT_CORE, resource.RLIMIT_MSGQUEUE, resource.RLIMIT_MEMLOCK), 0)
+    limits |= {resource.RLIMIT_AS: job["memory"], resource.RLIMIT_NPROC: job["processes"]}
+    limits |= {resource.RLIMIT_FSIZE: job["file_size"], resource.RLIMIT_NOFILE: 64}
     for kind, value in limits.items():
         most = resource.getrlimit(kind)[1]
         least = value if most == resource.RLIM_INFINITY else min(value, most)

@@ -11,17 +11,14 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from speccascade_jax.metrics.sandbox import inside
 
-KINDS = {
-    "passed": "the program ran to its last line and ended with status 0",
-    "failed": "it ended otherwise: an exception, an exit before the last line, another status",
-    "timeout": "it was still running at the deadline",
-    "memory": "it asked for more memory than it may have",
-    "output": "it wrote more than it may",
-    "killed": "a signal ended it",
-}
+KINDS = ("passed", "failed", "timeout", "memory", "output", "killed")
+"""How a program ends: it ran to its last line and ended with status 0; it ended otherwise (an exception, an exit before
+the last line, another status); it was still running at the deadline; it asked for more memory than it may have, or
+wrote more than it may; a signal ended it."""
 MECHANISM = (
     "Linux namespaces (user, mount, process, network, IPC, host name), a read-only file system with Python only, "
     "user nobody without capabilities, resource limits, a system call filter"
@@ -138,15 +135,9 @@ def _run(program: str, limits: Limits) -> Outcome:
     with tempfile.TemporaryFile() as file:
         file.write(json.dumps(job).encode() + b"\n" + program.encode("utf-8", "surrogatepass"))
         file.seek(0)
-        with subprocess.Popen(
-            [_interpreter(), "-I", "-S", "-B", inside.__file__],
-            stdin=file,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd="/",
-            env={},
-            start_new_session=True,
-        ) as process:
+        command = [_interpreter(), "-I", "-S", "-B", inside.__file__]
+        streams: dict[str, Any] = {"stdin": file, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        with subprocess.Popen(command, cwd="/", env={}, start_new_session=True, **streams) as process:
             try:
                 output, stopped = _read(process, limits.output_limit, began + limits.timeout + SPARE)
             finally:
@@ -187,10 +178,9 @@ def _reason(failure: str) -> str:
     if os.geteuid() == 0:
         remedy = "give this container CAP_SYS_ADMIN and a system call filter that allows unshare and mount"
     else:
-        remedy = (
-            "allow unprivileged user namespaces (sysctl user.max_user_namespaces above 0, "
-            "kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0), or run as root"
-        )
+        settings = "user.max_user_namespaces above 0, kernel.unprivileged_userns_clone=1"
+        settings += ", kernel.apparmor_restrict_unprivileged_userns=0"
+        remedy = f"allow unprivileged user namespaces (sysctl {settings}), or run as root"
     return f"generated programs are not run: no sandbox here ({failure}). It takes Linux 5.14 or newer; {remedy}."
 
 

@@ -13,7 +13,7 @@ resampled as for qualities, and widened by what few examples lack (Hesterberg 20
 What the machine did to a whole trial is no property of a method: its variance, as a two-way analysis of variance of
 trials and examples finds it, is added to each record by draws of its own from Student's t. With noise that is
 log-normal and spells in which the machine is busy 95% intervals hold the truth in 93 to 97% of all cases from 3 trials
-on (`tests/results/coverage_test.py`). Needs no JAX.
+on (`tests/results/analysis/bootstrap_test.py`). Needs no JAX.
 """
 
 import zlib
@@ -33,7 +33,10 @@ truth in 83% of all cases with 5 examples, in 89% with 8, in 92% with 16, in 94%
 
 
 class Interval(NamedTuple):
-    """A number from all examples, and from `low` to `high` what resamples of them make of it."""
+    """A number, and from `low` to `high` what resamples of the examples make of it, or its spread over trials or seeds.
+
+    All three are equal where nothing is known beside the number.
+    """
 
     value: float
     low: float
@@ -42,6 +45,18 @@ class Interval(NamedTuple):
     def excludes(self, number: float) -> bool:
         """Whether `number` lies outside."""
         return not self.low <= number <= self.high
+
+    def inverse(self) -> "Interval":
+        """Returns the interval of 1 / the number: of the speed-up, where this one is of a relative latency."""
+        return Interval(1 / self.value, 1 / self.high, 1 / self.low)
+
+    def text(self, form: str, unit: str = "") -> str:
+        """Returns the number, its unit behind it, and its interval in a format, as `0.81 [0.75, 0.90]`."""
+        return f"{self.value:{form}}{unit} {self.brackets(form)}"
+
+    def brackets(self, form: str) -> str:
+        """Returns the two ends in a format, as `[0.75, 0.90]`."""
+        return f"[{self.low:{form}}, {self.high:{form}}]"
 
     def at_least(self, floor: float) -> "Interval":
         """The interval of a ratio, no narrower than what equal things were seen to differ by: a log ratio, >= 0."""
@@ -76,14 +91,8 @@ def has_latency(record: Record) -> bool:
     return min(np.shape(each)[-1] if len(each) else 0 for each in both) >= LEAST_EXAMPLES
 
 
-LEAST_TRIALS = 3
-"""With fewer, what the machine did to a whole trial cannot be told from the method: no latency is called better."""
-
 MOST = 50.0
 """A log ratio beyond all that is measured, within what floats hold."""
-
-TIMED = ("tokens", "draft_steps", "target_calls")
-"""What timed runs hold beside their milliseconds, under `per_example_` and the name."""
 
 
 class Bootstrap:
@@ -117,7 +126,7 @@ class Bootstrap:
         Raises:
             ValueError: as `quality_difference`.
         """
-        _refuse_unjudged(*ours, *theirs)
+        _check([*ours, *theirs], "quality")
         return self._mean(ours, self._quality), self._mean(theirs, self._quality)
 
     def mixed(self, ours: Sequence[Record], theirs: Sequence[Record], share: np.ndarray | float) -> np.ndarray:
@@ -131,7 +140,7 @@ class Bootstrap:
         Raises:
             ValueError: as `quality_difference`.
         """
-        _refuse_unjudged(*ours, *theirs)
+        _check([*ours, *theirs], "quality")
         weight = np.broadcast_to(share, 1 + self.samples)[:, None]
         sums = (1 - weight) * self._mean(ours, self._quality_sums) + weight * self._mean(theirs, self._quality_sums)
         return _scores(ours[0], sums)
@@ -154,31 +163,19 @@ class Bootstrap:
         Raises:
             ValueError: as `latency_ratio`.
         """
-        for record in (*records, *others):
-            _refuse_without(record, has_latency(record), "latency")
-            _refuse_unlike(records[0], record, "examples", _timed)
+        _check([*records, *others], "latency")
         return self._mean(records, self._latency)
 
     def counts(self, records: Sequence[Record]) -> dict[str, np.ndarray]:
-        """`labels.PER_EXAMPLE` name -> its sum `[1 + samples]`: over all examples, then over resamples of them.
+        """Returns, by name in `PER_EXAMPLE`, its sum `[1 + samples]`: over all examples, then over resamples of them.
 
         Of several records it is their mean.
 
         Raises:
             ValueError: as `quality_difference`, of counts.
         """
-        for record in records:
-            _refuse_without(record, len(record["per_example"]["ids"]) >= LEAST_EXAMPLES, "counts")
-            _refuse_unlike(records[0], record, "examples", _counted)
+        _check(records, "counts")
         return dict(zip(PER_EXAMPLE, self._mean(records, self._count_sums).T, strict=True))
-
-    def timed(self, records: Sequence[Record]) -> dict[str, float]:
-        """Sums over all timed runs of all records: "seconds" and `TIMED`, and with "alone_" the target's beside them.
-
-        Raises:
-            ValueError: as `latency_ratio`.
-        """
-        return {name: float(cells.sum()) for name, cells in self._timed_cells(records).items()}
 
     def rates(self, records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray]:
         """Tokens per second of the timed runs, and over those of the target's runs beside, each `[1 + samples]`.
@@ -188,23 +185,18 @@ class Bootstrap:
         Raises:
             ValueError: as `latency_ratio`.
         """
-        cells, key = self._timed_cells(records), "".join(map(_seed, records))
-        made = [cells["tokens"]], [cells["seconds"]]
-        beside = made[0] + [cells["alone_seconds"]], made[1] + [cells["alone_tokens"]]
-        return self._ratios(*made, key), self._ratios(*beside, key)
+        _check(records, "latency")
 
-    def _timed_cells(self, records: Sequence[Record]) -> dict[str, np.ndarray]:
-        """Name -> `[trials of all records, examples]`; errors as `latency_ratio`."""
-        for record in records:
-            _refuse_without(record, has_latency(record), "latency")
-            _refuse_unlike(records[0], record, "examples", _timed)
-        cells = {}
-        for side, entry in (("", "latency"), ("alone_", "target_latency")):
-            for name in ("ms", *TIMED):
-                rows = [np.atleast_2d(record[entry][f"per_example_{name}"]) for record in records]
-                cells[side + name] = np.concatenate(rows).astype(np.float64)
-            cells[side + "seconds"] = cells.pop(side + "ms") / 1e3
-        return cells
+        def cells(entry: str, name: str) -> np.ndarray:
+            rows = [np.atleast_2d(record[entry][f"per_example_{name}"]) for record in records]
+            return np.concatenate(rows).astype(np.float64)
+
+        (tokens, ms), (alone_tokens, alone_ms) = (
+            [cells(entry, name) for name in ("tokens", "ms")] for entry in ("latency", "target_latency")
+        )
+        key, seconds, alone_seconds = "".join(map(_seed, records)), ms / 1e3, alone_ms / 1e3
+        over = self._ratios([tokens, alone_seconds], [seconds, alone_tokens], key)
+        return self._ratios([tokens], [seconds], key), over
 
     def _mean(self, records: Sequence[Record], scores: Callable[[Record], np.ndarray]) -> np.ndarray:
         """Mean over records of what `scores` gives: `[1 + samples]`."""
@@ -262,9 +254,8 @@ class Bootstrap:
     def _resamples(self, examples: int) -> np.ndarray:
         """How often each example is in each corpus, `[1 + samples, examples]`: first all once, then the resamples."""
         if examples not in self._counts:
-            drawn = np.random.default_rng(self.seed).multinomial(
-                examples, np.full(examples, 1 / examples), size=self.samples
-            )
+            rng = np.random.default_rng(self.seed)
+            drawn = rng.multinomial(examples, np.full(examples, 1 / examples), size=self.samples)
             self._counts[examples] = np.vstack([np.ones(examples), drawn])
         return self._counts[examples]
 
@@ -276,13 +267,7 @@ class Bootstrap:
 
 def _seed(record: Record) -> str:
     """Returns the text that seeds a record's resamples: its key when it was measured, so that intervals stay."""
-    key: str = record["former_key"] if "former_key" in record else record["key"]
-    return key
-
-
-def trials(records: Sequence[Record]) -> int:
-    """How many trials the records were timed in, all together."""
-    return sum(len(np.atleast_2d(record["latency"]["per_example_ms"])) for record in records)
+    return str(record.get("former_key", record["key"]))
 
 
 def _wider(examples: int) -> float:
@@ -312,43 +297,39 @@ def _trial_error(influence: np.ndarray) -> float:
     return float(np.sqrt(max(of_trials - of_cells, 0.0) / influence.size))
 
 
-def _refuse_without(record: Record, present: bool, what: str) -> None:
-    if not present:
-        raise ValueError(
-            f"{_name(record)} does not hold the {what} of {LEAST_EXAMPLES} or more single examples; measure it again"
-        )
-
-
 def _scores(record: Record, sums: np.ndarray) -> np.ndarray:
     """Scores `[N]` by a record's metric from sums of its statistics `[N, K]`."""
     given = record["quality"]
     return quality.get_metric(given["metric"]).from_sums(sums, len(given["per_example"]["ids"]))
 
 
-def _refuse_unjudged(*records: Record) -> None:
+def has_counts(record: Record) -> bool:
+    """Returns whether a record tells the counts of its examples one by one, and of enough of them."""
+    return len(record["per_example"]["ids"]) >= LEAST_EXAMPLES
+
+
+def _examples(record: Record, what: str) -> tuple:
+    """Returns on which examples a record holds the quality, the counts or the times of single ones.
+
+    Times have no ids: they are those of a task's examples, in its order, from the point's first one on.
+    """
+    task = record["fingerprints"]["examples"]
+    if what == "latency":
+        return task, record["point"]["first_example"], np.shape(record["latency"]["per_example_ms"])[-1]
+    return task, sorted((record["quality"] if what == "quality" else record)["per_example"]["ids"])
+
+
+def _check(records: Sequence[Record], what: str) -> None:
+    """Refuses records that cannot be paired: without enough single examples, on other ones, or by other metrics."""
+    first, present = records[0], {"quality": has_quality, "counts": has_counts, "latency": has_latency}[what]
     for record in records:
-        _refuse_without(record, has_quality(record), "quality")
-        _refuse_unlike(records[0], record, "metrics", lambda r: r["quality"]["metric"])
-        _refuse_unlike(records[0], record, "examples", _judged)
-
-
-def _refuse_unlike(one: Record, other: Record, what: str, of: Callable[[Record], object]) -> None:
-    if of(one) != of(other):
-        raise ValueError(f"{_name(one)} and {_name(other)} have different {what} and cannot be paired")
-
-
-def _judged(record: Record) -> tuple:
-    return record["fingerprints"]["examples"], sorted(record["quality"]["per_example"]["ids"])
-
-
-def _counted(record: Record) -> tuple:
-    return record["fingerprints"]["examples"], sorted(record["per_example"]["ids"])
-
-
-def _timed(record: Record) -> tuple:
-    """Times have no ids: they are those of a task's examples, in its order, from the point's first one on."""
-    first = record["point"]["first_example"]
-    return record["fingerprints"]["examples"], first, np.shape(record["latency"]["per_example_ms"])[-1]
+        if not present(record):
+            few = f"{LEAST_EXAMPLES} or more single examples"
+            raise ValueError(f"{_name(record)} does not hold the {what} of {few}; measure it again")
+        metrics = what == "quality" and record["quality"]["metric"] != first["quality"]["metric"]
+        if metrics or _examples(record, what) != _examples(first, what):
+            unlike = "metrics" if metrics else "examples"
+            raise ValueError(f"{_name(first)} and {_name(record)} have different {unlike} and cannot be paired")
 
 
 def _name(record: Record) -> str:

@@ -1,7 +1,5 @@
 """Two points side by side: the examples on which they differ most, with what differs marked. Needs no JAX."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +11,7 @@ from rich.text import Text
 
 from speccascade_jax.core.names import hint
 from speccascade_jax.metrics import quality
-from speccascade_jax.results.analysis.curve_labels import label
+from speccascade_jax.results.analysis.panels import label
 from speccascade_jax.results.store import outputs
 from speccascade_jax.results.store.outputs import Output
 from speccascade_jax.results.store.result_store import Record
@@ -38,13 +36,16 @@ def find(records: Sequence[Record], name: str) -> Record:
     Raises:
         ValueError: none, or several.
     """
-    with_alpha = [record for record in records if record["point"]["alpha"] is not None]
-    named = [(record, f"{record['point']['curve']}@{record['point']['alpha']:g}") for record in with_alpha]
+
+    def called(record: Record) -> str:
+        point = record["point"]
+        return point["curve"] if point["alpha"] is None else f"{point['curve']}@{point['alpha']:g}"
+
     found = [record for record in records if record["key"].startswith(name)] if len(name) >= 4 else []
     found = found or [record for record in records if record["point"]["curve"] == name]
-    found = found or [record for record, each in named if each == name]
+    found = found or [record for record in records if called(record) == name]
     if len(found) != 1:
-        known = sorted({record["point"]["curve"] for record in records} | {each for _, each in named})
+        known = sorted({record["point"]["curve"] for record in records} | set(map(called, records)))
         what = "no record is" if not found else f"{len(found)} records are"
         raise ValueError(
             f"{what} called {name!r}: {hint(name, known)}give the first digits of a key (the report names them), or "
@@ -89,10 +90,7 @@ def _scores(record: Record, kept: Mapping[int, Output]) -> dict[int, float]:
         return {number: quality.sentence_bleu(each.output, str(each.reference)) for number, each in kept.items()}
     told = record["quality"]["per_example"]
     rows = np.asarray(told["statistics"][metric], np.float64).reshape(len(told["ids"]), -1)
-    return {
-        number: float(quality.get_metric(metric).from_sums(row[None], 1)[0])
-        for number, row in zip(told["ids"], rows, strict=True)
-    }
+    return dict(zip(told["ids"], quality.get_metric(metric).from_sums(rows, 1).tolist(), strict=True))
 
 
 def marked(text: str, other: str, style: str) -> Text:

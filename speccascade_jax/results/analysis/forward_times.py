@@ -1,22 +1,32 @@
-"""What one forward pass of either model costs: seconds of whole generations regressed on their counts.
+"""What one forward pass of either model costs, and the tokens per second that follow from it.
 
-Paper 3, section 4.2 and Table 2; METHODS section 6 *Figures*. The paper's equation 2.1,
-`T = t_draft · draft_steps + t_target · target_calls`, has no constant. Here a generation also pays for its prefill and
-for what it costs to be called at all, so there is an intercept; the fit without one is reported beside it.
+Seconds of whole generations are regressed on their counts (paper 3, section 4.2 and Table 2; METHODS section 6
+*Figures*). The paper's equation 2.1, `T = t_draft · draft_steps + t_target · target_calls`, has no constant. Here a
+generation also pays for its prefill and for what it costs to be called at all, so there is an intercept; the fit
+without one is reported beside it.
 
 Generations of one record ran within minutes and share what the machine was like then, so they are no independent
 witnesses. Errors are those of records as clusters (Liang & Zeger 1986, the sandwich with its factor G / (G - 1));
 taken generation by generation they come out too small, by more than half again where records ran at speeds 10% apart.
-Needs no JAX.
+
+Tokens per second are predicted from counts and forward times, and measured (paper 3, eq. 2.1, Table 1). A prediction
+rests on the counts of all examples that quality is taken on, and on the fit of all speculative runs that were timed;
+the target alone has a fit of its own, as the paper's stand-alone setting. The fits' errors, between records and not
+between their generations, are in the intervals of predictions (`Fit.draws`); whether the model of times is right is
+not. What was measured rests on the timed runs alone. Needs no JAX.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from speccascade_jax.core.names import DRAFT, TARGET
+from speccascade_jax.results.analysis.bootstrap import Bootstrap
+from speccascade_jax.results.analysis.families import THRESHOLD, Families, Family
+from speccascade_jax.results.analysis.panels import Spot
 from speccascade_jax.results.store.result_store import Record
 
 LEAST_GENERATIONS = 10
@@ -33,7 +43,7 @@ MOST_OFF = 10.0
 """A log ratio beyond which a time says nothing."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Fit:
     """Seconds per forward pass, by least squares.
 
@@ -47,14 +57,19 @@ class Fit:
         generations: how many.
     """
 
-    draft: float = 0.0
-    target: float = 0.0
-    constant: float = 0.0
+    draft: float
+    target: float
+    constant: float
     fitted: tuple[str, ...]
     covariance: np.ndarray
     clusters: int
     r_squared: float
     generations: int
+
+    @property
+    def times(self) -> tuple[float, float, float]:
+        """Returns the values of `COEFFICIENTS`."""
+        return self.draft, self.target, self.constant
 
     @property
     def errors(self) -> dict[str, float]:
@@ -122,13 +137,8 @@ def speculative(records: Sequence[Record], *, intercept: bool = True) -> Fit:
         ValueError: as `fit`.
     """
     both = runs([record for record in records if record["point"]["method"] not in (TARGET, DRAFT)])
-    return fit(
-        both.seconds,
-        draft_steps=both.draft_steps,
-        target_calls=both.target_calls,
-        clusters=both.record,
-        intercept=intercept,
-    )
+    counts = {"draft_steps": both.draft_steps, "target_calls": both.target_calls}
+    return fit(both.seconds, **counts, clusters=both.record, intercept=intercept)
 
 
 def alone(records: Sequence[Record], end: str, *, intercept: bool = True) -> Fit:
@@ -168,41 +178,35 @@ def fit(
     Raises:
         ValueError: fewer than `LEAST_GENERATIONS`, or counts too nearly collinear to tell their costs apart.
     """
-    counts = {
-        name: np.asarray(values, float)
-        for name, values in zip(NAMES, (draft_steps, target_calls), strict=True)
-        if values is not None
-    }
+    both = zip(NAMES, (draft_steps, target_calls), strict=True)
+    counts = {name: np.asarray(values, float) for name, values in both if values is not None}
     if len(seconds) < LEAST_GENERATIONS:
         raise ValueError(
             f"{len(seconds)} timed generations are too few for forward times, {LEAST_GENERATIONS} are the least: raise "
             "latency_examples or latency_trials"
         )
     _refuse_collinear(counts, intercept)
-    columns = [*counts.values(), *([np.ones(len(seconds))] if intercept else [])]
-    names = [*counts, *(["generation"] if intercept else [])]
     if clusters is None or len(np.unique(clusters)) < 2:
         clusters = np.arange(len(seconds))
-    return _solved(np.stack(columns, -1), np.asarray(seconds, float), names, clusters)
+    columns = counts | ({"generation": np.ones(len(seconds))} if intercept else {})
+    return _solved(columns, np.asarray(seconds, float), clusters)
 
 
-def _solved(design: np.ndarray, seconds: np.ndarray, names: Sequence[str], clusters: np.ndarray) -> Fit:
+def _solved(columns: Mapping[str, np.ndarray], seconds: np.ndarray, clusters: np.ndarray) -> Fit:
+    design, names = np.stack([*columns.values()], -1), (*columns,)
     scale = np.linalg.norm(design, axis=0)  # columns of one size: a constant and counts of hundreds solve equally well
     scaled = design / scale
     solution = np.linalg.lstsq(scaled, seconds, rcond=None)[0]
     residuals = seconds - scaled @ solution
     squares, about = float((residuals**2).sum()), float(((seconds - seconds.mean()) ** 2).sum())
-    value = dict(zip(names, map(float, solution / scale), strict=True))
-    return Fit(
-        draft=value.get("draft_steps", 0.0),
-        target=value.get("target_calls", 0.0),
-        constant=value.get("generation", 0.0),
-        fitted=tuple(names),
-        covariance=_placed(_sandwich(scaled, residuals, clusters) / np.outer(scale, scale), names),
-        clusters=len(np.unique(clusters)),
-        r_squared=1 - squares / about if about else float("nan"),
-        generations=len(seconds),
-    )
+    explained = 1 - squares / about if about else float("nan")
+    places = [COEFFICIENTS.index(name) for name in names]
+    values, covariance = np.zeros(3), np.zeros((3, 3))
+    values[places] = solution / scale
+    covariance[np.ix_(places, places)] = _sandwich(scaled, residuals, clusters) / np.outer(scale, scale)
+    draft, target, constant = values.tolist()
+    number = len(np.unique(clusters))
+    return Fit(draft, target, constant, names, covariance, number, r_squared=explained, generations=len(seconds))
 
 
 def _sandwich(design: np.ndarray, residuals: np.ndarray, clusters: np.ndarray) -> np.ndarray:
@@ -214,22 +218,13 @@ def _sandwich(design: np.ndarray, residuals: np.ndarray, clusters: np.ndarray) -
     return len(numbers) / (len(numbers) - 1) * bread @ scores.T @ scores @ bread
 
 
-def _placed(covariance: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    """`[3, 3]`: in the order of `COEFFICIENTS`, 0 for those that were not fitted."""
-    out, at = np.zeros((3, 3)), [COEFFICIENTS.index(name) for name in names]
-    out[np.ix_(at, at)] = covariance
-    return out
-
-
 def _refuse_collinear(counts: Mapping[str, np.ndarray], intercept: bool) -> None:
     """Beside a constant only what varies says anything; without one, what is not a multiple of the other."""
     centred = {name: values - values.mean() if intercept else values for name, values in counts.items()}
     for name, values in centred.items():
         if np.linalg.norm(values) <= 1e-9 * (np.linalg.norm(counts[name]) + 1.0):
-            raise ValueError(
-                f"every generation has the same {name} ({counts[name][0]:g}): its cost cannot be told from the rest; "
-                "time outputs of different lengths"
-            )
+            same = f"every generation has the same {name} ({counts[name][0]:g})"
+            raise ValueError(f"{same}: its cost cannot be told from the rest; time outputs of different lengths")
     if len(centred) < 2:
         return
     first, second = centred.values()
@@ -257,3 +252,133 @@ def suggested_threshold(draft: float, target: float, delta: float = 0.0) -> floa
             "0 < t_draft < t_target"
         )
     return (target - draft + delta) / (target + delta)
+
+
+def _positive(fit: Fit, *names: str) -> Fit:
+    for name in names:
+        if getattr(fit, name) <= 0:
+            raise ValueError(
+                f"t_{name} = {1e3 * getattr(fit, name):.3g} ms, fitted with R² {fit.r_squared:.3f}, predicts nothing: "
+                "the timings are noise; repeat them on a quiet machine, with more latency_examples and latency_trials"
+            )
+    return fit
+
+
+class Best(NamedTuple):
+    """A family's best setting: γ or h, tokens per second and the speed-up over the target alone, `[1 + samples]`."""
+
+    at: float
+    tokens: np.ndarray
+    speed_up: np.ndarray
+
+
+class Suggestion(NamedTuple):
+    """What theorem 3.1's threshold gives beside the best one that was measured.
+
+    Attributes:
+        family: whose thresholds; at: the suggested h; tokens: predicted there, `[1 + samples]`.
+        between: the measured thresholds that it was read off from, one where it is a measured one or beyond all.
+        best: the best measured one.
+    """
+
+    family: Family
+    at: float
+    tokens: np.ndarray
+    between: tuple[float, ...]
+    best: Best
+
+    @property
+    def lost(self) -> np.ndarray:
+        """The share of the best throughput that is left on the table, `[1 + samples]`."""
+        return 1.0 - self.tokens / self.best.tokens
+
+
+@dataclass(frozen=True)
+class Throughputs:
+    """Predicted and measured throughputs of a panel's families; all methods raise ValueError on records without counts.
+
+    Attributes:
+        families: of which panel; bootstrap: its resamples.
+    """
+
+    families: Families
+    bootstrap: Bootstrap
+
+    @cached_property
+    def times(self) -> Fit:
+        """Forward times where both models take part.
+
+        Raises:
+            ValueError: as `fit`, or a time that is not positive.
+        """
+        return _positive(speculative(self.families.records), "draft", "target")
+
+    @cached_property
+    def times_alone(self) -> Fit:
+        """The target's forward time where it writes alone; errors as of `times`."""
+        return _positive(alone(self.families.records, TARGET), "target")
+
+    def predicted(self, spot: Spot) -> np.ndarray:
+        """Tokens per second from a spot's counts, `[1 + samples]`; counts and forward times are resampled."""
+        counts = self.bootstrap.counts(spot.records)
+        examples = len(spot.records[0]["per_example"]["ids"])
+        # one draw for every spot of a fit: what is wrong with its times cancels where two of them are compared
+        draws = self._drawn[spot.method == TARGET]
+        return counts["committed"] / draws.seconds(examples, counts["draft_steps"], counts["target_calls"])
+
+    def measured(self, spot: Spot) -> np.ndarray:
+        """Tokens per second of the timed runs, `[1 + samples]`."""
+        return self.bootstrap.rates(spot.records)[0]
+
+    def error(self, spot: Spot) -> float:
+        """Predicted over measured throughput, less 1, both of the timed runs themselves."""
+        timed, times = runs(spot.records), self.times_alone if spot.method == TARGET else self.times
+        seconds = times.seconds(len(timed.seconds), timed.draft_steps.sum(), timed.target_calls.sum())
+        return float(timed.seconds.sum() / seconds - 1)
+
+    @cached_property
+    def _drawn(self) -> tuple[Draws, Draws]:
+        samples, seed = self.bootstrap.samples, self.bootstrap.seed
+        return self.times.draws(samples, (seed, 0)), self.times_alone.draws(samples, (seed, 1))
+
+    def speed_up_predicted(self, spot: Spot) -> np.ndarray:
+        """Predicted throughput over the target's, on the same resamples."""
+        return self.predicted(spot) / self.predicted(self.families.target)
+
+    def speed_up_measured(self, spot: Spot) -> np.ndarray:
+        """Measured throughput over that of the target's runs beside, on the same resamples."""
+        return self.bootstrap.rates(spot.records)[1]
+
+    def best_predicted(self, family: Family) -> Best:
+        """The setting of the highest predicted throughput."""
+        return self._best(family, self.predicted, self.predicted, self.speed_up_predicted)
+
+    def best_measured(self, family: Family) -> Best:
+        """The setting of the highest measured speed-up: settings ran at different hours, the target beside each."""
+        return self._best(family, self.speed_up_measured, self.measured, self.speed_up_measured)
+
+    @staticmethod
+    def _best(family: Family, *scores: Callable[[Spot], np.ndarray]) -> Best:
+        """Returns the setting of the highest first score, with its tokens per second and its speed-up by the others."""
+        by, tokens, speed_up = scores
+        at = max(family.spots, key=lambda each: by(family.spots[each])[0])
+        return Best(at, tokens(family.spots[at]), speed_up(family.spots[at]))
+
+    def suggestion(self, family: Family) -> Suggestion:
+        """Theorem 3.1's threshold with Δ = 0 against the best measured one, by prediction.
+
+        Between two measured thresholds the throughput is taken as linear in h, beyond them as that of the nearest.
+
+        Raises:
+            ValueError: a family of fixed blocks, or forward times that suggest nothing.
+        """
+        if family.symbol != THRESHOLD:
+            raise ValueError(f"{family.name} has no stop threshold to suggest")
+        at = suggested_threshold(self.times.draft, self.times.target)
+        places = np.asarray(list(family.spots))
+        above, same = int(np.searchsorted(places, at)), np.flatnonzero(np.isclose(places, at)).tolist()
+        near = same or [n for n in (above - 1, above) if 0 <= n < len(places)]
+        found = [self.predicted(family.spots[places[n]]) for n in near]
+        weight = 0.0 if len(near) < 2 else (at - places[near[0]]) / (places[near[1]] - places[near[0]])
+        tokens = found[0] * (1 - weight) + found[-1] * weight
+        return Suggestion(family, at, tokens, tuple(map(float, places[near])), self.best_predicted(family))

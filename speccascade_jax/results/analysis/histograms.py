@@ -74,19 +74,17 @@ def read(paths: Sequence[str | Path]) -> list[dict[str, Any]]:
         ValueError: a file that is none, or files of different quantities.
         OSError: a file that cannot be read.
     """
-    surveys = [_read(expanded(path)) for path in paths]
-    found = {survey["histogram"]["quantity"]: path for survey, path in zip(surveys, paths, strict=True)}
-    if len(found) > 1:
-        each = ", ".join(f"{quantity} in {path}" for quantity, path in found.items())
+    surveys, seen = list[dict[str, Any]](), dict[str, str | Path]()
+    for path in paths:
+        try:
+            survey = json.loads(expanded(path).read_text())
+            survey["task"], survey["pair"], survey["along"], survey["histogram"]["counts"]
+        except (ValueError, TypeError, KeyError) as error:
+            why = "give the file that experiments/survey.py wrote with --gin.survey.output"
+            raise ValueError(f"{expanded(path)} holds no histogram: {why}") from error
+        surveys.append(survey)
+        seen[survey["histogram"]["quantity"]] = path
+    if len(seen) > 1:
+        each = ", ".join(f"{quantity} in {path}" for quantity, path in seen.items())
         raise ValueError(f"histograms of different quantities ({each}): draw one figure for each")
     return surveys
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        survey = json.loads(path.read_text())
-        survey["task"], survey["pair"], survey["along"], survey["histogram"]["counts"]
-    except (ValueError, TypeError, KeyError) as error:
-        why = "give the file that experiments/survey.py wrote with --gin.survey.output"
-        raise ValueError(f"{path} holds no histogram: {why}") from error
-    return survey

@@ -1,15 +1,15 @@
-"""From records to curves and to paper 1's Table 2; what tables and plots share. Needs no JAX."""
+"""From records to curves, their names, and paper 1's Table 2; what tables and plots share. Needs no JAX."""
 
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from speccascade_jax.core.names import DRAFT, TARGET, natural
-from speccascade_jax.results.analysis.curve_labels import HEAD, MIXABLE, POLICY, label, place, suffixes
+from speccascade_jax.results.analysis.bootstrap import Interval
 from speccascade_jax.results.store.result_store import Record, check_format, read_records
 
 _SHARED = (
@@ -19,13 +19,85 @@ _SHARED = (
 
 TOGETHER = "what does not keep panels apart: curves that differ in it stand side by side and say so in their names"
 
+SHARES = {
+    "rejection_rate": "rejected share of examined draft tokens",
+    "rejections_per_token": "rejected draft tokens per generated token",
+    "deferral_rate": "share of tokens deferred to the target",
+    "target_share": "share of tokens that the target wrote",
+    "draft_share": "share of tokens that the draft wrote",
+}
+"""Measures that qualities are plotted against."""
 
-class Value(NamedTuple):
-    """A number and its spread: `low` to `high`, both equal to `value` where no spread is known."""
+_METRICS = {
+    "bleu": "BLEU", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L", "chrf": "chrF",
+    "exact_match": "exact match",
+}  # fmt: skip
 
-    value: float
-    low: float
-    high: float
+
+def metric_name(metric: str) -> str:
+    """A metric as readers know it."""
+    return _METRICS.get(metric, metric)
+
+
+def label(record: Record, apart: str = "", *, threshold: bool = True) -> str:
+    """A curve's name for readers: its method's title, and in brackets what sets it apart or was chosen for it.
+
+    Args:
+        apart: what else tells it from other curves of its panel (`suffixes`).
+        threshold: whether a stop threshold is part of the name, and not what the curve runs along.
+    """
+    point = record["point"]
+    text: str = point["title"]
+    if point["details"]:
+        text += f" [{', '.join(point['details'])}]"
+    if point["head"]:
+        text += f" {Path(point['head']).stem}"
+    if threshold and point["stop_threshold"] is not None:
+        text += f" {point['symbol']} {point['stop_threshold']:g}"
+    return text + apart
+
+
+def place(record: Record, curve: str) -> tuple[int, tuple[tuple[float, str], ...]]:
+    """Sorts curves in the order of paper 1's Table 2, those of methods without a place there behind, by name."""
+    return record["point"]["rank"], natural(curve)
+
+
+MIXABLE = {"block_size": "γ = {}", "bonus": "bonus {}", "draft_temperature": "draft T = {}"}
+"""What keeps panels apart unless a table is asked to put it side by side -> how it is then told in a curve's name."""
+
+HEAD, POLICY = "head", "policy"
+"""Acceptance heads and selection policies never keep panels apart: other weights are another curve, whatever their file
+is called."""
+
+
+def suffixes(records: Sequence[Record], kinds: Sequence[Hashable], names: Sequence[str]) -> list[str]:
+    """For each record what tells it from the others of its kind, as " (γ = 3, head 73861f)"; empty where nothing does.
+
+    Args:
+        kinds: of each record, what it would otherwise be called; names: in `MIXABLE`, `HEAD` or `POLICY`.
+    """
+    values: dict[tuple[Hashable, str], set[Any]] = defaultdict(set)
+    for kind, record in zip(kinds, records, strict=True):
+        for name in names:
+            values[kind, name].add(setting(record, name))
+    found = []
+    for kind, record in zip(kinds, records, strict=True):
+        words = [_told(record, name) for name in names if len(values[kind, name]) > 1]
+        found.append(f" ({', '.join(words)})" if words else "")
+    return found
+
+
+def setting(record: Record, name: str) -> Any:
+    """A value that tells records apart; of a head or a policy its fingerprint, `None` where none is asked."""
+    return record["fingerprints"].get(name) if name in (HEAD, POLICY) else record["point"][name]
+
+
+def _told(record: Record, name: str) -> str:
+    """A value for a curve's name; a draft temperature that is not named is the method's own or the target's."""
+    value = setting(record, name)
+    if name in (HEAD, POLICY):
+        return f"{name} {value[:6]}" if value else f"no {name}"
+    return MIXABLE[name].format(f"{value:g}" if isinstance(value, int | float) else "own" if value is None else value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +114,10 @@ class Spot:
     method: str
     label: str
     alpha: float | None
-    quality: Value
-    latency: Value | None
+    quality: Interval
+    latency: Interval | None
     ms_per_example: float | None
-    measures: dict[str, Value]
+    measures: dict[str, Interval]
     seeds: int
     inconclusive: bool
     records: tuple[Record, ...]
@@ -53,6 +125,10 @@ class Spot:
     def name(self) -> str:
         """Label and place on the curve, for lists."""
         return self.label + ("" if self.alpha is None else f" ({self.axis} {self.alpha:g})")
+
+    def order(self) -> tuple[int, tuple[tuple[float, str], ...]]:
+        """Sorts spots as their curves stand in tables and legends."""
+        return place(self.records[0], self.method)
 
     @property
     def axis(self) -> str:
@@ -72,7 +148,7 @@ class Panel:
             `None` where curves differ in one that was to be put side by side.
         metric: name of the quality metric.
         target, draft: the two ends; `None` where the records have none.
-        curves: method -> its spots by rising α, in the order of `labels.place`.
+        curves: method -> its spots by rising α, in the order of `place`.
         cooler: temperature -> the target alone at that one, below this panel's, rising.
     """
 
@@ -143,12 +219,11 @@ def read_points(*paths: str | Path) -> list[Record]:
     Raises:
         ValueError: there is none; FileNotFoundError, NotAStoreError: as `read_records`.
     """
-    found = [record for record in read_records(*paths) if "point" in record]
-    if not found:
-        raise ValueError(
-            f"{', '.join(map(str, paths))} holds no record of a point: experiments.sweep and run write them"
-        )
-    return found
+    points = [record for record in read_records(*paths) if "point" in record]
+    if not points:
+        files = ", ".join(map(str, paths))
+        raise ValueError(f"{files} holds no record of a point: experiments.sweep and run write them")
+    return points
 
 
 def short_name(pair: str) -> str:
@@ -175,11 +250,8 @@ def panels(records: Iterable[Record], together: Sequence[str] = ()) -> list[Pane
     shared: dict[tuple, list[Record]] = defaultdict(list)
     for record in records:
         values = {name: record["point"][name] for name in _SHARED if name not in together}
-        values |= {
-            "weights": record["fingerprints"]["weights"],
-            "examples": record["fingerprints"]["examples"],
-            "device": f"{record['device']['kind']} ({record['device']['processor']})",
-        }
+        values |= {name: record["fingerprints"][name] for name in ("weights", "examples")}
+        values["device"] = f"{record['device']['kind']} ({record['device']['processor']})"
         shared[tuple(values.items())].append(record)
     found = [panel for values, members in shared.items() for panel in _of_blocks(dict(values), members, together)]
     return [replace(panel, cooler=_cooler(panel, found)) for panel in found]
@@ -207,9 +279,8 @@ def _of_blocks(setting: dict[str, Any], records: Sequence[Record], together: Seq
         return tuple(record["point"][name] for name in apart)
 
     swept = [r for r in records if is_swept(r)]
-    for choice in sorted(set(map(chosen_for, swept)), key=lambda choice: natural(str(choice))) or [
-        (None,) * len(apart)
-    ]:
+    choices = sorted(set(map(chosen_for, swept)), key=lambda choice: natural(str(choice)))
+    for choice in choices or [(None,) * len(apart)]:
         mixed = {name: {r["point"][name] for r in swept if chosen_for(r) == choice} for name in together}
         chosen = dict.fromkeys(MIXABLE) | setting | dict(zip(apart, choice, strict=True))
         chosen |= {name: next(iter(values)) for name, values in mixed.items() if len(values) == 1}
@@ -236,19 +307,10 @@ def _panel(setting: dict[str, Any], records: Sequence[Record]) -> Panel:
         curves[curve].append(_spot(curve, words[curve], alpha, list(members.values())))
     first = {spots[0].records[0]["point"]["method"]: curve for curve, spots in reversed(curves.items())}
     target, draft = (curves.pop(first[end])[0] if end in first else None for end in (TARGET, DRAFT))
-    names = sorted(curves, key=lambda name: order(curves[name][0]))
-    return Panel(
-        setting=setting,
-        metric=records[0]["quality"]["metric"],
-        target=target,
-        draft=draft,
-        curves={name: sorted(curves[name], key=lambda spot: spot.alpha or 0.0) for name in names},
-    )
-
-
-def order(spot: Spot) -> tuple[int, tuple[tuple[float, str], ...]]:
-    """Sorts spots as their curves stand in tables and legends."""
-    return place(spot.records[0], spot.method)
+    names = sorted(curves, key=lambda name: curves[name][0].order())
+    ordered = {name: sorted(curves[name], key=lambda spot: spot.alpha or 0.0) for name in names}
+    metric = records[0]["quality"]["metric"]
+    return Panel(setting=setting, metric=metric, target=target, draft=draft, curves=ordered)
 
 
 def _along(record: Record) -> tuple[str, float | None]:
@@ -272,7 +334,7 @@ def _spot(curve: str, apart: str, alpha: float | None, records: Sequence[Record]
         latency=_pool([value_of(each) for each in relative]) if relative else None,
         ms_per_example=statistics.fmean(absolute) if absolute else None,
         measures={
-            name: _pool([Value(x, x, x) for x in values])
+            name: _pool([Interval(x, x, x) for x in values])
             for name, values in measured.items()
             if all(isinstance(x, int | float) for x in values)
         },
@@ -282,24 +344,24 @@ def _spot(curve: str, apart: str, alpha: float | None, records: Sequence[Record]
     )
 
 
-def share_of(spot: Spot, name: str) -> Value | None:
-    """A measure of `labels.SHARES`; `target_share` is what `draft_share` leaves."""
+def share_of(spot: Spot, name: str) -> Interval | None:
+    """A measure of `SHARES`; `target_share` is what `draft_share` leaves."""
     if name != "target_share":
         return spot.measures.get(name)
     drafted = spot.measures.get("draft_share")
-    return drafted and Value(1 - drafted.value, 1 - drafted.high, 1 - drafted.low)
+    return drafted and Interval(1 - drafted.value, 1 - drafted.high, 1 - drafted.low)
 
 
-def value_of(entry: dict[str, Any]) -> Value:
+def value_of(entry: dict[str, Any]) -> Interval:
     """A record's entry with `value`, `low` and `high`."""
-    return Value(entry["value"], entry["low"], entry["high"])
+    return Interval(entry["value"], entry["low"], entry["high"])
 
 
-def _pool(values: Sequence[Value]) -> Value:
+def _pool(values: Sequence[Interval]) -> Interval:
     if len(values) == 1:
         return values[0]
     mean, spread = statistics.fmean(v.value for v in values), statistics.stdev(v.value for v in values)
-    return Value(mean, mean - spread, mean + spread)
+    return Interval(mean, mean - spread, mean + spread)
 
 
 LOSS = 1.0

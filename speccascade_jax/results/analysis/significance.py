@@ -1,56 +1,162 @@
-"""What may be called better: spots of a panel against the target alone and against the best of their column.
+"""What may be called better: spots of a panel against the target alone, requests sent at random, and their column.
 
-Every comparison is paired over examples (`bootstrap`). Where records do not hold single examples (or hold
-too few) there is no interval, and without one nothing is called better. Of latencies nothing is called better either
-that differs by less than equal work was seen to (`noise`), or that was timed in too few trials. Needs no JAX.
+Every comparison is paired over examples (`bootstrap`): what makes one hard or slow is in both sides and cancels. Where
+records do not hold single examples (or hold too few) there is no interval, and without one nothing is called better. Of
+latencies nothing is called better either that differs by less than equal work was seen to (`noise`), or that was timed
+in too few trials.
+
+Two baselines that a sceptic draws come from records that a sweep holds anyway. Whole requests sent at random to draft
+or target (paper 2's grey line) cost nothing to build: a method whose points lie below that line loses to a coin. And at
+T > 0 a part of what rules gain is that they sharpen, which the target alone does at a lower temperature
+(`Panel.cooler`). Needs no JAX.
 """
 
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from speccascade_jax.results.analysis.bootstrap import (
-    LEAST_EXAMPLES,
-    LEAST_TRIALS,
-    Bootstrap,
-    Interval,
-    has_latency,
-    judged_alike,
-    trials,
-)
-from speccascade_jax.results.analysis.panels import Panel, Spot, latency_of
+from speccascade_jax.results.analysis.bootstrap import LEAST_EXAMPLES, Bootstrap, Interval, has_latency, judged_alike
+from speccascade_jax.results.analysis.panels import LOSS, Panel, Spot, latency_of
 from speccascade_jax.results.store.result_store import Record
 
 BEST, TIE = "*", "≈"
 
+TIMED = ("tokens", "draft_steps", "target_calls")
+"""What timed runs hold beside their milliseconds, under `per_example_` and the name."""
+
 BUSY = math.log(1.1)
 """A target that comes out at 1.1 times its own latency was timed on a machine that did other things."""
 
+LEAST_TRIALS = 3
+"""With fewer, what the machine did to a whole trial cannot be told from the method: no latency is called better."""
+
 
 def quality_gain(panel: Panel, spot: Spot, bootstrap: Bootstrap, over: Spot | None = None) -> Interval | None:
-    """The spot's quality minus the target's, or another's; `None` against itself and without single examples."""
+    """Returns the spot's quality minus the target's, or another's; `None` against itself or without examples."""
     over = panel.target if over is None else over
     if over is None or spot is over or not _judged(over, spot):
         return None
     return bootstrap.quality_difference(spot.records, over.records)
 
 
-def latency(spot: Spot, bootstrap: Bootstrap, floor: float = 0.0) -> Interval | None:
-    """The spot's latency over the target's, beside which it ran; `None` without single examples.
+def latency(spot: Spot, bootstrap: Bootstrap, floor: float = 0.0, over: Spot | None = None) -> Interval | None:
+    """Returns the spot's latency over the target's, beside which it ran; `None` without single examples.
 
     Args:
         floor: what equal work was seen to differ by (`noise`); 0 for the target itself.
+        over: a spot over whose latency relative to its target the spot's is taken.
     """
-    return bootstrap.latency_ratio(spot.records).at_least(floor) if _timed(spot) else None
+    spots = (spot,) if over is None else (spot, over)
+    return bootstrap.latency_ratio(*(each.records for each in spots)).at_least(floor) if _timed(*spots) else None
 
 
-def latency_between(spot: Spot, over: Spot, bootstrap: Bootstrap, floor: float = 0.0) -> Interval | None:
-    """The spot's latency over another's, each relative to the target beside it; `None` without single examples."""
-    if not _timed(spot, over):
+class Place(NamedTuple):
+    """A spot; its latency relative to the target's, `None` where it was not timed; its quality less the target's.
+
+    Both are paired intervals; where records hold too few single examples, the value alone.
+    """
+
+    spot: Spot
+    latency: Interval | None
+    difference: Interval
+
+
+class Places(NamedTuple):
+    """Those of a panel.
+
+    Attributes:
+        curves: as in the panel; ends: the target's and the draft's.
+        random: relative latencies and differences of whole requests sent at random, or `None`.
+        margin: how much quality may be lost; chosen: the fastest place within it, `None` where none is faster than the
+            target.
+    """
+
+    curves: dict[str, list[Place]]
+    ends: list[Place]
+    random: tuple[list[float], list[float]] | None
+    margin: float
+    chosen: Place | None
+
+
+def places(panel: Panel, margin: float = LOSS) -> Places:
+    """Returns the places of a panel's spots; without a record of the target alone qualities stand as they are."""
+    target, bootstrap, floor = panel.target, Bootstrap(), noise(panel)
+    base = target.quality.value if target else 0.0
+
+    def place(spot: Spot) -> Place:
+        gap = spot.quality.value - base
+        difference = quality_gain(panel, spot, bootstrap) or (Interval(gap, gap, gap) if target else spot.quality)
+        if spot is target:  # beside which everything else is timed
+            return Place(spot, spot.latency and Interval(1.0, 1.0, 1.0), difference)
+        return Place(spot, spot.latency and (latency(spot, bootstrap, floor) or spot.latency), difference)
+
+    curves = {name: [place(spot) for spot in spots] for name, spots in panel.curves.items()}
+    line = random_line(panel)
+    drawn = None if line is None else (line.latency.tolist(), (line.quality - base).tolist())
+    within = [
+        (each.latency.value, each)
+        for curve in curves.values()
+        for each in curve
+        if each.latency and each.latency.value < 1 and each.difference.value >= -margin and not each.spot.inconclusive
+    ]
+    chosen = min(within, key=lambda pair: pair[0])[1] if target and within else None
+    return Places(curves, [place(spot) for spot in panel.ends], drawn, margin, chosen)
+
+
+class Line(NamedTuple):
+    """Relative latency and quality, `[N]`, from the target alone to the draft alone."""
+
+    latency: np.ndarray
+    quality: np.ndarray
+
+
+def random_line(panel: Panel, points: int = 41) -> Line | None:
+    """Returns what whole requests sent at random reach, the draft's share rising; `None` without both ends, one timed.
+
+    Scores of a corpus (BLEU) are not linear in the share; where records hold no single examples a straight line stands
+    for them.
+    """
+    target, draft = panel.target, panel.draft
+    if target is None or draft is None or not draft.latency:
         return None
-    return bootstrap.latency_ratio(spot.records, over.records).at_least(floor)
+    share = np.linspace(0, 1, points)
+    quality = (1 - share) * target.quality.value + share * draft.quality.value
+    if _judged(target, draft):
+        all_examples = Bootstrap(samples=1)
+        quality = np.asarray([all_examples.mixed(target.records, draft.records, each)[0] for each in share])
+    return Line(1 - share + share * latency_of(draft), quality)
+
+
+def gain_over_random(panel: Panel, spot: Spot, bootstrap: Bootstrap) -> Interval | None:
+    """Returns the spot's quality less that of requests sent at random at the same latency; `None` without a line.
+
+    Slower than the target counts as the target alone, faster than the draft as the draft alone.
+    """
+    target, draft = panel.target, panel.draft
+    if target is None or draft is None or not (draft.latency and spot.latency) or latency_of(draft) >= 1:
+        return None
+    if not _judged(spot, target, draft) or not _timed(spot, draft):
+        return None
+    saved = 1 - bootstrap.latencies(spot.records), 1 - bootstrap.latencies(draft.records)
+    share = np.clip(saved[0] / np.maximum(saved[1], 1e-9), 0, 1)
+    own, _ = bootstrap.qualities(spot.records, target.records)
+    return bootstrap.interval(own - bootstrap.mixed(target.records, draft.records, share))
+
+
+def random_notes(panel: Panel, bootstrap: Bootstrap) -> list[str]:
+    """Returns sentences on which points lie below the line, and which of them beyond their interval."""
+    shown = [spot for spot in panel.spots if not spot.inconclusive]
+    gains = {spot.name(): each for spot in shown if (each := gain_over_random(panel, spot, bootstrap))}
+    below = [name for name, each in gains.items() if each.value < 0]
+    sure = [name for name in below if gains[name].high < 0]
+    said = "Whole requests sent at random to draft or target (grey line) are better at equal latency than "
+    if not below:
+        return [f"{said}none of the points."] if gains else []
+    listed = f"{said}{len(below)} of {len(gains)} points: {', '.join(below)}."
+    return [listed, f"Beyond the interval: {', '.join(sure)}." if sure else "None of these beyond the interval."]
 
 
 def noise(panel: Panel) -> float:
@@ -85,7 +191,7 @@ def noise_notes(panel: Panel) -> Iterator[str]:
             f"Equal work was timed up to {math.expm1(floor):.1%} apart (the target against itself, methods that made "
             "the same calls): no interval of a latency is narrower, and nothing closer is told apart."
         )
-    if any(trials(spot.records) < LEAST_TRIALS for spot in panel.spots if _timed(spot)):
+    if any(_trials(spot) < LEAST_TRIALS for spot in panel.spots if _timed(spot)):
         yield f"No mark for latencies of fewer than {LEAST_TRIALS} trials."
 
 
@@ -94,15 +200,14 @@ def _work(spot: Spot) -> tuple:
 
     Numbers of calls alone tell little of blocks of different lengths, so these are a part of it.
     """
-    found = []
+    work = []
     for record in spot.records:
         timed = record.get("latency") or {}
-        names = ("tokens", "draft_steps", "target_calls")
-        if any(f"per_example_{name}" not in timed for name in names):
+        if any(f"per_example_{name}" not in timed for name in TIMED):
             return ()
-        counts = b"".join(np.ravel(timed[f"per_example_{name}"]).astype(np.int64).tobytes() for name in names)
-        found.append((record["point"]["block_size"] or 0, record["point"]["seed"], counts))
-    return tuple(found)
+        counts = b"".join(np.ravel(timed[f"per_example_{name}"]).astype(np.int64).tobytes() for name in TIMED)
+        work.append((record["point"]["block_size"] or 0, record["point"]["seed"], counts))
+    return tuple(work)
 
 
 def quality_marks(spots: Sequence[Spot | None], bootstrap: Bootstrap) -> list[str]:
@@ -137,7 +242,7 @@ def latency_marks(spots: Sequence[Spot | None], bootstrap: Bootstrap, floor: flo
 
 
 def uncompared(panel: Panel) -> list[str]:
-    """Which of a panel's spots have no interval and why, as one sentence; none where all have."""
+    """Returns sentences on which of a panel's spots have no interval, and which left examples out."""
     spots = [*panel.ends, *panel.spots]
     lacking = {
         "quality": sum(not _judged(spot) for spot in spots),
@@ -146,17 +251,12 @@ def uncompared(panel: Panel) -> list[str]:
     counts = " and ".join(f"the {what} of {number}" for what, number in lacking.items() if number)
     why = f"their records hold no single examples, or fewer than {LEAST_EXAMPLES}"
     said = [f"No interval and no mark for {counts} of {len(spots)} points: {why}."] if counts else []
-    return [*said, *_failed(spots)]
-
-
-def _failed(spots: Sequence[Spot]) -> list[str]:
-    """Which spots left examples out, as one sentence."""
     lost = {spot.label: sum(len(r.get("failed_examples", ())) for r in spot.records) for spot in spots}
     untimed = {spot.label: sum(r.get("failed_timings", 0) for r in spot.records) for spot in spots}
     told = [f"{label}: {count} examples" for label, count in lost.items() if count]
     told += [f"{label}: {count} timed runs, so all" for label, count in untimed.items() if count]
     why = "a model gave NaN or infinite logits; no interval against points on all examples"
-    return [f"Left out, because {why}: {'; '.join(told)}."] if told else []
+    return said + [f"Left out, because {why}: {'; '.join(told)}."] * bool(told)
 
 
 def _marks(
@@ -175,9 +275,8 @@ def _marks(
         compare(best.records, spot.records).excludes(equal) if spot and spot is not best and told(best, spot) else None
         for spot in spots
     ]
-    tied = any(verdict is False for verdict in verdicts)
-    certain = sum(verdict is True for verdict in verdicts) == len(present) - 1
-    own = TIE if tied else BEST if certain else ""
+    certain = verdicts.count(True) == len(present) - 1
+    own = TIE if False in verdicts else BEST if certain else ""
     return [
         own if spot is best else TIE if verdict is False else "" for spot, verdict in zip(spots, verdicts, strict=True)
     ]
@@ -188,7 +287,12 @@ def _judged(*spots: Spot) -> bool:
 
 
 def _tried(*spots: Spot) -> bool:
-    return _timed(*spots) and min(trials(spot.records) for spot in spots) >= LEAST_TRIALS
+    return _timed(*spots) and min(map(_trials, spots)) >= LEAST_TRIALS
+
+
+def _trials(spot: Spot) -> int:
+    """Returns how many trials a spot was timed in, over all seeds."""
+    return sum(len(np.atleast_2d(record["latency"]["per_example_ms"])) for record in spot.records)
 
 
 def _timed(*spots: Spot) -> bool:

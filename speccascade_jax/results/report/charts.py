@@ -4,17 +4,15 @@ The others that were looked at: plotly's script alone is as large as a whole rep
 of 30 MB.
 """
 
-from __future__ import annotations
-
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from speccascade_jax.results.analysis.bootstrap import Interval
-from speccascade_jax.results.analysis.relative_to_target import Place, Places
+from speccascade_jax.results.analysis.panels import Spot
+from speccascade_jax.results.analysis.significance import Place, Places
 from speccascade_jax.results.report.figures.styles import styles
-from speccascade_jax.results.report.rejections import by_divergence, by_position
 from speccascade_jax.results.store.outputs import Output
+from speccascade_jax.results.store.trace import Trace
 
 MARKERS = {
     "D": "diamond", "s": "square", "P": "plus", "X": "x", "v": "inverted_triangle", "^": "triangle", "o": "circle",
@@ -62,8 +60,7 @@ class Key(NamedTuple):
 def curves_key(found: Places) -> list[Key]:
     """The legend of a panel's curves."""
     looks = styles(found.curves)
-    keys = [Key(looks[name][0], SIGNS[looks[name][1]], curve[0].spot.label) for name, curve in found.curves.items()]
-    return keys
+    return [Key(looks[name][0], SIGNS[looks[name][1]], curve[0].spot.label) for name, curve in found.curves.items()]
 
 
 def ends_key(found: Places, timed: bool) -> list[Key]:
@@ -92,15 +89,16 @@ def trade_off(found: Places, metric: str, anchors: Mapping[int, str], commands: 
     made.add_layout(Span(location=0, dimension="width", line_color=_GREY, line_dash="dotted"))
     if found.random and timed:
         made.line(*found.random, color="#bdbdbd", line_width=4)
+    curves = [(curve, *looks[name], False) for name, curve in found.curves.items()]
     points = []
-    for name, curve in found.curves.items():
-        points += _curve(made, curve, *looks[name], timed, anchors, commands)
-    for place in found.ends:
-        points += _curve(made, [place], "#444444", "o", timed, anchors, commands, hollow=True)
-    if found.chosen and timed:
-        at = ColumnDataSource({"x": [_x(found.chosen, timed)], "y": [found.chosen.difference.value]})
-        made.scatter("x", "y", source=at, size=24, marker="circle", fill_color=None, line_color="#2e7d32",
-                     line_width=2.5)  # fmt: skip
+    for curve, colour, marker, hollow in [*curves, *(([place], "#444444", "o", True) for place in found.ends)]:
+        shown = [(place, x) for place in curve if (x := _horizontal(place, timed))]
+        if shown:
+            points.append(_curve(made, ColumnDataSource(_table(shown, anchors, commands)), colour, marker, hollow))
+    if found.chosen and found.chosen.latency:
+        ring = {"size": 24, "marker": "circle", "fill_color": None, "line_color": "#2e7d32", "line_width": 2.5}
+        at = {"x": [found.chosen.latency.value], "y": [found.chosen.difference.value]}
+        made.scatter("x", "y", source=ColumnDataSource(at), **ring)
     made.add_tools(HoverTool(renderers=points, tooltips=_HOVER), TapTool(renderers=points))
     made.select_one(TapTool).callback = OpenURL(url="#@anchor", same_tab=True)
     if timed:
@@ -116,102 +114,105 @@ _HOVER = """<div style="max-width:24rem"><b>@name</b><br>quality @quality, less 
 latency @latency (@speed)<br>rejected @rejected<br><code style="font-size:11px">@command</code></div>"""
 
 
-def _x(place: Place, timed: bool) -> float:
+def _horizontal(place: Place, timed: bool) -> Interval | None:
+    """Returns where a place stands: its latency, or the rejected share, which has no bars."""
     if timed:
-        return place.latency.value if place.latency else float("nan")
+        return place.latency
     rejected = place.spot.measures.get("rejection_rate")
-    return rejected.value if rejected else float("nan")
+    return rejected and Interval(*[rejected.value] * 3)
 
 
-def _curve(
-    made: Any,
-    curve: Sequence[Place],
-    colour: str,
-    marker: str,
-    timed: bool,
-    anchors: Mapping[int, str],
-    commands: Mapping[int, str],
-    hollow: bool = False,
-) -> list[Any]:
-    """Draw a curve; returns what can be pointed at."""
-    from bokeh.models import ColumnDataSource
+def _table(
+    shown: Sequence[tuple[Place, Interval]], anchors: Mapping[int, str], commands: Mapping[int, str]
+) -> dict[str, list[Any]]:
+    """Returns the columns that a curve is drawn from, and what hovering over its places says."""
+    spots, ys, xs = [place.spot for place, _ in shown], [place.difference for place, _ in shown], [x for _, x in shown]
+    quick, rejected = [place.latency for place, _ in shown], [spot.measures.get("rejection_rate") for spot in spots]
+    return {
+        "x": [x.value for x in xs],
+        "y": [y.value for y in ys],
+        "low": [y.low for y in ys],
+        "high": [y.high for y in ys],
+        "left": [x.low for x in xs],
+        "right": [x.high for x in xs],
+        "name": [spot.name() for spot in spots],
+        "quality": [f"{spot.quality.value:.2f}" for spot in spots],
+        "difference": [spanned(y, "+.2f") for y in ys],
+        "latency": [spanned(each, ".2f") if each else "not timed" for each in quick],
+        "speed": [spanned(each.inverse(), ".2f") + "×" if each else "" for each in quick],
+        "rejected": [f"{each.value:.1%}" if each else "–" for each in rejected],
+        "anchor": [anchors.get(id(spot), "") for spot in spots],
+        "command": [commands.get(id(spot), "") for spot in spots],
+    }
 
-    shown = [place for place in curve if not math.isnan(_x(place, timed))]
-    if not shown:
-        return []
-    ys = [place.difference for place in shown]
-    xs = [place.latency if timed and place.latency else Interval(*(_x(place, timed),) * 3) for place in shown]
-    data: dict[str, list[Any]] = {"x": [x.value for x in xs], "y": [y.value for y in ys]}
-    data |= {"low": [y.low for y in ys], "high": [y.high for y in ys]}
-    data |= {"left": [x.low for x in xs], "right": [x.high for x in xs]}
-    data |= {name: [_told(place)[name] for place in shown] for name in _told(shown[0])}
-    data |= {"anchor": [anchors.get(id(place.spot), "") for place in shown]}
-    data |= {"command": [commands.get(id(place.spot), "") for place in shown]}
-    source = ColumnDataSource(data)
+
+def _curve(made: Any, source: Any, colour: str, marker: str, hollow: bool) -> Any:
+    """Draws a curve with its bars; returns what can be pointed at."""
     bars = {"source": source, "line_color": colour, "line_alpha": 0.35}
     made.segment("x", "low", "x", "high", **bars)
     made.segment("left", "y", "right", "y", **bars)
-    if len(shown) > 1:
+    if len(source.data["x"]) > 1:
         made.line("x", "y", source=source, color=colour, line_width=2)
-    fill = "#ffffff" if hollow else colour
-    return [
-        made.scatter(
-            "x",
-            "y",
-            source=source,
-            size=11,
-            marker=MARKERS[marker],
-            fill_color=fill,
-            line_color=colour,
-            line_width=2 if hollow else 1,
-        )
-    ]
-
-
-def _told(place: Place) -> dict[str, str]:
-    """What hovering over a place says."""
-    spot, rejected = place.spot, place.spot.measures.get("rejection_rate")
-    quick = place.latency
-    return {
-        "name": spot.name(),
-        "quality": f"{spot.quality.value:.2f}",
-        "difference": spanned(place.difference, "+.2f"),
-        "latency": "not timed" if quick is None else spanned(quick, ".2f"),
-        "speed": ""
-        if quick is None
-        else spanned(Interval(1 / quick.value, 1 / quick.high, 1 / quick.low), ".2f") + "×",
-        "rejected": f"{rejected.value:.1%}" if rejected else "–",
-    }
+    look = {"fill_color": "#ffffff", "line_width": 2} if hollow else {"fill_color": colour, "line_width": 1}
+    return made.scatter("x", "y", source=source, size=11, marker=MARKERS[marker], line_color=colour, **look)
 
 
 def spanned(interval: Interval, form: str) -> str:
     """`0.81 [0.75, 0.90]`."""
-    if interval.low == interval.high:
-        return f"{interval.value:{form}}"
-    return f"{interval.value:{form}} [{interval.low:{form}}, {interval.high:{form}}]"
+    return f"{interval.value:{form}}" if interval.low == interval.high else interval.text(form)
 
 
-def rejections(found: Places, outputs: Mapping[int, Sequence[Output]]) -> list[Any]:
+def rejections(found: Places, outputs: Mapping[int, Sequence[Output] | None]) -> list[Any]:
     """Where drafted tokens are rejected: by position in the block, and by how far the two laws are apart.
 
     Args:
         outputs: by `id` of a spot; those with traces say how far the laws were apart.
     """
     looks, made = styles(found.curves), []
-    chosen = {name: curve[len(curve) // 2] for name, curve in found.curves.items()}
-    positions = {name: by_position(place.spot) for name, place in chosen.items()}
-    traces = {name: [o.trace for o in outputs.get(id(place.spot), ()) if o.trace] for name, place in chosen.items()}
+    chosen = {name: curve[len(curve) // 2].spot for name, curve in found.curves.items()}
+    positions = {name: by_position(spot) for name, spot in chosen.items()}
+    traces = {name: [o.trace for o in outputs.get(id(spot)) or () if o.trace] for name, spot in chosen.items()}
     distances = {name: by_divergence(each) for name, each in traces.items()}
     for axis, lines in (("position in the block, from 1", positions), ("TV(q, p) at the position", distances)):
         if not any(lines.values()):
             continue
-        one = _figure(height=340)
+        figure = _figure(height=340)
         for name, line in lines.items():
             if line:
                 xs, ys = zip(*line, strict=True)
-                one.line(xs, ys, color=looks[name][0], line_width=2)
-                one.scatter(xs, ys, color=looks[name][0], size=8, marker=MARKERS[looks[name][1]])
-        one.xaxis.axis_label, one.yaxis.axis_label = axis, "rejected share of those examined"
-        one.y_range.start = 0
-        made.append(one)
+                colour, marker = looks[name]
+                figure.line(xs, ys, color=colour, line_width=2)
+                figure.scatter(xs, ys, color=colour, size=8, marker=MARKERS[marker])
+        figure.xaxis.axis_label, figure.yaxis.axis_label = axis, "rejected share of those examined"
+        figure.y_range.start = 0
+        made.append(figure)
     return made
+
+
+BINS = 10
+"""Of the distance between the laws."""
+
+
+def by_position(spot: Spot) -> list[tuple[int, float]]:
+    """Counts, by position (from 1), the rejected share of the tokens examined there, over all seeds."""
+    counted = [each for record in spot.records if (each := record.get("by_position"))]
+    longest = max((len(each["examined"]) for each in counted), default=0)
+    examined, kept = (
+        [
+            sum(column)
+            for column in zip(*(each[name] + [0] * (longest - len(each[name])) for each in counted), strict=True)
+        ]
+        for name in ("examined", "kept")
+    )
+    return [(n + 1, 1 - kept[n] / examined[n]) for n in range(longest) if examined[n]]
+
+
+def by_divergence(traces: Iterable[Trace]) -> list[tuple[float, float]]:
+    """Counts, by the middle of each tenth of total variation, the rejected share of the tokens examined there."""
+    examined, rejected = [0] * BINS, [0] * BINS
+    for step in (step for trace in traces for round_ in trace.rounds for step in round_.steps):
+        if step.fate in ("kept", "rejected") and step.divergence is not None:
+            place = min(int(step.divergence * BINS), BINS - 1)
+            examined[place] += 1
+            rejected[place] += step.fate == "rejected"
+    return [((n + 0.5) / BINS, rejected[n] / examined[n]) for n in range(BINS) if examined[n]]

@@ -1,19 +1,15 @@
 """The page: what stands in it, put together from records, their outputs and the figures."""
 
-from __future__ import annotations
-
 import itertools
 import shlex
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from speccascade_jax.results.analysis import provenance, relative_to_target
-from speccascade_jax.results.analysis.curve_labels import metric_name
-from speccascade_jax.results.analysis.panels import Panel, Spot, short_name
-from speccascade_jax.results.analysis.relative_to_target import Places
-from speccascade_jax.results.analysis.significance import noise_notes
+from speccascade_jax.results.analysis import provenance, significance
+from speccascade_jax.results.analysis.panels import Panel, Spot, metric_name, short_name
+from speccascade_jax.results.analysis.significance import Places
 from speccascade_jax.results.report import charts, templates
 from speccascade_jax.results.report.tables import table2
 from speccascade_jax.results.store import outputs
@@ -52,15 +48,18 @@ def _page(panels: Sequence[Panel], store: Path, most: int) -> str:
     numbers = itertools.count()
     made, figures = [], list[Any]()
     for panel in panels:
-        found = relative_to_target.places(panel)
+        found = significance.places(panel)
         spots = [*panel.ends, *panel.spots]
         anchors = {id(spot): f"point-{next(numbers)}" for spot in spots}
         kept = {id(spot): _kept(store, spot.records[0]) for spot in spots}
-        own = _figures(found, panel, store, anchors, {key: each or [] for key, each in kept.items()})
-        told = _panel(panel, found)
-        told["points"] = [_point(spot, store, anchors[id(spot)], kept[id(spot)], examples, most) for spot in spots]
-        told["traced"] = max((sum(o.trace is not None for o in each or ()) for each in kept.values()), default=0)
-        made.append((told, len(own)))
+        points = [_point(spot, store, anchors[id(spot)], kept[id(spot)], examples, most) for spot in spots]
+        traced = max((sum(o.trace is not None for o in each or ()) for each in kept.values()), default=0)
+        own = []
+        if panel.curves:
+            commands = {id(spot): command(spot.records[0], store) for spot in spots}
+            plot = charts.trade_off(found, metric_name(panel.metric), anchors, commands)
+            own = [plot, *charts.rejections(found, kept)]
+        made.append((_panel(panel, found) | {"points": points, "traced": traced}, len(own)))
         figures += own
     code, stands = charts.embedded(figures) if figures else ("", [])
     standing = iter(stands)
@@ -68,20 +67,17 @@ def _page(panels: Sequence[Panel], store: Path, most: int) -> str:
         first, *more = itertools.islice(standing, number) if number else ("",)
         told |= {"plot": first, "rejections": more}
     beside = store.with_suffix(".settings.gin")
-    html: str = (
-        templates.environment()
-        .get_template("page.html")
-        .render(
-            title=_title(panels),
-            counted=f"{sum(len(panel.spots) + len(panel.ends) for panel in panels)} points of {store}",
-            panels=[told for told, _ in made],
-            environment=[*_environment(panels)],
-            operative=beside.read_text("utf-8") if beside.is_file() else "",
-            examples=examples,
-            style=templates.style(),
-            script=charts.script() if figures else "",
-            charts=code,
-        )
+    page = templates.environment().get_template("page.html")
+    html: str = page.render(
+        title=f"{panels[0].setting['task']}, {short_name(panels[0].setting['pair'])}",
+        counted=f"{sum(len(panel.spots) + len(panel.ends) for panel in panels)} points of {store}",
+        panels=[told for told, _ in made],
+        environment=[*_environment(panels)],
+        operative=beside.read_text("utf-8") if beside.is_file() else "",
+        examples=examples,
+        style=templates.style(),
+        script=charts.script() if figures else "",
+        charts=code,
     )
     return html
 
@@ -95,31 +91,16 @@ def _kept(store: Path, record: Record) -> list[Output] | None:
         return None
 
 
-def _figures(
-    found: Places,
-    panel: Panel,
-    store: Path,
-    anchors: Mapping[int, str],
-    kept: Mapping[int, Sequence[Output]],
-) -> list[Any]:
-    if not panel.curves:
-        return []
-    commands = {id(spot): command(spot.records[0], store) for spot in (*panel.ends, *panel.spots)}
-    plot = charts.trade_off(found, metric_name(panel.metric), anchors, commands)
-    return [plot, *charts.rejections(found, kept)]
-
-
 def _panel(panel: Panel, found: Places) -> dict[str, Any]:
     caption = (
         f"{panel.sizes()}. The green band is a loss of at most {found.margin:g}. Intervals are of differences to the "
         f"target on the same examples, of one point alone, and do not allow for α having been chosen on them."
     )
     timed = any(spot.latency for spot in panel.spots)
-    grids = table2.grids([panel], points=True) if not timed else table2.grids([panel])
+    grids = table2.grids([panel], points=not timed)
     seeds = max(spot.seeds for spot in (*panel.ends, *panel.spots))
     several = f" Qualities are means over {seeds} seeds; outputs and commands are those of the first." * (seeds > 1)
-    told: dict[str, Any] = {"title": panel.title(), "caption": caption + several, "grids": grids}
-    told["verdict"] = _verdict(panel, found)
+    told = {"title": panel.title(), "caption": caption + several, "grids": grids, "verdict": _verdict(panel, found)}
     return told | {"curves": charts.curves_key(found), "beside": charts.ends_key(found, timed)}
 
 
@@ -163,24 +144,15 @@ def _runs(each: Output) -> Iterator[tuple[str, str]]:
     shown, run, number = "", "", 0
     for place, (piece, source) in enumerate(zip(each.pieces, sources, strict=True)):
         if place and (place in begins or source != run):
-            yield _class(run, number), shown
+            yield _CLASSES.get(run, "") + " e" * bool(number), shown
             shown, number = "", place if place in begins else 0
         run, shown = source, shown + piece
-    yield _class(run, number), shown
-
-
-def _class(source: str, begins: int) -> str:
-    return _CLASSES.get(source, "") + (" e" if begins else "")
+    yield _CLASSES.get(run, "") + " e" * bool(number), shown
 
 
 def command(record: Record, store: Path) -> str:
     """What runs a record's point again."""
     return f"{paths.command('run')} --from_record={record['key'][:12]} --store={shlex.quote(str(store))}"
-
-
-def _title(panels: Sequence[Panel]) -> str:
-    setting = panels[0].setting
-    return f"{setting['task']}, {short_name(setting['pair'])}"
 
 
 def _verdict(panel: Panel, found: Places) -> str:
@@ -190,7 +162,7 @@ def _verdict(panel: Panel, found: Places) -> str:
     if found.chosen is None or found.chosen.latency is None:
         return f"No point is faster than the target and within {found.margin:g} of its {metric_name(panel.metric)}."
     quick, loss = found.chosen.latency, found.chosen.difference
-    speed = charts.spanned(type(quick)(1 / quick.value, 1 / quick.high, 1 / quick.low), ".2f")
+    speed = charts.spanned(quick.inverse(), ".2f")
     return (
         f"{found.chosen.spot.name()} is {speed} times as fast as the target alone, at {charts.spanned(loss, '+.2f')} "
         f"{metric_name(panel.metric)}: the fastest of these points within {found.margin:g} of the target, chosen "
@@ -206,5 +178,5 @@ def _environment(panels: Iterable[Panel]) -> Iterator[tuple[str, str]]:
     yield "package", ", ".join(sorted({provenance.package(record) or "–" for record in records}))
     yield "measured", " to ".join(f(r.get("started", "–")[:16].replace("T", " ") for r in records) for f in (min, max))
     for panel in panels:
-        for note in noise_notes(panel):
+        for note in significance.noise_notes(panel):
             yield "noise", note

@@ -1,7 +1,5 @@
 """What the experiments print: progress with the time left, a record, the tables. Needs no JAX."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 import time
@@ -12,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from speccascade_jax.results.analysis import provenance
-from speccascade_jax.results.analysis.panels import Panel, Value, value_of
+from speccascade_jax.results.analysis.bootstrap import Interval
+from speccascade_jax.results.analysis.panels import Panel, value_of
 from speccascade_jax.results.report.tables import table2
 from speccascade_jax.results.report.tables.grid import NONE
 from speccascade_jax.results.store.result_store import Record
@@ -31,7 +30,7 @@ class Progress:
         self.total, self.done, self.present, self.where, self._clock = total, present, present, where, clock
         self._console = Console(soft_wrap=True, highlight=False)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> "Progress":
         self._begin = self._clock()
         resumed = f", {self.present} of them already in" if self.present else ", results go to"
         self._console.print(f"{self.total} points{resumed} {self.where}")
@@ -42,9 +41,8 @@ class Progress:
         self.done += 1
         spent = self._clock() - self._begin
         left = spent / (self.done - self.present) * (self.total - self.done)
-        self._console.print(
-            f"[{self.done:>{len(str(self.total))}}/{self.total}] {one_line(record)}", markup=False, end=""
-        )
+        count = f"[{self.done:>{len(str(self.total))}}/{self.total}]"
+        self._console.print(f"{count} {one_line(record)}", markup=False, end="")
         self._console.print(f"  ({clock_time(spent)} elapsed, {clock_time(left)} left)", style="dim")
 
     def __exit__(self, *_: object) -> None:
@@ -85,12 +83,9 @@ def print_record(record: Record) -> None:
     table.add_row(quality["metric"], _spread(value_of(quality), quality["interval"]))
     table.add_row("examples", f"{quality['examples']}, {quality['tokens_per_example']:.1f} tokens each")
     if timed := record.get("latency"):
-        shown = {
-            "ms per example": timed["ms_per_example"],
-            "ms per token": timed["ms_per_token"],
-            "target's ms per example": record["target_latency"]["ms_per_example"],
-            "latency / target's": record["relative_latency"],
-        }
+        shown = {"ms per example": timed["ms_per_example"], "ms per token": timed["ms_per_token"]}
+        shown["target's ms per example"] = record["target_latency"]["ms_per_example"]
+        shown["latency / target's"] = record["relative_latency"]
         for name, entry in shown.items():
             table.add_row(name, _spread(value_of(entry), "over trials"))
         table.add_row("timed", f"{timed['examples']} examples × {timed['trials']} trials, batch 1")
@@ -130,5 +125,5 @@ def show(panels: Sequence[Panel], points: bool = False, *limits: float) -> None:
         console.print(grid.rich())
 
 
-def _spread(value: Value, what: str) -> str:
+def _spread(value: Interval, what: str) -> str:
     return f"{value.value:.2f} ({value.low:.2f} to {value.high:.2f}: {what})"

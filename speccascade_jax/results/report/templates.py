@@ -1,8 +1,10 @@
-"""The templates that HTML is made of. They escape every text that comes from prompts, models and files."""
+"""The templates that HTML is made of. They escape every text that comes from prompts, models and files.
 
-from __future__ import annotations
+Traces are HTML of their own too, for notebooks.
+"""
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 from speccascade_jax.runtime.paths import shipped
@@ -36,6 +38,17 @@ def environment() -> Any:
 def style() -> str:
     """The style sheet of outputs and traces."""
     return shipped("report", "style.css").read_text("utf-8")
+
+
+_TRACES = """{% import "macros.html" as m with context %}<div class="sc"><style>{{ style | safe }}</style>
+{{ m.legend() }}{% for trace in traces %}{% if trace.prompt %}<p class="legend">{{ trace.prompt }}</p>{% endif %}
+{{ m.trace(trace) }}{% endfor %}</div>"""
+
+
+def traces(of: Iterable[Any]) -> str:
+    """Returns HTML of `results.store.trace.Trace`s, with its style and no script."""
+    made: str = environment().from_string(_TRACES).render(traces=list(of), style=style())
+    return made
 
 
 def _short(number: float) -> str:

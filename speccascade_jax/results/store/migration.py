@@ -6,13 +6,11 @@ is measured today has the key of its old record. What the classes of format 2 ha
 Standard library only.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import re
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from speccascade_jax.results.store.record import FORMAT, Provenance, Record
 from speccascade_jax.results.store.record_key import KIND, canonical, judged_key, leave_out, timed_key
@@ -79,7 +77,7 @@ def migrated(record: dict[str, Any]) -> dict[str, Any]:
     # no toolchain of today has an entry "format": what is migrated is never stale
     toolchain = {"format": FORMER, **_mapping(record, "versions")}
     provenance = Provenance(code=fingerprints.pop("code", None), toolchain=toolchain)
-    judged, key = _keys(cast(Record, record), fingerprints)
+    judged, key = _keys(record, fingerprints)
     keys = {"key": key, "format": FORMAT, "judged_key": judged, "former_key": record["key"]}
     return record | keys | {"fingerprints": fingerprints, "provenance": provenance}
 

@@ -7,8 +7,6 @@ was read may lie under its former key; those of a record that supersedes another
 here imports JAX.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from speccascade_jax.results.store import shards
+from speccascade_jax.results.store.record import Record
 from speccascade_jax.results.store.trace import Trace
 from speccascade_jax.storage import readers
 from speccascade_jax.storage.files import expanded, write_atomically
 
-Record = dict[str, Any]
 ENTRY = "outputs"
 """A record's entry that is kept here and not in its line: what `Kept` holds."""
 LETTERS = {"d": "draft", "r": "replaced", "b": "bonus", "t": "target"}
 """How files spell where a token came from."""
+GIVEN, WRITTEN = ("id", "prompt", "reference"), ("id", "output", "tokens", "pieces", "sources", "rounds")
+"""Fields of an `Output` that a store keeps once for each example, and once for each record."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,17 +62,16 @@ def write(store: str | Path, record: Record, outputs: Sequence[Output]) -> None:
     """Write a record's outputs, each file whole or not at all."""
     where = folder(store)
     shared = where / _examples(record)
-    if not shared.exists() or not {each.id for each in outputs} <= set(_read_examples(shared)):
-        known = _read_examples(shared) if shared.exists() else {}
-        known |= {each.id: {"id": each.id, "prompt": each.prompt, "reference": each.reference} for each in outputs}
+    known = _read_examples(shared) if shared.exists() else {}
+    if not shared.exists() or not {each.id for each in outputs} <= set(known):
+        known |= {each.id: {name: getattr(each, name) for name in GIVEN} for each in outputs}
         write_atomically(shared, *map(_line, known.values()))
-    write_atomically(where / _files_of(record)[0], *map(_line, map(_told, outputs)))
+    write_atomically(where / _files_of(record)[0], *map(_line, map(_to_entry, outputs)))
 
 
-def _told(each: Output) -> Record:
-    told: Record = {"id": each.id, "output": each.output, "tokens": each.tokens, "pieces": each.pieces}
-    told |= {"sources": each.sources, "rounds": each.rounds}
-    return told | ({} if each.trace is None else {"trace": each.trace.to_json()})
+def _to_entry(each: Output) -> Record:
+    entry = {name: getattr(each, name) for name in WRITTEN}
+    return entry if each.trace is None else entry | {"trace": each.trace.to_json()}
 
 
 def _line(entry: Mapping[str, Any]) -> str:
@@ -119,19 +118,10 @@ def _files(store: str | Path, record: Record) -> tuple[Path, Path] | None:
 
 
 def _output(entry: Record, example: Record) -> Output:
-    reference = example["reference"]
     trace = entry.get("trace")
-    return Output(
-        id=entry["id"],
-        prompt=example["prompt"],
-        reference=reference if isinstance(reference, str) else tuple(reference),
-        output=entry["output"],
-        tokens=tuple(entry["tokens"]),
-        pieces=tuple(entry["pieces"]),
-        sources=entry["sources"],
-        rounds=tuple(entry["rounds"]),
-        trace=trace and Trace.from_json(trace),
-    )
+    values = {name: entry[name] for name in WRITTEN} | {name: example[name] for name in GIVEN}
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    return Output(**values | lists, trace=trace and Trace.from_json(trace))
 
 
 def _read_examples(path: Path) -> dict[int, Record]:

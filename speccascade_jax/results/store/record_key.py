@@ -6,8 +6,6 @@ was. Quality and counts have the judged key. Latency depends on the hardware too
 and the judged key beside it. Standard library only.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

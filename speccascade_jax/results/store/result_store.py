@@ -1,16 +1,16 @@
 """The store of results: one JSON line per measured point, safe against kills, torn lines and two writers.
 
-Nothing here imports JAX. A record is a dictionary with a `key` (`record_key`); a store never has two records of one
-key, and that is what makes a killed sweep resume. A record that was measured by other code is stale: its point is
-measured anew, and the new line takes its place whenever the store is read. A line also has a `checksum` of all other
-entries; records of before there were checksums are read without. Records of format 2 are migrated when they are read.
+Nothing here imports JAX. A line is a record as JSON with a `checksum` of all other entries; records of before there
+were checksums are read without. A record is a dictionary with a `key` (`record_key`); a store never has two records of
+one key, and that is what makes a killed sweep resume. A record that was measured by other code is stale: its point is
+measured anew, and the new line takes its place whenever the store is read. Records of format 2 are migrated when they
+are read.
 """
-
-from __future__ import annotations
 
 import contextlib
 import csv
 import errno
+import hashlib
 import io
 import json
 import os
@@ -18,29 +18,100 @@ import tempfile
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from speccascade_jax.results.store import outputs, shards
-from speccascade_jax.results.store.record import FORMAT
-from speccascade_jax.results.store.record_lines import (
-    BEGIN,
-    DamagedLine,
-    Record,
-    numbered_lines,
-    parse_lines,
-    supersedes,
-    to_line,
-)
+from speccascade_jax.results.store.migration import migrated
+from speccascade_jax.results.store.record import FORMAT, Record
 from speccascade_jax.storage import locks
 from speccascade_jax.storage.files import _sync_folder, expanded, naming, plain, write_atomically
 
 StoreLockedError = locks.LockedError
 """Another process is writing the same store."""
 Job = TypeVar("Job")
+CHECKSUM = "checksum"
+BEGIN = b'{"key":"'
+"""Beginning of every line, by which a torn first line differs from a file of something else."""
 
 
 class NotAStoreError(ValueError):
     """A file that holds something, and no record."""
+
+
+class DamagedLine(NamedTuple):
+    """A line of a store that holds no record: its number (from 1), what is wrong, and its bytes, its end included."""
+
+    number: int
+    reason: str
+    content: bytes
+
+
+def parse_lines(content: bytes) -> tuple[list[Record], list[DamagedLine]]:
+    """Returns the records of a store's bytes, migrated, and the lines that hold none.
+
+    Those are torn, not JSON, without a key, with a key seen before, or not what their checksum was taken of. A line
+    that supersedes an earlier one takes its place among the records.
+    """
+    records, damaged = dict[str, Record](), list[DamagedLine]()
+    first = dict[str, int]()  # key -> number of its first line
+    for number, line in numbered_lines(content):
+        if not line.strip():
+            continue
+        record, wrong = _parsed(line)
+        key = record.get("key", "")
+        if not wrong and key in records and not _is_later(record, records[key]):
+            wrong = f"the same key as line {first[key]}"
+        if wrong:
+            damaged.append(DamagedLine(number, wrong, line))
+        else:
+            first.setdefault(key, number)
+            records[key] = record
+    return list(records.values()), damaged
+
+
+def _is_later(record: Record, former: Record) -> bool:
+    """Tells whether a line takes the place of an earlier line with its key.
+
+    It does whatever it says it supersedes, because the line between the two may be damaged. Two records of format 2
+    with different keys have one key today if the code between them changed; the later one was measured by newer code.
+    """
+    migrated_keys = former.get("former_key"), record.get("former_key")
+    return "supersedes" in record or (None not in migrated_keys and migrated_keys[0] != migrated_keys[1])
+
+
+def supersedes(record: Record, former: Record) -> bool:
+    """Tells whether a record says that it takes the place of exactly this one of its key."""
+    return "supersedes" in record and record["supersedes"] == former.get("provenance", {}).get("code")
+
+
+def numbered_lines(content: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yields the lines with their numbers, with their ends."""
+    return enumerate(io.BytesIO(content), start=1)
+
+
+def _parsed(line: bytes) -> tuple[Record, str]:
+    """Returns a line's record, migrated and without its checksum, and what is wrong with it."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return {}, f"not JSON: {error}"
+    if not isinstance(record, dict) or not isinstance(record.get("key"), str) or not record["key"]:
+        return {}, "not a record with a key"
+    if record.pop(CHECKSUM, None) not in (None, _checksum(record)):
+        return {}, "its checksum is of something else"
+    return migrated(record), ""
+
+
+def _checksum(record: Record) -> str:
+    """Returns 16 hex digits of a record's canonical JSON."""
+    text = json.dumps(record, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def to_line(record: Record) -> str:
+    """Returns a record as a line of a store."""
+    whole = {"key": record["key"], **record, CHECKSUM: _checksum(record)}
+    return json.dumps(whole, allow_nan=False, separators=(",", ":")) + "\n"
 
 
 class ResultStore:
@@ -78,9 +149,10 @@ class ResultStore:
         self._place = Path(os.path.realpath(self.path))
         self._lock_path = self._place.with_name(self._place.name + ".lock")
         self._lock = locks.acquire(self._lock_path, self.path)
-        content = _content(self._place)
-        records, damaged = parse_lines(content)
-        _check_store(self.path, content, records)
+        if self._place.exists() and not self._place.is_file():
+            raise NotAStoreError(f"{self._place} is no file that results could be written to: name another output")
+        content = self._place.read_bytes() if self._place.exists() else b""
+        records, damaged = _parse_store(self.path, content)
         if damaged:
             aside = self._place.with_name(self._place.name + ".damaged")
             _set_aside(aside, damaged)
@@ -210,7 +282,7 @@ class ResultStore:
             locks.release(self._lock, self._lock_path)
             self._lock = -1
 
-    def __enter__(self) -> ResultStore:
+    def __enter__(self) -> "ResultStore":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -284,9 +356,7 @@ def read_records(*paths: str | Path) -> list[Record]:
     for path in _with_parts(paths):
         if not path.is_file():
             raise FileNotFoundError(f"no results at {path}: experiments/sweep.py and experiments/run.py write them")
-        content = path.read_bytes()
-        records, damaged = parse_lines(content)
-        _check_store(path, content, records)
+        records, damaged = _parse_store(path, path.read_bytes())
         if damaged:
             _report(path, damaged, "left out")
         for record in records:
@@ -330,21 +400,16 @@ def _report(path: Path, damaged: Sequence[DamagedLine], fate: str) -> None:
     warnings.warn(f"{path}: {len(damaged)} damaged line(s) {fate}: {'; '.join(listed + more)}", stacklevel=3)
 
 
-def _content(path: Path) -> bytes:
-    """What a file holds; nothing where there is none."""
-    if path.exists() and not path.is_file():
-        raise NotAStoreError(f"{path} is no file that results could be written to: name another output")
-    return path.read_bytes() if path.exists() else b""
-
-
-def _check_store(path: Path, content: bytes, records: Sequence[Record]) -> None:
-    """Refuse a file of something else; one that holds but the beginning of a first record is a store."""
+def _parse_store(path: Path, content: bytes) -> tuple[list[Record], list[DamagedLine]]:
+    """Parses the lines of a file; refuses one of something else. The beginning of a first record alone is a store."""
+    records, damaged = parse_lines(content)
     torn = b"\n" not in content and BEGIN.startswith(content[: len(BEGIN)])
     if content.strip() and not records and not torn:
         raise NotAStoreError(
             f"{path} holds no record: it is no store of results, or all of it is damaged. Name another file, or move "
             f"this one away"
         )
+    return records, damaged
 
 
 def _set_aside(path: Path, damaged: Sequence[DamagedLine]) -> None:

@@ -4,8 +4,6 @@
 parts too, and a sweep into it takes over what they hold.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -3,16 +3,16 @@
 Nothing here imports JAX: a trace is made from what `engine.tracing.facts` recorded, on the host, or read from a file.
 """
 
-from __future__ import annotations
-
 import dataclasses
+import itertools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from speccascade_jax.core.names import SOURCES
-from speccascade_jax.results.report.traces import alone
+from speccascade_jax.results.report import templates
 
 Texts = Callable[[list[int], list[int]], list[str]]
 """Ids, and those of the output before them -> what each adds to the text."""
@@ -62,14 +62,14 @@ class Step:
     slot: int
     committed: Candidate | None
     source: str
-    proposed: Candidate | None
-    fate: str
-    entropy_q: float | None
-    entropy_p: float | None
-    max_q: float | None
-    confidence: float | None
-    divergence: float | None
-    deferral: float | None
+    proposed: Candidate | None = None
+    fate: str = ""
+    entropy_q: float | None = None
+    entropy_p: float | None = None
+    max_q: float | None = None
+    confidence: float | None = None
+    divergence: float | None = None
+    deferral: float | None = None
     stop: float | None = None
 
 
@@ -136,9 +136,11 @@ class Trace:
     def at_positions(self) -> dict[str, list[int]]:
         """How many proposals were examined and kept at each position of the block, as the counters say too."""
         verified = [each for each in self.rounds if not each.unverified]
-        longest = max((each.drafted for each in self.rounds), default=0)
-        examined = [sum(each.examined > n for each in verified) for n in range(longest)]
-        return {"examined_at": examined, "kept_at": [sum(each.kept > n for each in verified) for n in range(longest)]}
+        places = range(max((each.drafted for each in self.rounds), default=0))
+        return {
+            "examined_at": [sum(each.examined > n for each in verified) for n in places],
+            "kept_at": [sum(each.kept > n for each in verified) for n in places],
+        }
 
     def to_json(self) -> dict[str, Any]:
         """As JSON holds it: numbers to five digits."""
@@ -146,7 +148,7 @@ class Trace:
         return found
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Trace:
+    def from_json(cls, found: Mapping[str, Any]) -> "Trace":
         """What `to_json` gave."""
 
         def step(each: Mapping[str, Any]) -> Step:
@@ -157,7 +159,7 @@ class Trace:
         return cls(tuple(Round(**each) for each in rounds), found.get("prompt", ""), found.get("threshold", ""))
 
     def _repr_html_(self) -> str:
-        return Traces([self])._repr_html_()
+        return templates.traces([self])
 
 
 class Traces(list[Trace]):
@@ -167,7 +169,7 @@ class Traces(list[Trace]):
         return f"<Traces of {len(self)} outputs: a notebook shows them, trace[0].rounds holds them>"
 
     def _repr_html_(self) -> str:
-        return alone(self)
+        return templates.traces(self)
 
 
 def read(facts: Any, row: int, texts: Texts, *, prompt: str = "", threshold: str = "", alone: bool = False) -> Trace:
@@ -178,89 +180,69 @@ def read(facts: Any, row: int, texts: Texts, *, prompt: str = "", threshold: str
         texts: ids, and those of the output before them -> what each adds.
         alone: whether the draft writes alone, whose tokens are then all drafts.
     """
-    committed = [
-        int(token)
-        for number, tokens in zip(facts.origins.num_new[:, row], facts.tokens[:, row], strict=True)
-        for token in tokens[:number]
-    ]
-    pieces, rounds, at = texts(committed, []), [], 0
-    for number, count in enumerate(facts.origins.num_new[:, row].tolist()):
-        if not count:
-            continue  # the row was done, and others were not
-        one = _Reader(facts, number, row, texts, alone)
-        rounds.append(one.round(committed[:at], pieces[at : at + count]))
-        at += count
+    counts = facts.origins.num_new[:, row].tolist()
+    tokens = zip(counts, facts.tokens[:, row].tolist(), strict=True)
+    committed = [token for count, block in tokens for token in block[:count]]
+    pieces, rounds, begin = texts(committed, []), [], 0
+    for number, count in enumerate(counts):
+        if count:  # else the row was done, and others were not
+            told, end = _facts_at(facts, number, row), begin + count
+            shown = texts(told["proposed"][: told["drafted"]], committed[:begin])
+            rounds.append(_round(told, pieces[begin:end], shown, alone))
+            begin = end
     return Trace(tuple(rounds), prompt, threshold)
 
 
-@dataclass(frozen=True)
-class _Reader:
-    """Reads one round of one row."""
+def _facts_at(facts: Any, number: int, row: int) -> dict[str, Any]:
+    """Returns the facts of one round of one row by their names, as plain numbers and lists `[G + 1]`."""
+    fields = {field.name: getattr(facts, field.name) for field in dataclasses.fields(facts)}
+    return {
+        name: _facts_at(value, number, row) if dataclasses.is_dataclass(value) else value[number, row].tolist()
+        for name, value in fields.items()
+    }
 
-    facts: Any
-    number: int
-    row: int
-    texts: Texts
-    alone: bool
 
-    def _at(self, name: str) -> Any:
-        return getattr(self.facts, name)[self.number, self.row]
+def _round(told: Mapping[str, Any], pieces: Sequence[str], shown: Sequence[str], alone: bool) -> Round:
+    """Makes a round from its facts, the texts that it committed, and those that were proposed."""
+    drafted, kept, examined, unverified = (told[name] for name in ("drafted", "num_kept", "examined", "unverified"))
+    confidence = list(itertools.accumulate(told["max_q"][:drafted], operator.mul))
 
-    def round(self, before: Sequence[int], pieces: Sequence[str]) -> Round:
-        drafted, kept = int(self._at("drafted")), int(self._at("num_kept"))
-        rejected, unverified = bool(self._at("rejected")), bool(self._at("unverified"))
-        examined = int(self._at("examined"))
-        proposed = self._at("proposed").tolist()[:drafted]
-        shown = self.texts(proposed, [*before])
-        steps, product = [], 1.0
-        for slot in range(max(drafted, len(pieces))):
-            step = self._step(slot, proposed, shown, pieces)
-            product *= 1.0 if step.max_q is None else step.max_q
-            fate = self._fate(slot, drafted, kept, examined, unverified)
-            own = None if step.max_q is None else product
-            steps.append(dataclasses.replace(step, fate=fate, confidence=own))
-        return Round(tuple(steps), drafted, kept, len(pieces), rejected, unverified, examined, int(self._at("spent")))
-
-    @staticmethod
-    def _fate(slot: int, drafted: int, kept: int, read: int, unverified: bool) -> str:
-        if slot >= drafted:
-            return ""
+    def fate(slot: int) -> str:
         if slot < kept:
             return "unverified" if unverified else "kept"
-        return "rejected" if slot < read else "unread"
+        return "rejected" if slot < examined else "unread"
 
-    def _step(self, slot: int, proposed: Sequence[int], shown: Sequence[str], pieces: Sequence[str]) -> Step:
-        written, drafted = slot < len(pieces), slot < len(proposed)
-        tokens = self._at("tokens").tolist()
-        source = SOURCES[int(self.facts.origins.source[self.number, self.row, slot])] if written else ""
-        scored = not self._at("unverified")
-        own: dict[str, Any] = {
-            name: float(self._at(name)[slot]) for name in ("entropy_q", "max_q", "deferral", "divergence")
-        }
-        own["divergence"] = own["divergence"] if scored else None
-        stop = float(self._at("stop")[slot])
-        return Step(
-            slot=slot,
-            committed=self._candidate("of_committed", slot, tokens[slot], pieces[slot], drafted) if written else None,
-            source="draft" if written and self.alone else source,
-            proposed=self._candidate("of_proposed", slot, proposed[slot], shown[slot], True) if drafted else None,
-            fate="",
-            confidence=None,
-            entropy_p=float(self._at("entropy_p")[slot]) if scored else None,
-            stop=None if math.isnan(stop) else stop,
-            **{name: value if drafted else None for name, value in own.items()},
-        )
+    steps = []
+    for slot in range(max(drafted, len(pieces))):
+        step = _step(told, slot, pieces[slot] if slot < len(pieces) else None, alone)
+        if slot < drafted:
+            proposed = _candidate(told, "of_proposed", slot, told["proposed"][slot], shown[slot])
+            own = {name: told[name][slot] for name in ("entropy_q", "max_q", "deferral")}
+            divergence = None if unverified else told["divergence"][slot]
+            step = dataclasses.replace(
+                step, proposed=proposed, fate=fate(slot), confidence=confidence[slot], divergence=divergence, **own
+            )
+        steps.append(step)
+    counts = drafted, kept, len(pieces), bool(told["rejected"]), bool(unverified)
+    return Round(tuple(steps), *counts, examined=examined, spent=told["spent"])
 
-    def _candidate(self, kind: str, slot: int, token: int, text: str, drafted: bool) -> Candidate:
-        chances = getattr(self.facts, kind)
-        found = {
-            one.name: getattr(chances, one.name)[self.number, self.row, slot].item()
-            for one in dataclasses.fields(Candidate)
-            if one.name not in ("id", "text")
-        }
-        unknown = set() if drafted else {"q", "q_tilde", "rank_q"}
-        unknown |= {"p", "p_tilde", "pi", "rank_p"} if self._at("unverified") else set()
-        return Candidate(token, text, **{name: None if name in unknown else value for name, value in found.items()})
+
+def _step(told: Mapping[str, Any], slot: int, piece: str | None, alone: bool) -> Step:
+    """Makes a step without what was proposed there; `piece`: what it committed."""
+    source, committed = "", None
+    if piece is not None:
+        source = "draft" if alone else SOURCES[told["origins"]["source"][slot]]
+        committed = _candidate(told, "of_committed", slot, told["tokens"][slot], piece)
+    entropy, stop = None if told["unverified"] else told["entropy_p"][slot], told["stop"][slot]
+    return Step(slot, committed, source, entropy_p=entropy, stop=None if math.isnan(stop) else stop)
+
+
+def _candidate(told: Mapping[str, Any], kind: str, slot: int, token: int, text: str) -> Candidate:
+    """Makes a token with what the laws say of it, where they were drawn from and scored."""
+    unknown = set() if slot < told["drafted"] else {"q", "q_tilde", "rank_q"}
+    unknown |= {"p", "p_tilde", "pi", "rank_p"} if told["unverified"] else set()
+    chances = {name: None if name in unknown else values[slot] for name, values in told[kind].items()}
+    return Candidate(token, text, **chances)
 
 
 def _short(value: Any) -> Any:

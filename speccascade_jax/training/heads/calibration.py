@@ -80,16 +80,11 @@ def reliability(predicted: np.ndarray, kept: np.ndarray, bins: int = BINS, equal
 
 def measures(predicted: np.ndarray, kept: np.ndarray) -> dict[str, float]:
     """Everything about predictions `[N]` of `P`: `auc`, `ece`, `ece_equal_mass`, `brier`, `log_loss` and means."""
-    return {
-        "positions": len(kept),
-        "kept": float(np.mean(kept)),
-        "predicted": float(np.mean(predicted)),
-        "auc": auc(predicted, kept),
-        "ece": reliability(predicted, kept).ece,
-        "ece_equal_mass": reliability(predicted, kept, equal_mass=True).ece,
-        "brier": brier(predicted, kept),
-        "log_loss": log_loss(predicted, kept),
-    }
+    means = {"positions": len(kept), "kept": float(np.mean(kept)), "predicted": float(np.mean(predicted))}
+    errors = {"ece": reliability(predicted, kept).ece}
+    errors["ece_equal_mass"] = reliability(predicted, kept, equal_mass=True).ece
+    scores = {"brier": brier(predicted, kept), "log_loss": log_loss(predicted, kept)}
+    return means | {"auc": auc(predicted, kept)} | errors | scores
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,10 @@ from speccascade_jax.core.checks import whole
 from speccascade_jax.core.sampling import log_laws, make_law_pair, raw_and_scaled, sample
 from speccascade_jax.core.types import Array, Controls
 from speccascade_jax.engine.generate import raise_on_failure
-from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings, validate
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.studies.survey import surveying
 from speccascade_jax.evaluation.studies.survey.surveying import Written
-from speccascade_jax.evaluation.validation import validate
 from speccascade_jax.methods.settings import check_sampling_alone, sampling_of
 from speccascade_jax.models import fingerprints, teacher_forcing
 from speccascade_jax.results.report.printing import clock_time
@@ -79,47 +78,36 @@ def make(
 
 
 def write(session: Session, point: Point, shard_size: int, folder: Path) -> dict[str, int]:
-    """`make` with models and examples already loaded."""
+    """Does what `make` does with models and examples already loaded."""
+    asked, positions = point.evaluation, 0
     with locks.held(folder / "lock", folder):
-        return _write(session, point, shard_size, folder)
-
-
-def _write(session: Session, point: Point, shard_size: int, folder: Path) -> dict[str, int]:
-    manifest = _manifest(session, point, shard_size)
-    shards.begin(folder, manifest)
-    count = point.evaluation.quality_examples
-    starts = list(range(0, count, shard_size))
-    missing = [n for n in range(len(starts)) if not shards.shard_path(folder, n).exists()]
-    print(f"{len(starts)} shards in {folder}, {len(missing)} of them to be made")
-    there = [shards.read_shard(shards.shard_path(folder, n), manifest) for n in range(len(starts)) if n not in missing]
-    began, positions = time.monotonic(), sum(int(each.lengths.sum()) for each in there)
-    for done, number in enumerate(missing, 1):
-        first = point.evaluation.first_example + starts[number]
-        size = min(shard_size, count - starts[number])
-        window = dataclasses.replace(point.evaluation, first_example=first, quality_examples=size)
-        found = examples(session, dataclasses.replace(point, evaluation=window))
-        shards.write_shard(folder, number, manifest, found)
-        positions += int(found.lengths.sum())
-        remaining = runs.time_left(began, done, len(missing))
-        elapsed = clock_time(time.monotonic() - began)
-        print(f"[{done}/{len(missing)}] {positions:,} positions ({elapsed} elapsed, {remaining} left)", flush=True)
-    return {"prompts": count, "positions": positions}
+        manifest = _manifest(session, point, shard_size)
+        shards.begin(folder, manifest)
+        paths = [shards.shard_path(folder, n) for n in range(-(-asked.quality_examples // shard_size))]
+        missing = [n for n, path in enumerate(paths) if not path.exists()]
+        print(f"{len(paths)} shards in {folder}, {len(missing)} of them to be made")
+        for n in set(range(len(paths))) - set(missing):
+            positions += int(shards.read_shard(paths[n], manifest).lengths.sum())
+        began = time.monotonic()
+        for done, n in enumerate(missing, 1):
+            start = n * shard_size
+            size, first = min(shard_size, asked.quality_examples - start), asked.first_example + start
+            window = dataclasses.replace(asked, first_example=first, quality_examples=size)
+            made = examples(session, dataclasses.replace(point, evaluation=window))
+            shards.write_shard(folder, n, manifest, made)
+            positions += int(made.lengths.sum())
+            times = clock_time(time.monotonic() - began), runs.time_left(began, done, len(missing))
+            print(f"[{done}/{len(missing)}] {positions:,} positions ({times[0]} elapsed, {times[1]} left)", flush=True)
+    return {"prompts": asked.quality_examples, "positions": positions}
 
 
 def _manifest(session: Session, point: Point, shard_size: int) -> dict[str, Any]:
-    at = point.coordinates()
+    at, asked, loaded = point.coordinates(), point.evaluation, session.loaded
     names = ("pair", "task", "split", "first_example", "max_new_tokens", "seed", *shards.MEANING[3:])
-    return {name: at[name] for name in names} | {
-        "format": shards.FORMAT,
-        "pair_fingerprint": session.loaded["weights"],
-        "code": session.code(point.settings),
-        "draft_fingerprint": fingerprints.of_model(session.pair.draft),
-        "examples_fingerprint": session.loaded["examples"],
-        "dtype": point.pair.dtype,
-        "prompts": point.evaluation.quality_examples,
-        "batch": point.evaluation.quality_batch,
-        "shard_size": shard_size,
-    }
+    manifest = {name: at[name] for name in names} | {"format": shards.FORMAT, "pair_fingerprint": loaded["weights"]}
+    manifest |= {"code": session.code(point.settings), "draft_fingerprint": fingerprints.of_model(session.pair.draft)}
+    manifest |= {"examples_fingerprint": loaded["examples"], "dtype": point.pair.dtype}
+    return manifest | {"prompts": asked.quality_examples, "batch": asked.quality_batch, "shard_size": shard_size}
 
 
 def examples(session: Session, point: Point) -> Examples:
@@ -127,12 +115,9 @@ def examples(session: Session, point: Point) -> Examples:
     written = surveying.write(session, surveying.written_by("target", point))
     window = session.window(point.evaluation, point.evaluation.quality_examples)
     ids = np.asarray([session.examples[row].id for row in window], np.int32)
-    parts, start = [], 0
-    for each in written:
-        count = int(each.counts.sum())
-        parts.append(_labelled(session, point, each, ids[start : start + count]))
-        start += count
-    return shards.join(parts)
+    ends = np.cumsum([int(batch.counts.sum()) for batch in written])
+    parts = zip(written, np.split(ids, ends[:-1]), strict=True)
+    return shards.join([_labelled(session, point, batch, of_batch) for batch, of_batch in parts])
 
 
 def _labelled(session: Session, point: Point, written: Written, ids: np.ndarray) -> Examples:
@@ -144,31 +129,17 @@ def _labelled(session: Session, point: Point, written: Written, ids: np.ndarray)
     controls = session.controls(point, [point.settings.alpha] * rows)
     q, p = (teacher_forcing.along(b, written.prompt, tokens) for b in (session.pair.draft, session.pair.target))
     if (failed := np.flatnonzero(teacher_forcing.failing(q, jnp.asarray(lengths))[: len(ids)])).size:
-        raise FloatingPointError(
-            f"the draft model gave NaN or infinite logits along the output of example {ids[failed[0]]}: check its "
-            "weights"
-        )
-    found = jax.device_get(
-        label(
-            q,
-            p,
-            controls,
-            proposal_uniforms(point.seed, np.resize(ids, rows), width),
-            point.method.rule(point.settings),
-        )
-    )
-    real, kept = np.arange(rows) < len(ids), np.arange(width)[None] < lengths[:, None]
+        where = f"along the output of example {ids[failed[0]]}"
+        raise FloatingPointError(f"the draft model gave NaN or infinite logits {where}: check its weights")
+    draws = proposal_uniforms(point.seed, np.resize(ids, rows), width)
+    labels = jax.device_get(label(q, p, controls, draws, point.method.rule(point.settings)))
+    real, inside = np.arange(rows) < len(ids), np.arange(width)[None] < lengths[:, None]
     prompt = jax.device_get(written.prompt)
     encoder = np.zeros((rows, 0), np.int32) if prompt.encoder_tokens is None else prompt.encoder_tokens
-    return Examples(
-        ids=ids,
-        prompt_tokens=prompt.tokens[real],
-        prompt_lengths=prompt.length[real],
-        encoder_tokens=encoder[real],
-        tokens=np.asarray(tokens)[real],
-        lengths=lengths[real].astype(np.int32),
-        **{name: np.where(kept, value, 0).astype(value.dtype)[real] for name, value in found.items()},
-    )
+    prompts = (prompt.tokens[real], prompt.length[real], encoder[real])
+    outputs = (np.asarray(tokens)[real], lengths[real].astype(np.int32))
+    labels = {name: np.where(inside, value, 0).astype(value.dtype)[real] for name, value in labels.items()}
+    return Examples(ids, *prompts, *outputs, **labels)
 
 
 def proposal_uniforms(seed: int, ids: np.ndarray, width: int) -> Array:
@@ -203,9 +174,6 @@ def judged(pair: Any, tokens: Array, alpha: Array, rule: Rule) -> dict[str, Arra
     column = jnp.broadcast_to(alpha[:, None, None], (*tokens.shape, 1))
     drawn = laws.at_tokens(pair.q_tilde, tokens)[..., 0]
     kept = rule.kept_at(pair, column, tokens)
-    return {
-        "kept": jnp.clip(kept / jnp.where(drawn > 0, drawn, 1.0), 0.0, 1.0),
-        "max_q": measures.max_of(pair.q)[..., 0],
-        "entropy_q": measures.entropy(pair.q)[..., 0],
-        "q_of_proposal": drawn,
-    }
+    max_q, entropy_q = measures.max_of(pair.q)[..., 0], measures.entropy(pair.q)[..., 0]
+    kept = jnp.clip(kept / jnp.where(drawn > 0, drawn, 1.0), 0.0, 1.0)
+    return {"kept": kept, "max_q": max_q, "entropy_q": entropy_q, "q_of_proposal": drawn}

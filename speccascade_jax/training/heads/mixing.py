@@ -52,16 +52,18 @@ def mix(key: Array, batch: Batch, from_target: float) -> tuple[Array, Array]:
     return jnp.where(ours, batch.proposals, batch.tokens), counted
 
 
+Mixed = tuple[Array, Array, Array]
+"""Flat positions of a mix: what heads read `[N, D + 2]`, labels `[N]`, and which count, bool `[N]`."""
+
+
 def mix_key(seed: int, epoch: int | Array) -> Array:
     """The key of an epoch's mixes."""
     return jax.random.fold_in(rngs.root(seed), epoch)
 
 
 @partial(jax.jit, static_argnames=("model", "from_target", "size"))
-def mixed_states(
-    model: Any, params: Params, batch: Batch, key: Array, from_target: float, size: int
-) -> tuple[Array, Array, Array]:
-    """Of a mix: what heads read `[size, D + 2]`, labels `[size]` and which count, bool `[size]`, flat and padded.
+def mixed_states(model: Any, params: Params, batch: Batch, key: Array, from_target: float, size: int) -> Mixed:
+    """Returns what heads learn from a mix, flat and padded to `size` positions.
 
     The law of a proposal is the one behind the target's own words, as its label is; only the state has read the mix.
     """
@@ -138,11 +140,8 @@ class Batches:
         prompt = some.prompt()
         encoder = None if prompt.encoder_tokens is None else prompt.encoder_tokens[:, :width]
         named = (some.tokens, some.proposals, some.kept, some.max_q, some.q_of_proposal)
-        tokens, proposals, kept, max_q, drawn = (_to_width(array, width) for array in named)
+        padded = [np.pad(array, [(0, 0), (0, max(0, width - array.shape[1]))]) for array in named]
+        tokens, proposals, kept, max_q, drawn = (array[:, :width] for array in padded)
         prompt = Prompt(prompt.tokens[:, :width], prompt.length, encoder)
         lengths = np.where(real, some.lengths, 0)
         return Batch(prompt, rows.astype(np.int32), tokens, proposals, kept, max_q, drawn, lengths)
-
-
-def _to_width(array: np.ndarray, width: int) -> np.ndarray:
-    return np.pad(array, [(0, 0), (0, max(0, width - array.shape[1]))])[:, :width]

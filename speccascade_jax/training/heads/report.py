@@ -1,40 +1,150 @@
 """How well trained acceptance heads predict: `experiments/train_acceptance_head.py --mode=report`.
 
 METHODS section 6: calibration overall, by position in the block, by range of the label. Judged are the tokens of fixed
-blocks that the engine really drafts for prompts nobody trained on (`blocks`). A head's probability is taken with its
-weight of rejections undone (`train.probability`), its calibration error also as it is. Beside the heads stand what the
-draft says of itself: the largest probability and the entropy of its law, and the probability of the token it drew, raw
-and mapped by an isotonic regression fitted on the heads' training data.
+blocks that the engine really drafts for prompts nobody trained on: in training data every proposal stands behind the
+target's own words, in a block behind other proposals, the longer the block the more of them. A head's probability is
+taken with its weight of rejections undone (`train.probability`), its calibration error also as it is. Beside the heads
+stand what the draft says of itself: the largest probability and the entropy of its law, and the probability of the
+token it drew, raw and mapped by an isotonic regression fitted on the heads' training data.
 """
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
 from speccascade_jax.core.names import natural
-from speccascade_jax.core.types import Prompt
-from speccascade_jax.evaluation.points import Evaluation, Point, Settings
+from speccascade_jax.core.types import Array, Prompt, Round
+from speccascade_jax.engine.generate import Generation, raise_on_failure
+from speccascade_jax.evaluation.points import Evaluation, Point, Settings, validate
 from speccascade_jax.evaluation.session import Session
-from speccascade_jax.evaluation.validation import validate
+from speccascade_jax.models.teacher_forcing import states
 from speccascade_jax.pairs import head_files
 from speccascade_jax.results.report.tables.grid import NONE, Grid
+from speccascade_jax.rules import deferral
 from speccascade_jax.stopping import acceptance_head as heads
 from speccascade_jax.storage.files import expanded, plain, write_atomically
-from speccascade_jax.training.heads import calibration
-from speccascade_jax.training.heads.blocks import Blocks, collect
-from speccascade_jax.training.heads.shards import SAMPLING, Data, Examples, prompt_keys, read
+from speccascade_jax.training.heads import calibration, shards
+from speccascade_jax.training.heads.make_data import judged
+from speccascade_jax.training.heads.shards import Examples
 from speccascade_jax.training.heads.train import HeadTrainer, probability
 
 RANGES = (0.0, 0.1, 0.5, 0.9, 1.0)
 """Edges of the label's ranges; the last one is closed."""
 LABEL = "the label itself"
 _COLUMNS = {"auc": "AUC", "ece": "ECE", "ece_equal_mass": "ECE, equal mass", "brier": "Brier", "log_loss": "log loss"}
+
+
+_ROWS = 64
+"""Blocks per pass of the draft."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """`M` blocks of at most `G` tokens; entries at or beyond a block's length mean nothing.
+
+    Attributes:
+        lengths: int32 `[M]`; rows: int32 `[M]`, the example each belongs to.
+        tokens: int32 `[M, G]`; kept, max_q, entropy_q, q_of_proposal: float32 `[M, G]`, as in `shards`, at the
+            token's own prefix: the committed tokens and the block before it.
+        hidden: float32 `[M, G, D]`, the draft's state behind each token.
+    """
+
+    lengths: np.ndarray
+    rows: np.ndarray
+    tokens: np.ndarray
+    kept: np.ndarray
+    max_q: np.ndarray
+    entropy_q: np.ndarray
+    q_of_proposal: np.ndarray
+    hidden: np.ndarray
+
+    @property
+    def inputs(self) -> np.ndarray:
+        """float32 `[M, G, D + 2]`: what a head reads of each token."""
+        return np.asarray(heads.with_law(*map(jnp.asarray, (self.hidden, self.max_q, self.q_of_proposal))))
+
+    @property
+    def counted(self) -> np.ndarray:
+        """bool `[M, G]`: the tokens there are."""
+        return np.arange(self.tokens.shape[1])[None] < self.lengths[:, None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorder:
+    """What `generate` records of a round: its block, and what is known of the block's tokens under a rule."""
+
+    rule: str
+    alpha: float
+
+    def __call__(self, turn: Round) -> dict[str, Array]:
+        """`start`, `length` (0 in rows that sat out) int32 `[B]`; `tokens` and `judged`'s `[B, G]`."""
+        pair = jax.tree.map(lambda x: x[:, :-1], turn.pair)  # the last entry is the bonus position's
+        alpha = jnp.full(turn.start.shape, self.alpha, jnp.float32)
+        length = jnp.where(turn.active, turn.draft.length, 0)
+        known = judged(pair, turn.draft.tokens, alpha, deferral.get(self.rule))
+        return {"start": turn.start, "length": length, "tokens": turn.draft.tokens} | known
+
+
+def collect(session: Session, point: Point) -> Blocks:
+    """Returns the blocks of a run over the evaluation's examples for quality.
+
+    Args:
+        point: its method is "speculative" with the rule, the α and the block size.
+    """
+    parts = []
+    recorder = Recorder(point.method.rule(point.settings).name, point.settings.alpha or 0.0)
+    for rows, real in session.batches(point.evaluation):
+        generation = session.prepare(point, rows)(point.seed, record=recorder)
+        raise_on_failure(generation)
+        prompt = jax.tree.map(lambda x, rows=rows: x[rows], session.prompts)
+        parts.append(_blocks(session, prompt, generation, rows, real))
+    return shards.join(parts)
+
+
+def _blocks(session: Session, prompt: Prompt, generation: Generation, rows: np.ndarray, real: int) -> Blocks:
+    record = {name: np.asarray(value) for name, value in generation.record.items()}
+    turn, row = np.nonzero(record["length"] > 0)
+    turn, row = turn[row < real], row[row < real]
+    found = {name: value[turn, row] for name, value in record.items()}
+    before = found["start"] - np.asarray(prompt.length)[row]
+    sequences = behind(np.asarray(generation.tokens)[row], before, found["tokens"])
+    prompts = jax.tree.map(lambda x: np.asarray(x)[row], prompt)
+    hidden = _states(session, prompts, sequences, before, found["tokens"].shape[1])
+    known = {name: found[name] for name in ("tokens", "kept", "max_q", "entropy_q", "q_of_proposal")}
+    return Blocks(lengths=found["length"], rows=rows[row].astype(np.int32), hidden=hidden, **known)
+
+
+def behind(committed: np.ndarray, before: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+    """Each row's first `before` `[M]` tokens of `committed` `[M, L]`, then its block `[M, G]`: int32 `[M, L + G]`."""
+    size = blocks.shape[1]
+    out = np.pad(committed, [(0, 0), (0, size)])
+    np.put_along_axis(out, before[:, None] + np.arange(size)[None], blocks, axis=1)
+    return out
+
+
+def _states(session: Session, prompts: Prompt, sequences: np.ndarray, before: np.ndarray, size: int) -> np.ndarray:
+    """The hidden states of the blocks' tokens, float32 `[M, G, D]`, in passes of one shape."""
+    draft, parts = session.pair.draft, []
+    for start in range(0, len(sequences), _ROWS):
+        chosen = np.resize(np.arange(start, min(start + _ROWS, len(sequences))), _ROWS)
+        some: Any = jax.tree.map(lambda x, chosen=chosen: x[chosen], (prompts, sequences, before))
+        parts.append(np.asarray(_pass(draft.model, draft.params, *some, size))[: len(sequences) - start])
+    return np.concatenate(parts)
+
+
+@partial(jax.jit, static_argnames=("model", "size"))
+def _pass(model: Any, params: Any, prompt: Prompt, tokens: Array, before: Array, size: int) -> Array:
+    hidden = states(model, params, prompt, tokens).astype(jnp.float32)
+    return jnp.take_along_axis(hidden, (before[:, None] + jnp.arange(size)[None])[..., None], axis=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,20 +165,24 @@ class HeadReport:
     shown: tuple[str, ...] = ()
 
     def run(self) -> dict[str, Any]:
-        """Measure, print the tables, write `report.json` and `reliability.png` into `<run_dir>/report`.
+        """Measures, prints the tables, writes `report.json` and `reliability.png` into `<run_dir>/report`.
 
         Raises:
             FileNotFoundError: no heads.
             ValueError: heads of another draft, `shown` names none, or prompts that are among the data.
         """
-        data = read(self.trainer.data)
+        data = shards.read(self.trainer.data)
         trained = load_heads(expanded(self.trainer.run_dir) / "heads", self.shown)
-        point = self._point(data)
+        meant = data.manifest
+        sampling = {name: meant[name] for name in shards.SAMPLING}
+        settings = Settings(rule=meant["rule"], alpha=meant["alpha"], block_size=self.block_size, **sampling)
+        asked = self.evaluation.resolved()
+        point = Point(pair=self.trainer.pair, evaluation=asked, settings=settings, seed=self.seed)
         validate(point)
-        session = Session(self.trainer.pair, point.evaluation)
+        session = Session(self.trainer.pair, asked)
         for head in trained.values():
             head.check(session.pair.draft, session.pair.name)
-        rows = session.window(point.evaluation, point.evaluation.quality_examples)
+        rows = session.window(asked, asked.quality_examples)
         check_unseen(data.examples, jax.tree.map(lambda x: x[rows], session.prompts))
         blocks = collect(session, point)
         found = judge(blocks, data.examples, trained)
@@ -77,12 +191,6 @@ class HeadReport:
         found |= {"shown": shown, "block_size": self.block_size, "task": point.coordinates()["task"]}
         self._present(found, blocks, predictions(blocks, data.examples, trained))
         return found
-
-    def _point(self, data: Data) -> Point:
-        meant = data.manifest
-        sampling = {name: meant[name] for name in SAMPLING}
-        settings = Settings(rule=meant["rule"], alpha=meant["alpha"], block_size=self.block_size, **sampling)
-        return Point(pair=self.trainer.pair, evaluation=self.evaluation.resolved(), settings=settings, seed=self.seed)
 
     def _present(self, found: dict[str, Any], blocks: Blocks, predicted: Mapping[str, np.ndarray]) -> None:
         folder = expanded(self.trainer.run_dir) / "report"
@@ -96,55 +204,50 @@ class HeadReport:
 
 
 def check_unseen(trained_on: Examples, prompts: Prompt) -> None:
-    """Refuse to judge on prompts that are among the data, held out there or not: the baselines are fitted on them all.
+    """Refuses to judge on prompts among the data, held out there or not: the baselines are fitted on them all.
 
     Raises:
         ValueError: says how many there are.
     """
-    known, asked = set(prompt_keys(trained_on.prompt())), prompt_keys(prompts)
+    known, asked = set(shards.prompt_keys(trained_on.prompt())), shards.prompt_keys(prompts)
     if seen := sum(key in known for key in asked):
-        raise ValueError(
-            f"{seen} of the report's {len(asked)} prompts are among the data that the heads were trained on: choose "
-            f"others, by Evaluation.split or Evaluation.first_example"
-        )
+        remedy = "choose others, by Evaluation.split or Evaluation.first_example"
+        among = f"{seen} of the report's {len(asked)} prompts are among the data that the heads were trained on"
+        raise ValueError(f"{among}: {remedy}")
 
 
 def load_heads(folder: Path, needed: tuple[str, ...] = ()) -> dict[str, head_files.Head]:
-    """Name -> head of every file in a run's folder of heads.
+    """Returns name -> head of every file in a run's folder of heads.
 
     Raises:
         FileNotFoundError: there are none. ValueError: one of `needed` is not among them.
     """
-    found = {
-        path.stem: head_files.load(path)
-        for path in sorted(folder.glob("*.msgpack"), key=lambda path: natural(path.stem))
-    }
-    if not found:
+    paths = {path.stem: path for path in folder.glob("*.msgpack")}
+    if not paths:
         raise FileNotFoundError(f"no heads in {folder}: train some (--mode=train)")
-    if missing := [name for name in needed if name not in found]:
-        raise ValueError(f"shown: {missing[0]!r} is not one of {', '.join(found)}")
-    return found
+    trained = {name: head_files.load(paths[name]) for name in sorted(paths, key=natural)}
+    if missing := [name for name in needed if name not in trained]:
+        raise ValueError(f"shown: {missing[0]!r} is not one of {', '.join(trained)}")
+    return trained
 
 
 def predictions(blocks: Blocks, trained_on: Examples, trained: Mapping[str, head_files.Head]) -> dict[str, np.ndarray]:
-    """Name -> probability of acceptance `[K]` that each predictor gives to the blocks' `K` tokens."""
+    """Returns name -> probability of acceptance `[K]` that each predictor gives to the blocks' `K` tokens."""
     at, fitted = blocks.counted, trained_on.counted
-    kept = trained_on.kept[fitted]
-    found = {
-        name: probability(np.asarray(heads.logits(head.params, blocks.inputs[at])), head.card.w_rej)
-        for name, head in trained.items()
-    }
-    found["the mean"] = np.full(int(at.sum()), kept.mean(dtype=np.float64))
-    raw = {"max q": "max_q", "q̃ of the token": "q_of_proposal"}
-    found |= {name: getattr(blocks, field)[at] for name, field in raw.items()}
-    for name, field, sign in (*((name, field, 1) for name, field in raw.items()), ("entropy of q", "entropy_q", -1)):
+    kept, inputs = trained_on.kept[fitted], blocks.inputs[at]
+    logits = {name: np.asarray(heads.logits(head.params, inputs)) for name, head in trained.items()}
+    predicted = {name: probability(logits[name], head.card.w_rej) for name, head in trained.items()}
+    predicted["the mean"] = np.full(int(at.sum()), kept.mean(dtype=np.float64))
+    predicted |= {"max q": blocks.max_q[at], "q̃ of the token": blocks.q_of_proposal[at]}
+    scores = (("max q", "max_q", 1), ("q̃ of the token", "q_of_proposal", 1), ("entropy of q", "entropy_q", -1))
+    for name, field, sign in scores:
         fit = calibration.isotonic(sign * getattr(trained_on, field)[fitted], kept)
-        found[f"{name}, mapped"] = fit(sign * getattr(blocks, field)[at])
-    return found | {LABEL: blocks.kept[at]}
+        predicted[f"{name}, mapped"] = fit(sign * getattr(blocks, field)[at])
+    return predicted | {LABEL: blocks.kept[at]}
 
 
 def judge(blocks: Blocks, trained_on: Examples, trained: Mapping[str, head_files.Head]) -> dict[str, Any]:
-    """Measures of every predictor: `overall`, `slot` (from 1: position in the block) and `label` (range of the label).
+    """Returns measures of every predictor: `overall`, by `slot` (position in the block, from 1), by range of `label`.
 
     By range of the label only means say something: a range's labels are nearly alike, so nothing is to be told apart.
     """
@@ -153,18 +256,19 @@ def judge(blocks: Blocks, trained_on: Examples, trained: Mapping[str, head_files
     slots = np.broadcast_to(np.arange(1, at.shape[1] + 1), at.shape)[at]
     ranges = np.minimum(np.digitize(kept, RANGES), len(RANGES) - 1)
     predicted = predictions(blocks, trained_on, trained)
-    whole = {name: calibration.measures(p, kept) for name, p in predicted.items()}
+    everywhere = np.ones(len(kept), bool)
+    overall = _grouped(predicted, kept, everywhere)
     for name, head in trained.items():
         logits = np.asarray(heads.logits(head.params, blocks.inputs[at]))
-        whole[name]["ece_as_it_is"] = calibration.reliability(probability(logits, 1.0), kept).ece
-    names = {n: f"{low:g} to {high:g}" for n, (low, high) in enumerate(zip(RANGES, RANGES[1:], strict=False), 1)}
+        overall[name]["ece_as_it_is"] = calibration.reliability(probability(logits, 1.0), kept).ece
+    names = [f"{low:g} to {high:g}" for low, high in itertools.pairwise(RANGES)]
     return {
         "tokens": int(at.sum()),
         "blocks": len(at),
         "kept_in_training": float(trained_on.kept[trained_on.counted].mean()),
-        "overall": whole,
+        "overall": overall,
         "slot": {str(s): _grouped(predicted, kept, slots == s) for s in np.unique(slots)},
-        "label": {names[int(r)]: _grouped(predicted, kept, ranges == r) for r in np.unique(ranges)},
+        "label": {names[int(r) - 1]: _grouped(predicted, kept, ranges == r) for r in np.unique(ranges)},
     }
 
 
@@ -173,28 +277,22 @@ def _grouped(predicted: Mapping[str, np.ndarray], kept: np.ndarray, some: np.nda
 
 
 def overall(found: Mapping[str, Any]) -> Grid:
-    """The table of all predictors over all tokens."""
-    rows = []
-    for name, of_one in found["overall"].items():
-        cells = [_number(of_one[column]) for column in _COLUMNS]
-        rows.append([name, *cells, _number(of_one["predicted"]), _number(of_one.get("ece_as_it_is"))])
-    mean = next(iter(found["overall"].values()))["kept"]
-    return Grid(
-        title=f"Predicting acceptance: {found['tokens']:,} tokens of {found['blocks']:,} blocks",
-        header=["predictor", *_COLUMNS.values(), "mean prediction", "ECE as it is"],
-        rows=rows,
-        notes=[
-            f"kept on average: {mean:.3f} here, {found['kept_in_training']:.3f} in the training data",
-            "as it is: a head's probabilities before the weight of rejections is undone",
-        ],
-    )
+    """Returns the table of all predictors over all tokens."""
+    shown = (*_COLUMNS, "predicted", "ece_as_it_is")
+    rows = [[name, *(_number(values.get(column)) for column in shown)] for name, values in found["overall"].items()]
+    mean = found["overall"][LABEL]["kept"]
+    title = f"Predicting acceptance: {found['tokens']:,} tokens of {found['blocks']:,} blocks"
+    header = ["predictor", *_COLUMNS.values(), "mean prediction", "ECE as it is"]
+    notes = [f"kept on average: {mean:.3f} here, {found['kept_in_training']:.3f} in the training data"]
+    notes += ["as it is: a head's probabilities before the weight of rejections is undone"]
+    return Grid(title=title, header=header, rows=rows, notes=notes)
 
 
 def by_group(found: Mapping[str, Any], kind: str) -> Grid:
-    """The table by position in the block (`slot`) or range of the label (`label`), of a few predictors."""
+    """Returns the table by position in the block (`slot`) or range of the label (`label`), of a few predictors."""
     names = [*found["shown"], "max q, mapped", "q̃ of the token, mapped"]
-    told = {"slot": ("position in the block", ("auc", "ece")), "label": ("range of the label", ("predicted",))}
-    what, measures = told[kind]
+    kinds = {"slot": ("position in the block", ("auc", "ece")), "label": ("range of the label", ("predicted",))}
+    what, measures = kinds[kind]
     header = [f"{name}: {_COLUMNS.get(measure, 'mean')}" for name in names for measure in measures]
     rows = []
     for group, of_group in found[kind].items():
@@ -209,7 +307,7 @@ def _number(value: float | None) -> str:
 
 
 def draw(predicted: Mapping[str, np.ndarray], kept: np.ndarray, path: Path) -> None:
-    """The reliability diagram: mean label against mean prediction, bin by bin, and how many tokens are in each bin."""
+    """Draws the reliability diagram: by bin the mean label against the mean prediction, and the share of tokens."""
     from speccascade_jax.results.report.figures import tradeoff
     from speccascade_jax.results.report.figures.styles import styles
 

@@ -9,12 +9,10 @@ holds the arrays of `Examples`, the last shard of a folder fewer rows, and `key`
 shard of another folder gets in; the checksums of its zip archive are all compared when it is read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -31,6 +29,7 @@ SAMPLING = ("temperature", "top_p", "top_k", "draft_temperature")
 MEANING = ("format", "pair_fingerprint", "draft_fingerprint", "rule", "alpha", *SAMPLING)
 """Entries of a manifest in which folders that are read together must agree."""
 _MAKE = "python -m experiments.make_acceptance_data"
+Rows = TypeVar("Rows")
 
 
 @dataclass(frozen=True)
@@ -72,9 +71,9 @@ class Examples:
         arrays: tuple[Any, ...] = (self.prompt_tokens, self.prompt_lengths, encoder)
         return Prompt(*arrays)
 
-    def rows(self, chosen: np.ndarray) -> Examples:
+    def rows(self, chosen: np.ndarray) -> Self:
         """Some of the examples."""
-        return Examples(*(getattr(self, field.name)[chosen] for field in fields(self)))
+        return type(self)(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
 
 def prompt_keys(prompt: Prompt) -> list[bytes]:
@@ -98,16 +97,24 @@ class Data:
         return point_key(manifest=self.manifest)
 
 
-def join(parts: Sequence[Examples]) -> Examples:
-    """All examples of all parts in order, padded to the widest."""
-    return Examples(*(_stacked([getattr(part, field.name) for part in parts]) for field in fields(Examples)))
+def join(parts: Sequence[Rows]) -> Rows:
+    """Returns all rows of all parts in order, padded to the widest; a field that some part lacks (`None`) is left out.
+
+    Args:
+        parts: dataclasses of one type, whose fields are arrays with a row for each example.
+    """
+    kind: Any = type(parts[0])
+    columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(kind)}
+    whole = {name: arrays for name, arrays in columns.items() if all(array is not None for array in arrays)}
+    return kind(**{name: _stacked(arrays) for name, arrays in whole.items()})
 
 
 def _stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
     if arrays[0].ndim == 1:
         return np.concatenate(arrays)
     width = max(array.shape[1] for array in arrays)
-    return np.concatenate([np.pad(array, [(0, 0), (0, width - array.shape[1])]) for array in arrays])
+    rest = [(0, 0)] * (arrays[0].ndim - 2)
+    return np.concatenate([np.pad(array, [(0, 0), (0, width - array.shape[1]), *rest]) for array in arrays])
 
 
 def begin(folder: Path, manifest: dict[str, Any]) -> None:

@@ -25,9 +25,9 @@ from speccascade_jax.storage import files
 from speccascade_jax.training import runs
 from speccascade_jax.training.epochs import AcceptanceRun, EpochTrainer
 from speccascade_jax.training.heads import calibration
-from speccascade_jax.training.heads.mixing import HELD_OUT, Batch, mix_key, mixed_states
+from speccascade_jax.training.heads.mixing import HELD_OUT, Batch, Mixed, mix_key, mixed_states
 from speccascade_jax.training.heads.shards import MEANING, check_draft
-from speccascade_jax.training.runs import TrainState
+from speccascade_jax.training.runs import Stepped, TrainState
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,7 @@ class HeadTrainer(EpochTrainer):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("depths", "w_rejs", "laws"):
-            several(name, getattr(self, name), 1)
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            object.__setattr__(self, name, several(name, getattr(self, name), 1))
         for depth in self.depths:
             whole("depths", depth, 0)
         whole("warmup_steps", self.warmup_steps, 0)
@@ -91,16 +90,9 @@ def total_loss(params: Params, inputs: Array, kept: Array, counted: Array, w_rej
 
 
 @functools.partial(jax.jit, static_argnames=("optimizer", "w_rejs"), donate_argnums=0)
-def train_step(
-    state: TrainState,
-    inputs: Array,
-    kept: Array,
-    counted: Array,
-    optimizer: optax.GradientTransformation,
-    w_rejs: WRejs,
-) -> tuple[TrainState, dict[str, Array]]:
-    """One step of every head on inputs `[N, D + 2]` with labels `[N]`; returns the losses by name."""
-    grads, losses = jax.grad(total_loss, has_aux=True)(state.params, inputs, kept, counted, w_rejs)
+def train_step(state: TrainState, mixed: Mixed, optimizer: optax.GradientTransformation, w_rejs: WRejs) -> Stepped:
+    """Takes one step of every head on what `mixed_states` gave."""
+    grads, losses = jax.grad(total_loss, has_aux=True)(state.params, *mixed, w_rejs)
     return state.updated(optimizer, grads), losses
 
 
@@ -117,29 +109,26 @@ class Run(AcceptanceRun):
         ValueError: data made with another draft, or a run directory begun with other settings.
     """
 
-    def initial(self) -> Params:
-        """Returns fresh heads; refuses data that another draft proposed."""
+    def initial(self) -> tuple[Params, int]:
+        """Returns fresh heads, and the trainer's warm-up; refuses data that another draft proposed."""
         check_draft(self.data, fingerprints.of_model(self.pair.draft), self.pair.name)
         size = teacher_forcing.features(self.pair.draft)
         if size is None:
             raise ValueError(f"the draft of pair {self.pair.name!r} gives no hidden states: no head can read it")
-        key = jax.random.key(self.trainer.seed)
-        return {name: heads.initial(key, size, depth, law) for name, (depth, _, law) in self.trainer.grid.items()}
+        key, grid = jax.random.key(self.trainer.seed), self.trainer.grid
+        params = {name: heads.initial(key, size, depth, law) for name, (depth, _, law) in grid.items()}
+        return params, int(self.trainer.warmup_steps)
 
-    def warmup_steps(self) -> int:
-        """As the trainer says."""
-        return int(self.trainer.warmup_steps)
-
-    def states(self, batch: Batch, epoch: int) -> tuple[Array, Array, Array]:
-        """Inputs, labels and which count, of a batch in an epoch's mix (`mixing.mixed_states`)."""
+    def states(self, batch: Batch, epoch: int) -> Mixed:
+        """Returns inputs, labels and which count, of a batch in an epoch's mix (`mixing.mixed_states`)."""
         draft, trainer = self.pair.draft, self.trainer
         key = mix_key(trainer.seed, epoch)
         return mixed_states(draft.model, draft.params, batch, key, trainer.from_target, trainer.batch_positions)
 
     def step(self, epoch: int, batch: Batch) -> dict[str, Array]:
-        """One optimiser step of every head."""
+        """Takes one optimiser step of every head."""
         w_rejs = tuple((name, w_rej) for name, (_, w_rej, _) in self.trainer.grid.items())
-        self.state, losses = train_step(self.state, *self.states(batch, epoch), self.optimizer, w_rejs)
+        self.state, losses = train_step(self.state, self.states(batch, epoch), self.optimizer, w_rejs)
         return losses
 
     def evaluate(self) -> dict[str, Any]:
@@ -167,9 +156,7 @@ class Run(AcceptanceRun):
     def write(self) -> None:
         """Write every head of the grid with its card."""
         meant = {name: self.data.manifest[name] for name in (*MEANING, "pair") if name != "format"}
-        prompts, positions = len(self.train_rows), int(self.data.examples.lengths[self.train_rows].sum())
-        meant |= {"data": self.data.key, "prompts": prompts, "positions": positions, "steps": int(self.state.step)}
-        meant |= {"features": teacher_forcing.features(self.pair.draft)}
+        meant |= self.facts() | {"features": teacher_forcing.features(self.pair.draft)}
         for name, (depth, w_rej, law) in self.trainer.grid.items():
             head = head_files.Head(self.state.params[name], head_files.Card(depth=depth, w_rej=w_rej, law=law, **meant))
             head_files.save(self.directory / "heads" / f"{name}.msgpack", head)

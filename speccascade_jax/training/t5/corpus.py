@@ -41,17 +41,16 @@ def bucketed(
     members: dict[int, list[TokenPair]] = {width: [] for width in widths}
     for example in examples:
         needed = max(len(example.source), len(example.target)) + 1
-        width = next((w for w in widths if w >= needed), None)
-        if width is None:
+        if needed > widths[-1]:
             raise ValueError(f"an example needs {needed} slots, the widest bucket has {widths[-1]}")
-        members[width].append(example)
+        members[next(width for width in widths if width >= needed)].append(example)
     batches = []
     for width, inside in members.items():
         rows = tokens_per_batch // width
         if rows == 0:
             raise ValueError(f"tokens_per_batch={tokens_per_batch} holds no row of width {width}")
-        cut = [inside[at : at + rows] for at in range(0, len(inside), rows)]
-        batches += [_pack(some, rows, width, target_widths) for some in cut]
+        starts = range(0, len(inside), rows)
+        batches += [_pack(inside[at : at + rows], rows, width, target_widths) for at in starts]
     return batches
 
 
@@ -63,8 +62,22 @@ def _pack(examples: Sequence[TokenPair], rows: int, width: int, target_widths: S
     return Batch(right_pad(source, width), right_pad(target, next((w for w in target_widths if w >= longest), width)))
 
 
+class _Epochs:
+    """Epochs of a corpus that gives `examples` and says how they are batched."""
+
+    def epoch(self: Any, pairs: Any, seed: int, epoch: int) -> list[Batch]:
+        """Returns the batches of one epoch over `pairs` (from `tokens`), shuffled (by width first: `short_first`)."""
+        rng = np.random.default_rng((seed, epoch))
+        examples = self.examples(pairs, rng)
+        batches = bucketed(examples, self.widths, self.tokens_per_batch, self.target_widths)
+        shuffled = [batches[i] for i in rng.permutation(len(batches))]
+        if epoch < self.short_first:
+            shuffled.sort(key=lambda batch: batch.source.shape[1])
+        return shuffled
+
+
 @dataclasses.dataclass(frozen=True)
-class JoinedCorpus:
+class JoinedCorpus(_Epochs):
     """What training reads: a file of pairs and how its batches are made.
 
     Attributes:
@@ -113,16 +126,11 @@ class JoinedCorpus:
 
     def examples(self, pairs: Sequence[TokenPair], rng: np.random.Generator) -> list[TokenPair]:
         """One pass over `pairs` (from `tokens`) as joined examples, in random order."""
-        groups = group(pairs, self.max_joined, rng, self.widths[-1] - 1)
-        return [join_tokens(pairs, one) for one in groups]
-
-    def epoch(self, pairs: Sequence[TokenPair], seed: int, epoch: int) -> list[Batch]:
-        """The batches of one epoch over `pairs` (from `tokens`), shuffled (by width first: `short_first`)."""
-        return _epoch(self, pairs, seed, epoch)
+        return [join_tokens(pairs, members) for members in group(pairs, self.max_joined, rng, self.widths[-1] - 1)]
 
 
 @dataclasses.dataclass(frozen=True)
-class MixedCorpus:
+class MixedCorpus(_Epochs):
     """Several corpora as one: every epoch is one of each, shuffled together, and pairs of two are never joined.
 
     Attributes:
@@ -151,23 +159,9 @@ class MixedCorpus:
 
     def examples(self, pairs: Sequence[Sequence[TokenPair]], rng: np.random.Generator) -> list[TokenPair]:
         """One pass over every part (from `tokens`) as joined examples, in random order: the first few are mixed too."""
-        each = zip(self.parts, pairs, strict=True)
-        found = [example for part, inside in each for example in part.examples(inside, rng)]
-        return [found[i] for i in rng.permutation(len(found))]
-
-    def epoch(self, pairs: Sequence[Sequence[TokenPair]], seed: int, epoch: int) -> list[Batch]:
-        """The batches of one epoch over `pairs` (from `tokens`), shuffled (by width first: `short_first`)."""
-        return _epoch(self, pairs, seed, epoch)
+        parts = zip(self.parts, pairs, strict=True)
+        examples = [example for part, inside in parts for example in part.examples(inside, rng)]
+        return [examples[i] for i in rng.permutation(len(examples))]
 
 
 Corpus = JoinedCorpus | MixedCorpus
-
-
-def _epoch(corpus: Corpus, pairs: Any, seed: int, epoch: int) -> list[Batch]:
-    rng = np.random.default_rng((seed, epoch))
-    examples = corpus.examples(pairs, rng)
-    batches = bucketed(examples, corpus.widths, corpus.tokens_per_batch, corpus.target_widths)
-    shuffled = [batches[i] for i in rng.permutation(len(batches))]
-    if epoch < corpus.short_first:
-        shuffled.sort(key=lambda batch: batch.source.shape[1])
-    return shuffled

@@ -19,7 +19,7 @@ def decode(
     bound: BoundModel,
     vocabulary: Vocabulary,
     sources: Sequence[Sequence[int]],
-    max_new: int = 128,
+    max_new: int,
     *,
     batch_size: int = 64,
     temperature: float = 0.0,

@@ -7,8 +7,6 @@ the embedding included. What the additions read with is not zero, so they learn 
 `min_scale` says how fast an array of zeros leaves zero.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -59,12 +57,9 @@ def _stack(part: str, tree: Params, fresh: Params, found: T5Config, wanted: T5Co
     layers = {}
     for i in range(new):
         layer = _larger(tree[f"layers_{i * old // new}"], fresh[f"layers_{i}"])
-        layers[f"layers_{i}"] = layer if _is_origin(i, old, new) else _silent(layer)
+        is_origin = i == 0 or i * old // new != (i - 1) * old // new
+        layers[f"layers_{i}"] = layer if is_origin else _silent(layer)
     return layers
-
-
-def _is_origin(i: int, old: int, new: int) -> bool:
-    return i == 0 or i * old // new != (i - 1) * old // new
 
 
 def _larger(tree: Any, fresh: Any, name: str = "") -> Any:
@@ -97,7 +92,6 @@ def _check(found: T5Config, wanted: T5Config) -> None:
     # a layer grows from one below it, and there is none
     rootless = found.num_decoder_layers == 0 < wanted.num_decoder_layers
     if dataclasses.replace(found, **free) != wanted or smaller or rootless:
-        raise ValueError(
-            f"the checkpoint holds {found}, from which {wanted} cannot grow: only {', '.join(GROWING)} may differ, "
-            f"and only be larger, layers from one at least; name another init_from, or train afresh"
-        )
+        allowed = f"only {', '.join(GROWING)} may differ, and only be larger, layers from one at least"
+        remedy = "name another init_from, or train afresh"
+        raise ValueError(f"the checkpoint holds {found}, from which {wanted} cannot grow: {allowed}; {remedy}")

@@ -1,10 +1,9 @@
-"""The training run: batches in, checkpoints and metrics out, resumable at any moment."""
-
-from __future__ import annotations
+"""The training run, resumable at any moment: batches in, metrics out; its state as a checkpoint and its score."""
 
 import dataclasses
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import jax
@@ -12,14 +11,14 @@ import numpy as np
 from absl import logging
 
 from speccascade_jax import checkpoints
-from speccascade_jax.core.types import BoundModel
+from speccascade_jax.core.types import BoundModel, count
+from speccascade_jax.data.tasks import table
 from speccascade_jax.data.vocabularies.load import Vocabulary
 from speccascade_jax.models.t5 import T5, T5Config
 from speccascade_jax.storage.files import expanded
 from speccascade_jax.training import runs
 from speccascade_jax.training.t5 import decoding, growth, steps
 from speccascade_jax.training.t5.corpus import Batch, Corpus
-from speccascade_jax.training.t5.schedule import Schedule
 
 
 @dataclasses.dataclass
@@ -59,7 +58,7 @@ class Trainer:
     vocabulary: str
     corpus: Corpus
     validation: Corpus
-    schedule: Schedule
+    schedule: steps.Schedule
     optimizer: steps.Optimizer = steps.Optimizer()
     objective: steps.Objective = steps.Objective()
     init_from: str = ""
@@ -72,11 +71,9 @@ class Trainer:
     bleu_examples: int = 128
 
     def __post_init__(self) -> None:
-        size = Vocabulary(self.vocabulary).vocab_size
-        if size != self.config.vocab_size:
-            raise ValueError(
-                f"{self.vocabulary} has {size} pieces, but the model's vocab_size is {self.config.vocab_size}"
-            )
+        size, wanted = Vocabulary(self.vocabulary).vocab_size, self.config.vocab_size
+        if size != wanted:
+            raise ValueError(f"{self.vocabulary} has {size} pieces, but the model's vocab_size is {wanted}")
 
     def run(self) -> dict[str, float]:
         """Train to the schedule's end (from the saved state if there is one); returns the last evaluation.
@@ -88,18 +85,14 @@ class Trainer:
             return Run(self).finish()
 
 
-class Run:
+class Run(runs.Run):
     """A `Trainer` at work: its arrays, its place in the data, its clock."""
 
     def __init__(self, trainer: Trainer):
-        self.trainer = trainer
-        self.directory = expanded(trainer.run_dir)
         self.vocabulary = Vocabulary(trainer.vocabulary)
         self.pairs: Any = trainer.corpus.tokens(self.vocabulary)
-        self.state, self.position = self._initial()
-        self.log = runs.MetricsLog(
-            self.directory / runs.METRICS_FILE, int(self.state.step), logged=self.position.logged
-        )
+        super().__init__(trainer, _initial(trainer))
+        self.position = Position(**self.resumed_from)
         teacher = load_float32(trainer.objective.distill_from) if trainer.objective.distill_from else None
         self.train_step = steps.make_train_step(trainer.config, trainer.optimizer, trainer.objective, teacher)
         self.eval_step = steps.make_eval_step(trainer.config)
@@ -108,21 +101,8 @@ class Run:
         self.clock = time.monotonic()
         self.reported_at = self.clock - self.position.seconds
 
-    def _initial(self) -> tuple[runs.TrainState, Position]:
-        trainer = self.trainer
-        state = steps.init_state(trainer.config, trainer.optimizer, jax.random.key(trainer.seed))
-        saved = runs.load_state(self.directory, state)
-        if saved is not None:
-            logging.info("resuming %s at step %d", self.directory, int(saved[0].step))
-            return jax.tree.map(jax.numpy.asarray, saved[0]), Position(**saved[1])
-        if trainer.init_from:
-            bound = load_float32(trainer.init_from)
-            params = growth.grow(bound.params, cast(T5, bound.model).config, trainer.config, state.params)
-            state = runs.TrainState.fresh(params, trainer.optimizer.transformation())
-        return state, Position()
-
     def batches(self) -> Iterator[Batch]:
-        """The batches from the run's position on, epoch after epoch, moving the position."""
+        """Yields the batches from the run's position on, epoch after epoch, moving the position."""
         while True:
             epoch = self.trainer.corpus.epoch(self.pairs, self.trainer.seed, self.position.epoch)
             for batch in epoch[self.position.index :]:
@@ -131,27 +111,34 @@ class Run:
             self.position.epoch, self.position.index = self.position.epoch + 1, 0
 
     def minutes(self) -> float:
-        """Minutes this run has taken, those before a resume included."""
+        """Returns the minutes that this run has taken, those before a resume included."""
         return self.position.minutes + (time.monotonic() - self.clock) / 60
 
-    def finish(self) -> dict[str, float]:
-        """Train until the plan is done, then evaluate and save."""
-        trainer, step = self.trainer, int(self.state.step)
-        saved_at = time.monotonic()
+    def remaining(self) -> Iterator[Batch]:
+        """Yields batches until the plan is done."""
         batches = self.batches()
-        while trainer.schedule.progress(step, self.minutes()) < 1.0:
-            rate = trainer.schedule.rate(step, self.minutes())
-            self.position.window.append(self._step(next(batches), rate))
-            step += 1
-            if step % trainer.log_every == 0:
-                self._report(step, rate)
-            if step % trainer.evaluate_every == 0:
-                self.evaluate(step)
-            if time.monotonic() - saved_at > 60 * trainer.save_every_minutes:
-                self.save()
-                saved_at = time.monotonic()
-        self.save()
-        return self.evaluate(step)
+        while self.trainer.schedule.progress(int(self.state.step), self.minutes()) < 1.0:
+            yield next(batches)
+
+    def take(self, step: int, batch: Batch) -> None:
+        """Takes a step; reports and evaluates where it is time to."""
+        rate = self.trainer.schedule.rate(step - 1, self.minutes())
+        self.position.window.append(self._step(batch, rate))
+        if step % self.trainer.log_every == 0:
+            self._report(step, rate)
+        if step % self.trainer.evaluate_every == 0:
+            self.evaluate(step)
+
+    def finish(self) -> dict[str, float]:
+        """Trains until the plan is done and saves, then evaluates."""
+        self.train(60 * self.trainer.save_every_minutes)
+        return self.evaluate(int(self.state.step))
+
+    def saved_position(self) -> dict[str, Any]:
+        """Returns the place in the data and what the clock says, as `Position` has them."""
+        seconds = time.monotonic() - self.reported_at
+        position = dataclasses.replace(self.position, minutes=self.minutes(), logged=self.log.logged, seconds=seconds)
+        return dataclasses.asdict(position)
 
     def _step(self, batch: Batch, rate: float) -> dict[str, float]:
         self.state, metrics = self.train_step(self.state, batch.source, batch.target, np.float32(rate), self.key)
@@ -168,17 +155,11 @@ class Run:
         minutes, tokens = self.minutes(), sum(each["tokens"] for each in window)
         done = self.trainer.schedule.progress(step, minutes)
         left = minutes * (1 - done) / done if done else float("nan")
-        record = {
-            "step": step,
-            "loss": round(sum(each["loss"] * each["tokens"] for each in window) / max(1.0, tokens), 4),
-            "learning_rate": rate,
-            "tokens_per_second": round(tokens / seconds),
-            "epoch": self.position.epoch,
-            "minutes": round(minutes, 2),
-        }
-        self.log.append(record)
+        loss = round(sum(each["loss"] * each["tokens"] for each in window) / max(1.0, tokens), 4)
+        record = {"step": step, "loss": loss, "learning_rate": rate, "tokens_per_second": round(tokens / seconds)}
+        self.log.append(record | {"epoch": self.position.epoch, "minutes": round(minutes, 2)})
         self.position.window, self.reported_at = [], time.monotonic()
-        shown = (step, 100 * done, left, record["loss"], rate, record["tokens_per_second"])
+        shown = (step, 100 * done, left, loss, rate, record["tokens_per_second"])
         logging.info("step %d  %.1f%%, %.0f min left  loss %.3f  rate %.2e  %d tokens/s", *shown)
 
     def evaluate(self, step: int) -> dict[str, float]:
@@ -195,14 +176,63 @@ class Run:
         logging.info("step %d  validation loss %.3f  BLEU %.2f", step, loss, score)
         return found
 
-    def save(self) -> None:
-        """Write the resumable state."""
-        seconds = time.monotonic() - self.reported_at
-        position = dataclasses.replace(self.position, minutes=self.minutes(), logged=self.log.logged, seconds=seconds)
-        runs.save_state(self.directory, self.state, dataclasses.asdict(position))
+
+def _initial(trainer: Trainer) -> runs.TrainState:
+    """Returns fresh parameters, or those of `init_from` for a run that has saved nothing yet."""
+    state = steps.init_state(trainer.config, trainer.optimizer, jax.random.key(trainer.seed))
+    if not trainer.init_from or (expanded(trainer.run_dir) / runs.STATE_FILE).is_file():
+        return state
+    bound = load_float32(trainer.init_from)
+    params = growth.grow(bound.params, cast(T5, bound.model).config, trainer.config, state.params)
+    return runs.TrainState.fresh(params, trainer.optimizer.transformation())
 
 
 def load_float32(path: str) -> BoundModel:
-    """The model of a checkpoint, its parameters in float32 however they are stored."""
+    """Returns the model of a checkpoint, its parameters in float32 however they are stored."""
     model, params = checkpoints.load(path)
     return BoundModel(params=params, model=model)
+
+
+def trained(trainer: Trainer) -> tuple[BoundModel, int]:
+    """Returns the model of the run's saved state, and its step.
+
+    Raises:
+        FileNotFoundError: the run has not saved anything yet.
+    """
+    fresh = jax.eval_shape(lambda key: steps.init_state(trainer.config, trainer.optimizer, key), jax.random.key(0))
+    saved = runs.load_state(expanded(trainer.run_dir), fresh)
+    if saved is None:
+        raise FileNotFoundError(f"{trainer.run_dir} holds no {runs.STATE_FILE}; train first (--mode=train)")
+    return BoundModel(params=saved[0].params, model=T5(trainer.config)), int(saved[0].step)
+
+
+def model_of(trainer: Trainer, checkpoint: str) -> BoundModel:
+    """Returns the model of `checkpoint`, or of the run's saved state where that is empty.
+
+    Raises:
+        ValueError: the checkpoint's vocabulary has another size than the trainer's.
+    """
+    bound = load_float32(checkpoint) if checkpoint else trained(trainer)[0]
+    size = bound.model.vocab_size
+    if size != trainer.config.vocab_size:
+        pieces = f"{trainer.vocabulary} has {trainer.config.vocab_size} pieces"
+        remedy = "name the vocabulary that the checkpoint was trained with (--gin.VOCABULARY)"
+        raise ValueError(f"{checkpoint} has {size} tokens, but {pieces}: {remedy}")
+    return bound
+
+
+def export(trainer: Trainer, output: Path, dtype: str) -> dict[str, int]:
+    """Writes the run's weights to `output` as a checkpoint; returns its step and number of parameters."""
+    bound, step = trained(trainer)
+    checkpoints.save(output, bound.model, bound.params, dtype=dtype)
+    return {"step": step, "parameters": count(bound.params)}
+
+
+def evaluate(trainer: Trainer, checkpoint: str, examples: int) -> dict[str, float]:
+    """Returns the BLEU of greedy decoding on `examples` validation examples, by `checkpoint` or the run's state.
+
+    The examples are the first ones of the trainer's `bleu_task`; a task with fewer gives all it has.
+    """
+    bound = model_of(trainer, checkpoint)
+    score = decoding.bleu(bound, Vocabulary(trainer.vocabulary), trainer.bleu_task, examples)
+    return {"bleu": round(score, 2), "examples": len(table.get_task(trainer.bleu_task).load(limit=examples))}

@@ -10,6 +10,7 @@ often, and greedy decoding gets what it would have taken a beam to find.
 
 import dataclasses
 import gzip
+import itertools
 import shutil
 import time
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from speccascade_jax.data.vocabularies.load import Vocabulary
 from speccascade_jax.metrics import quality
 from speccascade_jax.models import fingerprints
 from speccascade_jax.storage import files, locks
-from speccascade_jax.training.t5 import decoding, export, loop
+from speccascade_jax.training.t5 import decoding, loop
 from speccascade_jax.training.t5.corpus import Corpus
 
 Span = tuple[int, int]
@@ -63,10 +64,8 @@ class Outputs:
 
     def __post_init__(self) -> None:
         if self.candidates < 1 or (self.candidates > 1 and self.temperature == 0):
-            raise ValueError(
-                f"{self.candidates} candidates at temperature {self.temperature}: ask for at least one, and for more "
-                f"than one at a temperature above 0, where they can differ"
-            )
+            remedy = "ask for at least one, and for more than one at a temperature above 0, where they can differ"
+            raise ValueError(f"{self.candidates} candidates at temperature {self.temperature}: {remedy}")
         if not holds_pieces(self.path):
             raise ValueError(f"{self.path!r}: a file of outputs holds pieces, which its name must say: x.pieces.gz")
         if files.expanded(self.path).exists():
@@ -83,24 +82,28 @@ class Outputs:
         Raises:
             LockedError: another process writes the file.
         """
-        with locks.held(files.expanded(self.path + ".lock"), self.path):
-            return self._write()
-
-    def _write(self) -> dict[str, float]:
         began = time.monotonic()
-        vocabulary, bound = Vocabulary(self.trainer.vocabulary), export.model_of(self.trainer, self.checkpoint)
-        settings = _settings(self, vocabulary, bound)
-        files.claim(self.parts / "settings.json", settings, "remove it, or name another file")
-        examples = joined_examples(self.trainer.corpus, vocabulary, self.trainer.seed, self.examples)
-        spans = [(at, min(at + self.part_size, len(examples))) for at in range(0, len(examples), self.part_size)]
-        missing = [span for span in spans if not self._part(span).exists()]
-        logging.info("%d examples, %d parts of %d left", len(examples), len(missing), len(spans))
-        self._decode(bound, vocabulary, examples, missing)
-        content = b"".join(self._part(span).read_bytes() for span in spans)
-        packed = gzip.compress(content, mtime=0) if self.path.endswith(".gz") else content
-        files.write_atomically(self.path, packed)
-        shutil.rmtree(self.parts)
+        with locks.held(files.expanded(self.path + ".lock"), self.path):
+            vocabulary, bound = Vocabulary(self.trainer.vocabulary), loop.model_of(self.trainer, self.checkpoint)
+            claimed = self.parts / "settings.json"
+            files.claim(claimed, self._settings(vocabulary, bound), "remove it, or name another file")
+            examples = joined_examples(self.trainer.corpus, vocabulary, self.trainer.seed, self.examples)
+            spans = [(at, min(at + self.part_size, len(examples))) for at in range(0, len(examples), self.part_size)]
+            missing = [span for span in spans if not self._part(span).exists()]
+            logging.info("%d examples, %d parts of %d left", len(examples), len(missing), len(spans))
+            self._decode(bound, vocabulary, examples, missing)
+            content = b"".join(self._part(span).read_bytes() for span in spans)
+            packed = gzip.compress(content, mtime=0) if self.path.endswith(".gz") else content
+            files.write_atomically(self.path, packed)
+            shutil.rmtree(self.parts)
         return {**_counts(content, len(examples)), "minutes": round((time.monotonic() - began) / 60, 2)}
+
+    def _settings(self, vocabulary: Vocabulary, bound: BoundModel) -> dict[str, Any]:
+        """Returns what the outputs depend on, as JSON gives it back; not how many there are."""
+        weights, corpus = fingerprints.of_model(bound), files.plain(dataclasses.asdict(self.trainer.corpus))
+        settings = {"weights": weights, "vocabulary": vocabulary.fingerprint, "corpus": corpus}
+        drawn = {name: getattr(self, name) for name in ("temperature", "candidates", "least")}
+        return settings | {"seed": self.trainer.seed} | drawn
 
     def _decode(self, bound: BoundModel, vocabulary: Vocabulary, examples: list[TokenPair], spans: list[Span]) -> None:
         """Write the parts of `spans`, and a line for each: how far, how long it still takes, how fast."""
@@ -121,10 +124,9 @@ class Outputs:
     ) -> list[list[list[int]]]:
         """The candidates of every example; `start` is the number of the first."""
         width, count = self.trainer.corpus.widths[-1], self.candidates
-        found = decoding.decode(
-            bound, vocabulary, [one.source for one in examples for _ in range(count)], width,
-            batch_size=self.batch_size, temperature=self.temperature, seed=self.trainer.seed, first_id=start * count,
-        )  # fmt: skip
+        sources = [example.source for example in examples for _ in range(count)]
+        drawn: dict[str, Any] = {"temperature": self.temperature, "seed": self.trainer.seed, "first_id": start * count}
+        found = decoding.decode(bound, vocabulary, sources, width, batch_size=self.batch_size, **drawn)
         return [found[at : at + count] for at in range(0, len(found), count)]
 
     def _part(self, span: Span) -> Path:
@@ -134,12 +136,8 @@ class Outputs:
 def joined_examples(corpus: Corpus, vocabulary: Vocabulary, seed: int, count: int) -> list[TokenPair]:
     """The first `count` joined examples, epoch after epoch, as the corpus' `epoch` joins them."""
     pairs: Any = corpus.tokens(vocabulary)
-    found: list[TokenPair] = []
-    epoch = 0
-    while len(found) < count:
-        found += corpus.examples(pairs, np.random.default_rng((seed, epoch)))
-        epoch += 1
-    return found[:count]
+    epochs = (corpus.examples(pairs, np.random.default_rng((seed, epoch))) for epoch in itertools.count())
+    return list(itertools.islice(itertools.chain.from_iterable(epochs), count))
 
 
 def _nearest(vocabulary: Vocabulary, reference: list[int], candidates: list[list[int]], least: float) -> list[int]:
@@ -155,19 +153,6 @@ def _nearest(vocabulary: Vocabulary, reference: list[int], candidates: list[list
     if max(scores, default=0.0) < least:
         return [*reference, vocabulary.eos_id]
     return ended[scores.index(max(scores))]
-
-
-def _settings(outputs: Outputs, vocabulary: Vocabulary, bound: BoundModel) -> dict[str, Any]:
-    """What the outputs depend on, as JSON gives it back; not how many there are."""
-    return {
-        "weights": fingerprints.of_model(bound),
-        "vocabulary": vocabulary.fingerprint,
-        "corpus": files.plain(dataclasses.asdict(outputs.trainer.corpus)),
-        "seed": outputs.trainer.seed,
-        "temperature": outputs.temperature,
-        "candidates": outputs.candidates,
-        "least": outputs.least,
-    }
 
 
 def _lines(vocabulary: Vocabulary, examples: Sequence[TokenPair], found: Sequence[list[int]]) -> bytes:

@@ -12,9 +12,8 @@ SIZE = 300
 
 
 def _small(folder):
-    return pairs.planted(
-        folder, "small", T5Config(SIZE, SIZE, 64, 2, 16, 32, 1, 1), T5Config(SIZE, SIZE, 48, 1, 16, 32, 1, 1), 20
-    )
+    configs = T5Config(SIZE, SIZE, 64, 2, 16, 32, 1, 1), T5Config(SIZE, SIZE, 48, 1, 16, 32, 1, 1)
+    return pairs.planted(folder, "small", *configs, 20)
 
 
 def _absent(folder):
@@ -97,14 +96,11 @@ def test_a_run_that_was_cut_off_goes_on_where_it_ended(stored):
     assert (status, measured, list(record["pairs"])) == (0, ["first"], ["first", "last"])  # in the tables' order
 
 
-@pytest.mark.parametrize(
-    ("arguments", "jax", "said"),
-    [
-        (["--quick"], "1.0", "was measured with turns 5, this run has 1: measure anew without --resume"),
-        (["--batches=8"], "1.0", r"was measured with batches [1, 8, 32], this run has [8]"),
-        ([], "1.1", "was measured with versions {'ours': {'jax': '1.0'}}, this run has {'ours': {'jax': '1.1'}}"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "jax", "said"), [
+    (["--quick"], "1.0", "was measured with turns 5, this run has 1: measure anew without --resume"),
+    (["--batches=8"], "1.0", r"was measured with batches [1, 8, 32], this run has [8]"),
+    ([], "1.1", "was measured with versions {'ours': {'jax': '1.0'}}, this run has {'ours': {'jax': '1.1'}}"),
+])  # fmt: skip
 def test_a_run_of_something_else_is_not_continued(stored, arguments, jax, said, capsys):
     _, _, before = stored("--pairs=first")
     status, measured, after = stored("--resume", "--pairs=last", *arguments, jax=jax)
@@ -112,16 +108,13 @@ def test_a_run_of_something_else_is_not_continued(stored, arguments, jax, said, 
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--libraries=vllm"], "no library 'vllm'; there are ours, transformers 4"),
-        (["--pairs=t6"], "no pair 't6'; there are tatoeba_en_de, stories, planted_t5, planted_decoder"),
-        (["--batches=2"], "no batch size '2'; there are 1, 8, 32"),
-        (["--turns=0"], "turns"),
-        (["--markdown=a.json"], "holds no run of make bench-peers (format 1)"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--libraries=vllm"], "no library 'vllm'; there are ours, transformers 4"),
+    (["--pairs=t6"], "no pair 't6'; there are tatoeba_en_de, stories, planted_t5, planted_decoder"),
+    (["--batches=2"], "no batch size '2'; there are 1, 8, 32"),
+    (["--turns=0"], "turns"),
+    (["--markdown=a.json"], "holds no run of make bench-peers (format 1)"),
+])  # fmt: skip
 def test_a_wrong_argument_is_named(arguments, said, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.json").write_text('{"format": 0}')

@@ -49,14 +49,11 @@ def test_pairs_of_neighbours_become_halves_of_a_head(tmp_path):
     model, params = checkpoints.load(tmp_path)
     assert model.config == LLAMA
     tokens = np.random.default_rng(1).integers(0, 61, (2, 9))
-    wanted = decoder.teacher_forced_logits(
-        decoder.DecoderLM(theirs), unflatten_dict(flat, sep="/"), jnp.asarray(tokens)
-    )
-    found = decoder.teacher_forced_logits(model, params, jnp.asarray(tokens))
+    nested, tokens = unflatten_dict(flat, sep="/"), jnp.asarray(tokens)
+    wanted = decoder.teacher_forced_logits(decoder.DecoderLM(theirs), nested, tokens)
+    found = decoder.teacher_forced_logits(model, params, tokens)
     np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
-    unturned = decoder.teacher_forced_logits(
-        decoder.DecoderLM(LLAMA), unflatten_dict(flat, sep="/"), jnp.asarray(tokens)
-    )
+    unturned = decoder.teacher_forced_logits(decoder.DecoderLM(LLAMA), nested, tokens)
     assert np.abs(unturned - wanted).max() > 0.1  # so that the order matters
 
 
@@ -71,10 +68,7 @@ def test_a_t5_is_read_back_as_the_model_that_was_written(tmp_path):
     flat = _random(config)
     exporting.write(config, flat, tmp_path)
     model, params = checkpoints.load(tmp_path)
-    tokens = np.random.default_rng(1).integers(2, 61, (2, 5))
-    wanted = t5.teacher_forced_logits(
-        t5.T5(config), unflatten_dict(flat, sep="/"), jnp.asarray(tokens), jnp.asarray(tokens)
-    )
-    np.testing.assert_allclose(
-        t5.teacher_forced_logits(model, params, jnp.asarray(tokens), jnp.asarray(tokens)), wanted, rtol=1e-5, atol=1e-4
-    )
+    tokens = jnp.asarray(np.random.default_rng(1).integers(2, 61, (2, 5)))
+    wanted = t5.teacher_forced_logits(t5.T5(config), unflatten_dict(flat, sep="/"), tokens, tokens)
+    found = t5.teacher_forced_logits(model, params, tokens, tokens)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-4)

@@ -61,11 +61,8 @@ def test_a_pair_is_measured_in_turns_against_ours_plain(monkeypatch):
     assert theirs[0]["equal_outputs"] == 0.0 and theirs[0]["equal_tokens"] == pytest.approx(1 / 3)
     assert theirs[0]["gap"] == 0.25
     batch = [row for row in found["rows"] if row["batch"] == 8]
-    assert {(row["library"], row["label"]) for row in batch} == {
-        ("ours", "plain"),
-        ("ours", "spec_decode, γ 3"),
-        ("transformers 5", "plain"),
-    }
+    labels = {("ours", "plain"), ("ours", "spec_decode, γ 3"), ("transformers 5", "plain")}
+    assert {(row["library"], row["label"]) for row in batch} == labels
     assert batch[0]["turns"] == 2 and batch[0]["ms_per_token"]["value"] == pytest.approx(25.0)
     assert {(row["label"], row["reason"]) for row in found["left_out"]} == {("prompt lookup", "IndexError: no")}
 
@@ -138,9 +135,7 @@ def test_settings_of_each_library():
     found = contenders.contenders(["transformers 5"], "t5", (True, True))
     assert [c.options["mended"] for c in found[:5]] == [[], ["target"], [], ["target"], ["target", "draft"]]
     four = labels("transformers 4", "t5", (True, True))
-    assert (
-        four[:4] == ["plain", "plain, mended", "assisted, 3", "assisted, 3, mended"]
-        and "prompt lookup, mended" not in four
-    )
+    assert four[:4] == ["plain", "plain, mended", "assisted, 3", "assisted, 3, mended"]
+    assert "prompt lookup, mended" not in four
     assert {c.largest_batch for c in found if c.options["mode"] != "plain"} == {1}
     assert dataclasses.replace(found[0]) in found

@@ -1,10 +1,12 @@
-"""Planted pairs write what was set, and their drafts are kept as often as was asked for."""
+"""Planted pairs write what was set, in any type of weights, and their drafts are kept as often as was asked for."""
 
+import jax
 import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from benchmarks.peers import exporting, planting
+from benchmarks.peers import exporting, pairs, planting
+from benchmarks.peers.workers.ours import Ours
 from speccascade_jax.models.decoder_config import DecoderConfig
 from speccascade_jax.models.t5 import T5Config
 
@@ -64,3 +66,31 @@ def test_what_cannot_be_planted_is_refused():
         planting.astray(after, 1.2, seed=0)
     with pytest.raises(ValueError, match="give tied=False"):
         planting.t5(T5Config(SIZE, SIZE, 16, 2, 8, 16, 1, 1, tied=True), after, seed=0)
+
+
+WRITTEN = 12
+
+
+@pytest.fixture
+def told(tmp_path):
+    """What a worker is told of a small planted pair, its prompts, and what its target writes behind them."""
+    configs = T5Config(SIZE, SIZE, 64, 2, 16, 32, 1, 1), T5Config(SIZE, SIZE, 48, 1, 16, 32, 1, 1)
+    prepared = pairs.planted(tmp_path, "small", *configs, WRITTEN)
+    after, prompts = planting.successors(SIZE, seed=0), prepared.prompts[:2]
+    return prepared.told(), prompts, [planting.expected(after, prompt, WRITTEN) for prompt in prompts]
+
+
+@pytest.mark.tools
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_both_models_are_held_in_what_was_asked_for_and_write_the_planted_tokens(told, dtype, monkeypatch):
+    pair, prompts, wanted = told
+    load, loaded = sc.Pair.load, []
+    monkeypatch.setattr(sc.Pair, "load", lambda *paths, **given: loaded.append(load(*paths, **given)) or loaded[-1])
+    ours = Ours()
+    for times in (1, 2):  # whatever pair was there before is dropped
+        ours.load(pair)
+        for options in ({"method": "autoregressive"}, {"rule": "spec_decode", "block_size": 3}):
+            assert ours.write({"dtype": dtype, **options}, prompts, pair) == wanted
+        assert len(loaded) == times
+    for bound in loaded[0].models.values():
+        assert dtype in {str(leaf.dtype) for leaf in jax.tree.leaves(bound.params)}

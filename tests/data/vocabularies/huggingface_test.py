@@ -27,68 +27,49 @@ def test_special_ids_by_name(made):
 
 
 def test_names_come_before_numbers_and_every_number_ends_an_output(tmp_path):
-    path = tokenizer_files.byte_level(
-        tmp_path,
-        tokenizer_config={"bos_token": None, "eos_token": "<|im_end|>", "add_bos_token": False},
-        config={"bos_token_id": 0, "eos_token_id": 5},
-        generation_config={"eos_token_id": [316, 317]},
-    )
-    found = HuggingFaceVocabulary(path)
+    names = {"bos_token": None, "eos_token": "<|im_end|>", "add_bos_token": False}
+    numbers = {"config": {"bos_token_id": 0, "eos_token_id": 5}, "generation_config": {"eos_token_id": [316, 317]}}
+    found = HuggingFaceVocabulary(tokenizer_files.byte_level(tmp_path, tokenizer_config=names, **numbers))
     assert found.piece_table()[316:] == ["<|endoftext|>", "<|im_end|>", "<|begin|>"]
     assert (found.bos_id, found.eos_id, found.stop_ids) == (None, 317, (317, 316))
 
 
-@pytest.mark.parametrize(
-    ("beside", "expected"),
-    [
-        ({"config": {"bos_token_id": 318, "eos_token_id": 316}}, (318, 316, (316,))),
-        (
-            {"special_tokens_map": {"bos_token": {"content": "<|begin|>"}, "eos_token": "<|im_end|>"}},
-            (318, 317, (317,)),
-        ),
-        ({"generation_config": {"eos_token_id": [317, 316]}, "config": {"eos_token_id": 3}}, (None, 317, (317, 316))),
-        (
-            {"tokenizer_config": {"bos_token": "<|begin|>", "add_bos_token": False, "eos_token": "<|im_end|>"}},
-            (None, 317, (317,)),
-        ),
-        (
-            {"tokenizer_config": {"bos_token": None, "eos_token": "<|endoftext|>"}, "config": {"bos_token_id": 316}},
-            (None, 316, (316,)),
-        ),
-        ({"tokenizer_config": {"model_max_length": 9}, "config": {"eos_token_id": 316}}, (None, 316, (316,))),
-    ],
-)
+@pytest.mark.parametrize(("beside", "expected"), [
+    ({"config": {"bos_token_id": 318, "eos_token_id": 316}}, (318, 316, (316,))),
+    ({"special_tokens_map": {"bos_token": {"content": "<|begin|>"}, "eos_token": "<|im_end|>"}}, (318, 317, (317,))),
+    ({"generation_config": {"eos_token_id": [317, 316]}, "config": {"eos_token_id": 3}}, (None, 317, (317, 316))),
+    ({"tokenizer_config": {"bos_token": "<|begin|>", "add_bos_token": False, "eos_token": "<|im_end|>"}},
+     (None, 317, (317,))),
+    ({"tokenizer_config": {"bos_token": None, "eos_token": "<|endoftext|>"}, "config": {"bos_token_id": 316}},
+     (None, 316, (316,))),
+    ({"tokenizer_config": {"model_max_length": 9}, "config": {"eos_token_id": 316}}, (None, 316, (316,))),
+])  # fmt: skip
 def test_where_special_ids_come_from(tmp_path, beside, expected):
     found = HuggingFaceVocabulary(tokenizer_files.byte_level(tmp_path, **beside))
     assert (found.bos_id, found.eos_id, found.stop_ids) == expected
 
 
-@pytest.mark.parametrize(
-    ("beside", "message"),
-    [
-        ({"config": {"vocab_size": 9}}, "no end of sequence beside .*: give eos_token in tokenizer_config.json"),
-        ({"tokenizer_config": {"eos_token": "<eos>"}}, "eos_token '<eos>' beside .* is no piece of it"),
-        ({"config": {"eos_token_id": 128001}}, "eos_token_id 128001 beside .* is no piece of it"),
-        ({"config": {"eos_token_id": 3, "bos_token_id": 999}}, "bos_token_id 999 beside .* is no piece of it"),
-        ({"config": [1]}, r"config.json is damaged \(no JSON object, but \[1\]\)"),
-        ({"config": {"eos_token_id": {"a": 1}}}, r"a file beside .*tokenizer.json \(config.json\) has an odd entry"),
-        ({"tokenizer_config": {"eos_token": {"x": 1}}}, r"tokenizer_config.json\) has an odd entry"),
-    ],
-)
+@pytest.mark.parametrize(("beside", "message"), [
+    ({"config": {"vocab_size": 9}}, "no end of sequence beside .*: give eos_token in tokenizer_config.json"),
+    ({"tokenizer_config": {"eos_token": "<eos>"}}, "eos_token '<eos>' beside .* is no piece of it"),
+    ({"config": {"eos_token_id": 128001}}, "eos_token_id 128001 beside .* is no piece of it"),
+    ({"config": {"eos_token_id": 3, "bos_token_id": 999}}, "bos_token_id 999 beside .* is no piece of it"),
+    ({"config": [1]}, r"config.json is damaged \(no JSON object, but \[1\]\)"),
+    ({"config": {"eos_token_id": {"a": 1}}}, r"a file beside .*tokenizer.json \(config.json\) has an odd entry"),
+    ({"tokenizer_config": {"eos_token": {"x": 1}}}, r"tokenizer_config.json\) has an odd entry"),
+])  # fmt: skip
 def test_special_ids_that_do_not_fit_are_refused(tmp_path, beside, message):
     with pytest.raises(ValueError, match=message):
         HuggingFaceVocabulary(tokenizer_files.byte_level(tmp_path, **beside))
 
 
 def test_equality_is_of_the_file_and_its_special_ids(tmp_path):
-    folders = [tmp_path / name for name in ("one", "same", "other")]
-    for folder in folders:
-        folder.mkdir()
-    names = ["<|endoftext|>", "<|endoftext|>", "<|im_end|>"]
-    one, same, other = (
-        HuggingFaceVocabulary(tokenizer_files.byte_level(folder, tokenizer_config={"eos_token": name}))
-        for folder, name in zip(folders, names, strict=True)
-    )
+    made = []
+    for folder, name in (("one", "<|endoftext|>"), ("same", "<|endoftext|>"), ("other", "<|im_end|>")):
+        (tmp_path / folder).mkdir()
+        path = tokenizer_files.byte_level(tmp_path / folder, tokenizer_config={"eos_token": name})
+        made.append(HuggingFaceVocabulary(path))
+    one, same, other = made
     assert one == same and hash(one) == hash(same) and one != other
 
 

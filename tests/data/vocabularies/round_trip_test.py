@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from speccascade_jax.data import directory
-from speccascade_jax.data.vocabularies import load
-from tests.support import tokenizer_files
+from speccascade_jax.data.vocabularies import load, vocabulary
+from speccascade_jax.data.vocabularies.vocabulary import added_texts
+from speccascade_jax.storage import checksums
+from tests.support import damage, tokenizer_files
 
 
 def t5(folder):
@@ -85,14 +90,59 @@ def test_a_continuation_reads_on_where_the_text_before_it_ends(made, kind, text,
         assert before + vocabulary.decode(ids[cut:], after=ids[:cut]) == text == vocabulary.decode(ids)
 
 
+@functools.cache
+def byte_ids(vocabulary):
+    return [n for n, name in enumerate(vocabulary.piece_table()) if name in tokenizer_files.BYTES] or [0]
+
+
 @pytest.mark.parametrize("kind", CONTINUED)
 @given(data=st.data())
 def test_what_was_read_does_not_change_when_more_comes(made, kind, data):
     """Streams show a text as it grows: only replacement characters at its end may still become something else."""
     vocabulary = made(kind)
-    bytes_of = [n for n, name in enumerate(vocabulary.piece_table()) if name in tokenizer_files.BYTES]
-    token = st.integers(0, vocabulary.vocab_size - 1) | st.sampled_from(bytes_of or [0])
+    token = st.integers(0, vocabulary.vocab_size - 1) | st.sampled_from(byte_ids(vocabulary))
     ids = data.draw(st.lists(token.filter(lambda id: id not in vocabulary.stop_ids), max_size=12))
     texts = [vocabulary.decode(ids[:n], after=[vocabulary.encode("a")[-1]]) for n in range(len(ids) + 1)]
     for before, after in zip(texts, texts[1:], strict=False):
         assert after.startswith(before.rstrip("�"))
+
+
+@pytest.mark.parametrize("kind", ["t5", "stories"])
+@pytest.mark.parametrize("before", ["", "Ein Satz davor."])
+def test_what_each_id_adds_is_joined_the_text(made, kind, before):
+    """Also where characters are spelt in bytes."""
+    after = made(kind).encode(before)
+    for text in ("Das Wetter war kalt.", "  two  spaces", "naïve 你好 🦊 ok", "a\nb", ""):
+        ids = [*made(kind).encode(text), made(kind).eos_id]
+        texts = added_texts(made(kind), ids, after)
+        assert len(texts) == len(ids) and "".join(texts) == made(kind).decode(ids, after=after)
+        assert texts == vocabulary._added(made(kind), ids, after, None)
+
+
+@pytest.mark.parametrize("kind", ["t5", "stories"])
+def test_of_any_ids_what_each_adds_is_joined_what_is_decoded(made, kind):
+    for ids in np.random.default_rng(0).integers(3, made(kind).vocab_size, size=(30, 25)).tolist():
+        assert "".join(added_texts(made(kind), ids)) == made(kind).decode(ids)
+
+
+def test_what_ids_add_takes_time_in_proportion(made):
+    class Counting:
+        lengths = []
+
+        def decode(self, ids, after=()):
+            self.lengths.append(len(ids))
+            return made("t5").decode(ids, after=after)
+
+    ids = made("t5").encode("Das Wetter war kalt. " * 20)
+    assert "".join(added_texts(Counting(), ids)) == made("t5").decode(ids)
+    assert sum(Counting.lengths) <= 4 * len(ids)
+
+
+@pytest.mark.parametrize("kind", ["t5", "llama2.c", "byte-level"])
+def test_no_flipped_bit_of_a_listed_vocabulary_is_read(tmp_path, kind):
+    path = WRITERS[kind](tmp_path)
+    checksums.update(path)
+    for _ in damage.flips(path, 60):
+        with pytest.raises(ValueError, match=f"{path.name} is damaged: its bytes are not those of checksums.json"):
+            load.load_vocabulary(path)
+    load.load_vocabulary(path)  # as it was

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from speccascade_jax.data.vocabularies import load
 from speccascade_jax.data.vocabularies.sentencepiece import SentencePieceVocabulary
-from speccascade_jax.evaluation.studies.spec_bench.questions import get_conversation
+from speccascade_jax.evaluation.studies.spec_bench.answering import get_conversation
 from speccascade_jax.pairs.prompts import stop_ids
 from tests.support import tokenizer_files
 
@@ -102,9 +102,7 @@ def test_names_of_control_pieces_are_read_as_these_between_texts_of_their_own(ll
     assert llama.encode("Tom </s><s>Tom") == [*llama.encode("Tom "), 2, 1, *llama.encode("Tom")]
     assert gemma.encode("<s>Tom<pad></s>") == [2, *gemma.encode("Tom"), 0, 1]
     turns = get_conversation("vicuna").prompt(["Tom", "Mary"], ["sees"])
-    first, second = (
-        llama.encode(f"USER: {turn} ASSISTANT:{answer}") for turn, answer in (("Tom", " sees"), ("Mary", ""))
-    )
+    first, second = llama.encode("USER: Tom ASSISTANT: sees"), llama.encode("USER: Mary ASSISTANT:")
     assert llama.encode(turns) == [*first, llama.eos_id, *second]
 
 

@@ -1,7 +1,5 @@
 """Two points side by side: who is meant, what is worst and best, what differs."""
 
-from __future__ import annotations
-
 import pytest
 
 from speccascade_jax.results.analysis import example_diff
@@ -51,14 +49,11 @@ def test_examples_are_sorted_from_the_seconds_worst_to_its_best(store):
 
 def test_scores_of_other_metrics_are_the_records_own(tmp_path):
     """Also where they cannot be had from the text again: a metric that runs code."""
-    told = ([100.0, 0.0, 100.0], [0.0, 100.0, 100.0])
-    records = [
-        record
-        | {"quality": {"metric": "pass_at_1", "per_example": {"ids": [0, 1, 2], "statistics": {"pass_at_1": own}}}}
-        for record, own in zip(RECORDS, ([one / 100 for one in each] for each in told), strict=False)
-    ]
-    for record in records:
-        outputs.write(tmp_path / "a.jsonl", record, kept(TEXTS["first"]))
+    records = []
+    for record, own in zip(RECORDS, ([1.0, 0.0, 1.0], [0.0, 1.0, 1.0]), strict=False):
+        judged = {"ids": [0, 1, 2], "statistics": {"pass_at_1": own}}
+        records.append(record | {"quality": {"metric": "pass_at_1", "per_example": judged}})
+        outputs.write(tmp_path / "a.jsonl", records[-1], kept(TEXTS["first"]))
     found = example_diff.pairs(tmp_path / "a.jsonl", *records)
     assert [(each.first.id, each.gain) for each in found] == [(0, -100.0), (2, 0.0), (1, 100.0)]
 

@@ -1,12 +1,17 @@
-"""Records into families: what differs in γ, what in h, and what is neither."""
+"""Records into families: what differs in γ, what in h, and what is neither; fronts and verdicts on fronts."""
 
-from __future__ import annotations
-
+import numpy as np
 import pytest
 
 from speccascade_jax.engine.engine import BONUSES
 from speccascade_jax.results.analysis import families
+from speccascade_jax.results.analysis.bootstrap import Bootstrap
 from tests.support import measured_records as made
+
+
+def sizes(found):
+    """Name and number of points of each adaptive family."""
+    return [(each.name, len(each.spots)) for each in found.adaptive]
 
 
 def test_points_are_sorted_by_their_number():
@@ -27,11 +32,8 @@ def test_what_else_tells_methods_apart_stays_in_the_name():
     (found,) = families.of_records([*made.sweep(), entropy, *heads, *others])
     assert [family.name for family in found.adaptive] == ["SpecDec++", "SpecDec++ [OPT] w6", "SpecDecode [entropy]"]
     assert [family.on_rejection for family in found.adaptive] == [True, True, False]
-    assert [family.law for family in found.fixed] == [
-        ("spec_decode", None, False),
-        ("opt", 0.1, False),
-        ("opt", 0.2, False),
-    ]
+    laws = [("spec_decode", None, False), ("opt", 0.1, False), ("opt", 0.2, False)]
+    assert [family.law for family in found.fixed] == laws
     assert found.fixed[1].name == "SpecCascade [OPT] α 0.1" and found.rival(found.adaptive[1]) is found.fixed[0]
 
 
@@ -39,29 +41,21 @@ def test_caps_bonuses_and_heads_are_families_of_their_own_with_all_their_points(
     stops = (0.3, 0.5)
     capped = [made.record("specdecpp", 0.3, 0.3, stop=h, block_size=10) for h in stops]
     (found,) = families.of_records([*made.sweep(), *capped])
-    assert [(each.name, len(each.spots)) for each in found.adaptive] == [
-        ("SpecDec++ (γ = 10)", 2),
-        ("SpecDec++ (γ = 20)", 5),
-    ]
+    assert sizes(found) == [("SpecDec++ (γ = 10)", 2), ("SpecDec++ (γ = 20)", 5)]
     target = [made.record("specdecpp", 0.3, 0.3, stop=h, bonus="target") for h in stops]
     (found,) = families.of_records([*made.sweep(), *target])
     assert [each.name for each in found.adaptive] == ["SpecDec++ (bonus rule)", "SpecDec++ (bonus target)"]
     assert all(found.rival(each) is found.fixed[0] for each in found.adaptive)  # lossless: one law
     heads = [made.headed(made.record("specdecpp", 0.3, 0.3, stop=h, seed=n), n * "a") for n in (1, 2) for h in stops]
     (found,) = families.of_records(heads)
-    assert [(each.name, len(each.spots)) for each in found.adaptive] == [
-        ("SpecDec++ (head a)", 2),
-        ("SpecDec++ (head aa)", 2),
-    ]
+    assert sizes(found) == [("SpecDec++ (head a)", 2), ("SpecDec++ (head aa)", 2)]
 
 
 def test_a_bonus_from_the_target_is_another_law_where_the_rule_is_lossy():
     lossy = {"law": "opt", "alpha": 0.1}
     fixed = [made.record("opt", 0.3, 0.3, block=block, **lossy) for block in (2, 4)]
-    stops = [
-        made.record("specdecpp", 0.3, 0.3, stop=0.3, bonus=bonus, rule="opt", lossless=False, **lossy)
-        for bonus in BONUSES
-    ]
+    other = lossy | {"stop": 0.3, "rule": "opt", "lossless": False}
+    stops = [made.record("specdecpp", 0.3, 0.3, bonus=bonus, **other) for bonus in BONUSES]
     (found,) = families.of_records([*fixed, *stops])
     rivals = {each.name.partition("(")[2]: found.rival(each) for each in found.adaptive}
     assert rivals == {"bonus none)": found.fixed[0], "bonus rule)": found.fixed[0], "bonus target)": None}
@@ -90,3 +84,88 @@ def test_records_without_either_are_refused_and_a_missing_target_is_named():
     (found,) = families.of_records(made.sweep()[2:])
     with pytest.raises(ValueError, match="no record of the target alone"):
         found.target  # noqa: B018
+
+
+def verdicts(records):
+    (found,) = families.of_records(records)
+    return {each.block: each for each in families.compare(found, Bootstrap(samples=300))}
+
+
+@pytest.mark.parametrize(("discard", "points", "rate"), [
+    # straight lines between points, whatever their order
+    (0.4, [(0.8, 0.2), (0.0, 0.6), (0.4, 0.3)], 0.3),
+    (0.1, [(0.8, 0.2), (0.0, 0.6), (0.4, 0.3)], 0.6 - 0.3 / 4),
+    (0.6, [(0.8, 0.2), (0.0, 0.6), (0.4, 0.3)], 0.25),
+    # points that another beats are not on it
+    (0.2, [(0.1, 0.5), (0.2, 0.6), (0.3, 0.3)], 0.4),
+    (0.3, [(0.1, 0.5), (0.3, 0.9), (0.3, 0.3)], 0.3),
+    # beyond its end it is level, and before its beginning there is none
+    (5.0, [(0.1, 0.5), (0.3, 0.3), (0.5, 0.4)], 0.3),
+    (0.05, [(0.1, 0.5), (0.3, 0.3)], np.nan),
+])  # fmt: skip
+def test_a_front_is_what_no_other_point_beats(discard, points, rate):
+    front = [families.Rates(np.asarray([x]), np.asarray([y])) for x, y in points]
+    (found,) = families.front_at(front, np.asarray([discard]))
+    assert found == pytest.approx(rate, nan_ok=True)
+
+
+def test_rates_are_ratios_of_sums():
+    record = made.record("spec_decode", 0.4, 0.5, block=4)
+    counts = record["per_example"]
+    (found,) = families.of_records([made.record("autoregressive", 1, 0), record])
+    rates = families.rates(found.fixed[0].spots[4], Bootstrap())
+    total = sum(counts["committed"])
+    assert rates.discard[0] == sum(counts["discarded"]) / total
+    assert rates.verification[0] == sum(counts["target_calls"]) / total
+    assert rates.verification[1:].std() > 0 and len(rates.discard) == 1001
+
+
+def test_a_better_front_dominates_and_a_worse_one_loses():
+    better = verdicts(made.sweep())
+    assert [each.verdict for each in better.values()] == [families.DOMINATES] * 4
+    assert all(each.difference.value == pytest.approx(each.front - each.rates[1]) for each in better.values())
+    worse = {h: (1.4 * v, d) for h, (v, d) in made.ADAPTIVE.items()}
+    found = verdicts(made.sweep(worse | {0.05: (0.7, 0.05)}))
+    assert [each.verdict for each in found.values()] == [families.LOSES] * 4
+    assert all(each.difference.low > 0 for each in found.values())
+
+
+def test_the_same_policy_under_another_name_ties():
+    same = {block / 10: rates for block, rates in made.FIXED.items()}
+    found = verdicts(made.sweep(same, seed=0, noise=0.1) + made.sweep(same, seed=1, noise=0.1)[6:])
+    assert {found[block].verdict for block in (4, 6, 8)} == {families.TIES}
+
+
+def test_what_the_front_does_not_reach_is_not_judged():
+    found = verdicts(made.sweep({0.7: (0.27, 0.8), 0.9: (0.25, 1.4)}))
+    assert [found[block].verdict for block in (2, 4)] == [families.BEYOND] * 2
+    assert found[2].difference is None and np.isnan(found[2].front)
+    assert found[6].verdict == found[8].verdict == families.DOMINATES
+
+
+def test_resamples_below_the_front_do_not_speak_for_it():
+    """γ = 2 discards hardly more than the front's first point: on many resamples less."""
+    found = verdicts(made.sweep({0.1: (0.30, 0.28), 0.3: (0.28, 0.5)}, noise=0.6, seed=5))[2]
+    assert found.difference.value < -0.1 and found.difference.high > 0.4 and found.verdict == families.TIES
+
+
+def test_examples_are_paired_by_id_whatever_their_order():
+    shuffled, order = made.sweep(), np.random.default_rng(3).permutation(made.EXAMPLES)
+    for record in shuffled[6:]:
+        record["per_example"] = {name: [row[n] for n in order] for name, row in record["per_example"].items()}
+    plain, mixed = (verdicts(records)[4].difference for records in (made.sweep(), shuffled))
+    assert plain == pytest.approx(mixed)
+
+
+def test_only_fixed_blocks_of_the_same_law_are_rivals():
+    other = [made.record("opt", *rates, block=block, law="opt", alpha=0.2) for block, rates in made.FIXED.items()]
+    (found,) = families.of_records([*made.sweep(), *other])
+    assert {each.fixed.name for each in families.compare(found, Bootstrap(samples=10))} == {"SpecDecode"}
+
+
+def test_the_comparison_is_paired_over_examples():
+    """What makes an example hard is in both: the difference is far surer than either rate."""
+    found = verdicts(made.sweep())[4]
+    (families_,) = families.of_records(made.sweep())
+    alone = Bootstrap(samples=300).interval(families.rates(families_.fixed[0].spots[4], Bootstrap(300)).verification)
+    assert found.difference.high - found.difference.low < 0.8 * (alone.high - alone.low)

@@ -1,4 +1,4 @@
-"""Forward times: planted coefficients come back, scipy agrees, and what cannot be told apart is refused."""
+"""Forward times: planted coefficients come back, scipy agrees, what cannot be told apart is refused; throughputs."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from speccascade_jax.core.names import DRAFT, TARGET
-from speccascade_jax.results.analysis import forward_times
+from speccascade_jax.results.analysis import families, forward_times
+from speccascade_jax.results.analysis.bootstrap import Bootstrap
+from speccascade_jax.results.analysis.forward_times import Throughputs
 from tests.support import measured_records as made
 
 RNG = np.random.default_rng(0)
@@ -37,10 +39,8 @@ def test_one_regressor_is_scipys_line():
 
 
 def test_standard_errors_are_how_far_estimates_scatter():
-    fits = [
-        forward_times.fit(0.01 + 0.002 * STEPS + 0.01 * CALLS + noise, draft_steps=STEPS, target_calls=CALLS)
-        for noise in np.random.default_rng(2).normal(0, 0.05, (400, 200))
-    ]
+    noises, counts = np.random.default_rng(2).normal(0, 0.05, (400, 200)), {"draft_steps": STEPS, "target_calls": CALLS}
+    fits = [forward_times.fit(0.01 + 0.002 * STEPS + 0.01 * CALLS + noise, **counts) for noise in noises]
     for name, values in {"draft_steps": [f.draft for f in fits], "target_calls": [f.target for f in fits]}.items():
         assert np.std(values) == pytest.approx(np.mean([f.errors[name] for f in fits]), rel=0.12)
 
@@ -108,9 +108,7 @@ def test_without_a_constant_its_time_goes_elsewhere_and_the_fit_is_worse():
 @pytest.mark.parametrize("intercept", [True, False])
 def test_one_block_size_cannot_tell_the_two_apart(intercept):
     steps = 5 * CALLS - RNG.integers(0, 2, 200)  # a last block is shorter
-    with pytest.raises(
-        ValueError, match=r"nearly collinear over these 200 generations \(r = [01]\..*several block siz"
-    ):
+    with pytest.raises(ValueError, match=r"nearly collinear over these 200 .* \(r = [01]\..*several block siz"):
         forward_times.fit(0.1 * CALLS, draft_steps=steps, target_calls=CALLS, intercept=intercept)
     mixed = np.where(np.arange(200) < 100, 2, 8) * CALLS
     assert forward_times.fit(0.1 * CALLS, draft_steps=mixed, target_calls=CALLS).target == pytest.approx(0.1)
@@ -133,9 +131,6 @@ def test_records_give_what_was_planted_in_them():
     assert target.generations == 12 * 32  # its own record's, and those beside all eleven
     assert (draft.draft, draft.target, draft.generations) == (pytest.approx(0.002), 0.0, 32)
 
-
-def test_records_that_were_not_timed_are_passed_over():
-    records = made.sweep()
     del records[2]["latency"], records[2]["target_latency"]
     assert forward_times.speculative(records).generations == 8 * 32
 
@@ -148,3 +143,81 @@ def test_the_suggested_threshold_is_the_theorems():
     for draft, target in ((0.2, 0.1), (-0.001, 0.1), (0.1, 0.1)):
         with pytest.raises(ValueError, match="theorem 3.1 needs 0 < t_draft < t_target"):
             forward_times.suggested_threshold(draft, target)
+
+
+def of(records) -> Throughputs:
+    (found,) = families.of_records(records)
+    return Throughputs(found, Bootstrap(samples=100))
+
+
+def test_with_planted_times_predictions_are_exact():
+    found = of(made.sweep())
+    for family in (*found.families.fixed, *found.families.adaptive):
+        for spot in family.spots.values():
+            assert found.error(spot) == pytest.approx(0, abs=1e-9)
+    assert found.error(found.families.target) == pytest.approx(0, abs=1e-9)
+    (tokens, *resampled), target = found.predicted(found.families.target), made.TOKENS
+    assert tokens == pytest.approx(target.sum() / (0.003 * len(target) + 0.010 * target.sum()))
+    assert len(resampled) == 100 and np.std(resampled) > 0
+
+
+def test_a_run_slower_than_the_rest_shows_as_its_error():
+    records = [*made.sweep(), *(made.sweep(seed=seed)[6] for seed in range(1, 20))]  # many beside it fix the times
+    slow = made.record("spec_decode", *made.FIXED[4], block=4, slower=1.25)
+    found = of([record for record in records if record["point"]["block_size"] != 4] + [slow])
+    assert found.error(found.families.fixed[0].spots[4]) == pytest.approx(1.25 - 1, abs=0.05)
+
+
+def test_forward_times_of_noise_predict_nothing():
+    records = made.sweep()
+    for record in records[2:]:
+        timed = record["latency"]
+        timed["per_example_ms"] = (1000 - np.asarray(timed["per_example_draft_steps"])).tolist()
+    found = of(records)
+    with pytest.raises(ValueError, match="t_draft = -1 ms, fitted with R² 1.000, predicts nothing.* quiet machine"):
+        found.predicted(found.families.fixed[0].spots[4])
+
+
+def test_the_best_setting_of_each_kind():
+    records = made.sweep()
+    found = of(records)
+    fixed, adaptive = found.families.fixed[0], found.families.adaptive[0]
+    seconds = {h: 0.002 * (1 + d - v) + 0.011 * v for h, (v, d) in made.ADAPTIVE.items()}
+    best = found.best_predicted(adaptive)
+    assert best.at == min(seconds, key=seconds.get) == 0.5
+    assert best.speed_up[0] == pytest.approx(best.tokens[0] / found.predicted(found.families.target)[0])
+    assert best.speed_up[0] > found.best_predicted(fixed).speed_up[0] > 1
+    assert found.best_measured(adaptive).at == 0.5
+
+
+def test_the_best_measured_is_the_best_beside_its_own_target():
+    records = made.sweep()
+    for entry in ("latency", "target_latency"):  # an hour in which all took twice as long
+        timed = np.asarray(records[8][entry]["per_example_ms"])
+        records[8][entry]["per_example_ms"] = (2 * timed).tolist()
+    found = of(records)
+    assert records[8]["point"]["stop_threshold"] == 0.5
+    assert found.best_measured(found.families.adaptive[0]).at == 0.5
+
+
+def test_what_the_theorems_threshold_leaves_on_the_table():
+    found = of(made.sweep())
+    given = found.suggestion(found.families.adaptive[0])
+    assert given.at == pytest.approx(1 - 0.002 / 0.011) and given.between == (0.7, 0.9)
+    low, high = (found.predicted(found.families.adaptive[0].spots[h])[0] for h in given.between)
+    weight = (given.at - 0.7) / 0.2
+    assert given.tokens[0] == pytest.approx((1 - weight) * low + weight * high)
+    assert given.best.at == 0.5 and given.lost[0] == pytest.approx(1 - given.tokens[0] / given.best.tokens[0])
+    assert given.lost[0] > 0
+
+
+def test_a_measured_threshold_needs_no_line_and_one_beyond_takes_the_nearest():
+    suggested = 1 - 0.002 / 0.011
+    measured = of(made.sweep({0.3: (0.38, 0.25), suggested: (0.26, 0.4), 0.9: (0.245, 1.40)}))
+    given = measured.suggestion(measured.families.adaptive[0])
+    assert given.between == (pytest.approx(suggested),) and given.lost[0] == 0
+    short = of(made.sweep({0.3: (0.38, 0.25), 0.5: (0.31, 0.45)}))
+    given = short.suggestion(short.families.adaptive[0])
+    assert given.between == (0.5,) and given.tokens[0] == given.best.tokens[0]
+    with pytest.raises(ValueError, match="has no stop threshold"):
+        short.suggestion(short.families.fixed[0])

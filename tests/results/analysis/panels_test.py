@@ -1,9 +1,11 @@
-"""Table 2's two summaries and the sorting of records into panels, on records made by hand."""
+"""Table 2's two summaries and the sorting of records into panels, on records made by hand; curves' names."""
 
 import copy
 
 import pytest
 
+from speccascade_jax.evaluation.curves import facts
+from speccascade_jax.methods.settings import Level, Settings
 from speccascade_jax.results.analysis import panels as summary
 from speccascade_jax.results.analysis.panels import panels, table2
 from speccascade_jax.results.report.tables import table2 as tables
@@ -29,12 +31,8 @@ def _rows(*records, **how):
 
 
 def test_the_two_summaries():
-    row = _rows(
-        _record("opt", 0.1, quality=21.0, latency=0.9),
-        _record("opt", 0.2, quality=20.0, latency=0.7),
-        _record("opt", 0.3, quality=19.9, latency=0.5),
-        _record("opt", 0.0, quality=25.0, latency=1.1),
-    )["opt"]
+    measured = {0.1: (21.0, 0.9), 0.2: (20.0, 0.7), 0.3: (19.9, 0.5), 0.0: (25.0, 1.1)}
+    row = _rows(*(_record("opt", alpha, *both) for alpha, both in measured.items()))["opt"]
     assert row.fastest.alpha == 0.2  # exactly the target's quality is enough
     assert row.best.alpha == 0.1  # the better point is slower than the target
 
@@ -48,12 +46,11 @@ def test_tolerance_and_margin():
 
 def test_speed_at_quality_that_is_worse_by_no_more_than_a_stated_loss():
     """46.05 against 46.12 is no speed-up at all where only equal quality counts."""
-    records = [_record("opt", 0.1, quality=19.93, latency=0.9), _record("opt", 0.3, quality=19.0, latency=0.5)]
-    records.append(_record("opt", 0.5, quality=18.9, latency=0.2))
+    measured = {0.1: (19.93, 0.9), 0.3: (19.0, 0.5), 0.5: (18.9, 0.2)}
+    records = [_record("opt", alpha, *both) for alpha, both in measured.items()]
     row = _rows(*records)["opt"]
     assert row.fastest is None and row.near.alpha == 0.3  # a loss of 1 is allowed, 1.1 is not
-    assert _rows(*records, loss=0.5)["opt"].near.alpha == 0.1
-    assert _rows(*records, loss=2.0)["opt"].near.alpha == 0.5
+    assert [_rows(*records, loss=loss)["opt"].near.alpha for loss in (0.5, 2.0)] == [0.1, 0.5]
     assert _rows(*records, loss=0.05)["opt"].near is None
 
 
@@ -68,20 +65,18 @@ def test_the_target_at_lower_temperatures_stands_beside_a_panel():
     found = panels([*hot, *cold])
     (panel,) = (each for each in found if each.curves)
     assert panel.setting["temperature"] == 1.0
-    assert {at: spot.quality.value for at, spot in panel.cooler.items()} == {0.0: 22.0, 0.5: 20.5}
-    assert list(panel.cooler) == [0.0, 0.5]
+    assert [(at, spot.quality.value) for at, spot in panel.cooler.items()] == [(0.0, 22.0), (0.5, 20.5)]
     assert not [each for each in found if each.setting["temperature"] == 0.0][0].cooler
     (grid,) = tables.table2_grids(found)
-    assert (
-        "The target alone at lower temperatures, which sharpen as some rules do: 22.00 at T = 0, 20.50 at T = 0.5."
-        in (grid.notes)
-    )
+    told = "The target alone at lower temperatures, which sharpen as some rules do: 22.00 at T = 0, 20.50 at T = 0.5."
+    assert told in grid.notes
 
 
 def test_a_method_without_a_qualifying_point_has_a_dash():
-    row = _rows(_record("opt", 0.3, quality=10.0, latency=1.5))["opt"]
+    none = _record("opt", 0.3, quality=10.0, latency=1.5)
+    row = _rows(none)["opt"]
     assert row.fastest is None and row.best is None
-    (grid,) = tables.table2_grids(panels([*_ENDS, _record("opt", 0.3, quality=10.0, latency=1.5)]))
+    (grid,) = tables.table2_grids(panels([*_ENDS, none]))
     assert grid.rows[0] == ["SpecCascade [OPT]", "–", "–", "–"]
 
 
@@ -104,19 +99,13 @@ def test_seeds_are_averaged_and_spread():
 
 
 def test_panels_keep_apart_what_cannot_be_compared():
-    records = [
-        *_ENDS,
-        _record("opt", 0.1),
-        _record("opt", 0.1, block_size=3),
-        _record("opt", 0.1, bonus="none"),
-        _record("opt", 0.1, temperature=0.0),
-        _record("opt", 0.1, task="multi30k"),
-        _record("opt", 0.1, quality_examples=500),
-    ]
+    changes = {"block_size": 3, "bonus": "none", "temperature": 0.0, "task": "multi30k", "quality_examples": 500}
+    records = [*_ENDS, _record("opt", 0.1), *(_record("opt", 0.1, **{n: value}) for n, value in changes.items())]
     assert len(panels(records)) == 6
-    other = copy.deepcopy(_record("opt", 0.1))
-    other["device"]["kind"] = "another"
-    assert len(panels([*records, other])) == 7
+    others = [_record("opt", 0.1), _record("opt", 0.1)]
+    others[0]["device"]["kind"] = "another"
+    others[1]["fingerprints"] = others[1]["fingerprints"] | {"examples": "others"}
+    assert len(panels([*records, others[0]])) == len(panels([*records, others[1]])) == 7
     assert sum(panel.target is not None for panel in panels(records)) == 3  # one per block size and bonus
 
 
@@ -152,20 +141,9 @@ def test_a_point_measured_again_is_no_further_seed():
     assert spot.seeds == 1 and spot.quality.value == first["quality"]["value"] + 1
 
 
-def test_other_examples_are_another_panel():
-    other = _record("opt", 0.1)
-    other["fingerprints"] = other["fingerprints"] | {"examples": "others"}
-    assert len(summary.panels([_record("opt", 0.1), other])) == 2
-
-
 def test_what_is_put_together_shares_a_panel_and_says_so_in_its_name():
-    records = [
-        *_ENDS,
-        _record("opt", 0.1),
-        _record("opt", 0.1, block_size=3),
-        _record("token_v3", 0.1, block_size=3),
-        _record("opt", 0.1, bonus="none"),
-    ]
+    records = [*_ENDS, _record("opt", 0.1), _record("opt", 0.1, bonus="none")]
+    records += [_record(name, 0.1, block_size=3) for name in ("opt", "token_v3")]
     rule, none = sorted(panels(records, together=("block_size",)), key=lambda panel: -len(panel.curves))
     assert list(rule.curves) == ["opt (γ = 3)", "opt (γ = 5)", "token_v3"]
     assert rule.setting["block_size"] is None and rule.title().endswith("T = 1, bonus rule")
@@ -221,10 +199,7 @@ def test_heads_of_other_weights_are_other_curves_whatever_their_files_are_called
     assert list(panel.curves) == ["specdecpp"]
     (panel,) = panels([*_ENDS, *first, *second])
     places = {curve: [spot.alpha for spot in spots] for curve, spots in panel.curves.items()}
-    assert places == {
-        "specdecpp (head aaaaaa)": [0.1, 0.3],
-        "specdecpp (head bbbbbb)": [0.3, 0.5],
-    }
+    assert places == {"specdecpp (head aaaaaa)": [0.1, 0.3], "specdecpp (head bbbbbb)": [0.3, 0.5]}
     assert tables.points_grid(panel).rows[-1][0].startswith("SpecDec++ (head")
     (panel,) = panels([*_ENDS, _headed(0.3, "a" * 32, rule="[opt]"), _headed(0.3, "b" * 32, rule="[opt]")])
     assert list(panel.curves) == ["specdecpp[opt]@0.3 (head aaaaaa)", "specdecpp[opt]@0.3 (head bbbbbb)"]
@@ -240,3 +215,37 @@ def test_what_is_numbered_stands_in_the_order_of_its_numbers():
     names = list(together.curves)
     assert [name for name in names if "token" in name] == ["my.token_v1", "my.token_v2", "my.token_v10"]
     assert [name for name in names if "opt" in name] == [f"opt (γ = {n})" for n in sorted(sizes)]
+
+
+def labelled(**chosen):
+    settings = Settings(**chosen)
+    return {"point": {"head": settings.head, "stop_threshold": settings.stop_threshold, **facts(settings)}}
+
+
+@pytest.mark.parametrize(("chosen", "text"), [
+    ({"method": "token_v3"}, "SpecCascade [Token]"),
+    ({"method": "fuzzy"}, "FSD [js]"),
+    ({"method": "fuzzy", "rule": "fuzzy_kl_top50"}, "FSD [kl_top50]"),
+    ({"method": "oracle_cascade", "rule": "opt"}, "Oracle [OPT]"),
+    ({"method": "bild", "stop_threshold": 0.3}, "BiLD α_f 0.3"),
+    ({"method": "bild", "rule": "fuzzy_tv", "stop_threshold": 0.3}, "BiLD [tv] α_f 0.3"),
+    ({"method": "specdecpp", "stop_threshold": 0.7}, "SpecDec++ h 0.7"),
+    ({"method": "specdecpp", "rule": "opt", "head": "x/depth3_wrej6.msgpack", "stop_threshold": 0.7},
+     "SpecDec++ [OPT] depth3_wrej6 h 0.7"),
+    ({"method": "seq_cascade"}, "SeqCascade [sum]"),
+    ({"method": "spec_decode", "drafters": (Level(model="mid", budget=3, rule="opt", alpha=0.2),)},
+     "SpecDecode [draft 5 → mid 3 rule opt alpha 0.2]"),
+])  # fmt: skip
+def test_a_curve_is_named_by_its_method_and_by_what_was_chosen_for_it(chosen, text):
+    assert summary.label(labelled(**chosen)) == text
+
+
+def test_what_sets_it_apart_comes_last_and_a_threshold_may_be_what_the_curve_runs_along():
+    stopped = labelled(method="specdecpp", stop_threshold=0.7)
+    assert summary.label(stopped, " (γ = 20)", threshold=False) == "SpecDec++ (γ = 20)"
+
+
+def test_curves_come_in_the_papers_order():
+    ordered = ["bild", "spec_decode", "opt", "token_v3", "fuzzy"]
+    given = [ordered[n] for n in (3, 4, 0, 2, 1)]
+    assert sorted(given, key=lambda name: summary.place(labelled(method=name), name)) == ordered

@@ -1,4 +1,4 @@
-"""Who is called best and who is tied, on records whose examples are made by hand."""
+"""Who is best, who is tied, and what requests sent at random do, on records whose examples are made by hand."""
 
 import copy
 
@@ -7,8 +7,9 @@ import pytest
 
 from speccascade_jax.results.analysis import panels, significance
 from speccascade_jax.results.analysis.bootstrap import Bootstrap
-from tests.results.coverage_test import timed
-from tests.support.made_records import TARGET, point, strip, working
+from tests.results.analysis.bootstrap_test import timed
+from tests.support import fake_records
+from tests.support.made_records import HARD, TARGET, point, strip, working
 
 
 def spots(*records):
@@ -25,37 +26,28 @@ def latency_marks(*records):
     return significance.latency_marks(shown, Bootstrap(), significance.noise(panel))
 
 
-def test_a_clear_winner_is_best():
-    records = [point("chow"), point("diff", gain=5), point("opt", gain=1)]
-    assert quality_marks(*records) == ["", "*", ""]
-    records = [point("chow", ratio=0.9), point("diff", ratio=0.95), point("opt", ratio=0.5)]
-    assert latency_marks(*records) == ["", "", "*"]
-
-
-def test_ties_are_marked_on_both_sides_and_nobody_is_best():
-    records = [point("chow", gain=-5), point("diff", own=7), point("opt", own=8)]
-    assert quality_marks(*records) == ["", "≈", "≈"]
-    records = [point("chow", ratio=0.9), point("diff", ratio=0.5, own=7), point("opt", ratio=0.5, own=8)]
-    assert latency_marks(*records) == ["", "≈", "≈"]
-
-
-def test_equal_outputs_tie():
-    records = [point("chow", gain=1, noise=0), point("diff", gain=1, noise=0), point("opt", noise=0)]
-    assert quality_marks(*records) == ["≈", "≈", ""]
-
-
-def test_a_noisy_third_that_ties_leaves_no_best():
-    records = [point("chow", gain=3, noise=0.5), point("diff", gain=2, noise=0.5), point("opt", gain=1, noise=40)]
-    assert quality_marks(*records) == ["≈", "", "≈"]
-
-
-def test_a_small_difference_is_found_because_examples_are_paired():
-    """The two intervals of the records, each 7 points wide, would call this a tie."""
-    assert quality_marks(point("chow", gain=0, noise=0.5), point("opt", gain=0.5, noise=0.5)) == ["", "*"]
+@pytest.mark.parametrize(("marks_of", "methods", "marks"), [
+    (quality_marks, {"chow": {}, "diff": {"gain": 5}, "opt": {"gain": 1}}, ["", "*", ""]),
+    (latency_marks, {"chow": {"ratio": 0.9}, "diff": {"ratio": 0.95}, "opt": {"ratio": 0.5}}, ["", "", "*"]),
+    # ties are marked on both sides, and nobody is best
+    (quality_marks, {"chow": {"gain": -5}, "diff": {"own": 7}, "opt": {"own": 8}}, ["", "≈", "≈"]),
+    (latency_marks, {"chow": {"ratio": 0.9}, "diff": {"ratio": 0.5, "own": 7}, "opt": {"ratio": 0.5, "own": 8}},
+     ["", "≈", "≈"]),
+    # equal outputs tie
+    (quality_marks, {"chow": {"gain": 1, "noise": 0}, "diff": {"gain": 1, "noise": 0}, "opt": {"noise": 0}},
+     ["≈", "≈", ""]),
+    # a noisy third that ties leaves no best
+    (quality_marks, {"chow": {"gain": 3, "noise": 0.5}, "diff": {"gain": 2, "noise": 0.5},
+                     "opt": {"gain": 1, "noise": 40}}, ["≈", "", "≈"]),
+    # examples are paired: the two intervals of the records, each 7 points wide, would call this a tie
+    (quality_marks, {"chow": {"noise": 0.5}, "opt": {"gain": 0.5, "noise": 0.5}}, ["", "*"]),
+    (quality_marks, {"opt": {"gain": 9}}, [""]),
+])  # fmt: skip
+def test_entries_are_best_or_tied(marks_of, methods, marks):
+    assert marks_of(*(point(name, **given) for name, given in methods.items())) == marks
 
 
 def test_an_entry_alone_is_not_best_of_anything():
-    assert quality_marks(point("opt", gain=9)) == [""]
     (spot,) = spots(point("opt", gain=9))[1]
     assert significance.quality_marks([None, spot, None], Bootstrap()) == ["", "", ""]
 
@@ -67,13 +59,8 @@ def test_without_single_examples_nothing_is_called_better():
     assert quality_marks(strip(point("chow", gain=9)), point("diff", gain=5), point("opt")) == ["", "", ""]
     panel, (spot, *_) = spots(old, point("opt"))
     assert significance.quality_gain(panel, spot, Bootstrap()) is significance.latency(spot, Bootstrap()) is None
-    assert significance.uncompared(panel) == [
-        "No interval and no mark for the quality of 1 and the latency of 1 of 3 points: their records hold no single "
-        "examples, or fewer than 8."
-    ]
-
-
-def test_nothing_is_said_where_all_were_compared():
+    said = "No interval and no mark for the quality of 1 and the latency of 1 of 3 points: their records hold no single"
+    assert significance.uncompared(panel) == [f"{said} examples, or fewer than 8."]
     assert significance.uncompared(spots(point("opt"))[0]) == []
 
 
@@ -190,3 +177,62 @@ def test_a_point_that_left_examples_out_has_no_interval_and_the_table_says_so():
     assert significance.quality_gain(panel, others[0], Bootstrap()) is not None
     (said,) = significance.uncompared(panel)
     assert "NaN or infinite logits" in said and f"{spot.label}: 2 examples" in said
+
+
+ENDS = [TARGET, point(panels.DRAFT, gain=-9, ratio=0.1, noise=0)]
+
+
+def between(*records):
+    (found,) = panels.panels([*ENDS, *(records or (point("opt", gain=1, ratio=0.5),))])
+    return found
+
+
+def test_the_line_runs_from_the_target_to_the_draft():
+    found = significance.random_line(between())
+    assert (found.latency[0], found.latency[-1]) == pytest.approx((1.0, 0.1))
+    assert found.quality == pytest.approx(np.linspace(HARD.mean(), HARD.mean() - 9, 41))
+
+
+def test_corpus_scores_are_those_of_mixed_statistics_not_a_straight_line():
+    statistics = {0: [30, 20, 12, 8, 40, 36, 32, 28, 40, 40], 1: [10, 4, 1, 0, 30, 26, 22, 18, 30, 40]}
+    ends = [record | {"quality": record["quality"] | {"metric": "bleu"}} for record in ENDS]
+    for n, record in enumerate(ends):
+        held = {"ids": list(range(64)), "statistics": {"bleu": [statistics[n]] * 64}}
+        record["quality"] = record["quality"] | {"per_example": held}
+    (found,) = panels.panels([*ends, point("opt") | {"quality": ends[0]["quality"]}])
+    line = significance.random_line(found)
+    assert np.abs(np.diff(line.quality, 2)).max() > 1e-6 and (np.diff(line.quality) < 0).all()
+
+
+def test_without_single_examples_the_line_is_straight_and_without_an_end_there_is_none():
+    for record in (stripped := [strip(point(end)) for end in (panels.TARGET, panels.DRAFT)]):
+        record["quality"]["value"] = 30.0 if record is stripped[0] else 20.0
+    (found,) = panels.panels([*stripped, point("opt")])
+    assert significance.random_line(found).quality == pytest.approx(np.linspace(30, 20, 41))
+    (alone,) = panels.panels([TARGET, point("opt")])
+    assert significance.random_line(alone) is None
+    assert significance.gain_over_random(alone, alone.spots[0], Bootstrap()) is None
+    assert significance.random_notes(alone, Bootstrap()) == []
+
+
+def test_gains_are_over_the_line_at_equal_latency():
+    found = between(point("opt", gain=-2, ratio=0.55, noise=0))
+    gain = significance.gain_over_random(found, found.spots[0], Bootstrap())
+    assert gain.value == pytest.approx(-2 + 9 * 0.5) and gain.low <= gain.value <= gain.high
+    fast = between(point("opt", gain=-2, ratio=0.05, noise=0))  # faster than the draft: the draft's quality counts
+    assert significance.gain_over_random(fast, fast.spots[0], Bootstrap()).value == pytest.approx(7)
+    slow = between(point("opt", gain=-2, ratio=3.0, noise=0))
+    assert significance.gain_over_random(slow, slow.spots[0], Bootstrap()).value == pytest.approx(-2)
+
+
+def test_places_are_paired_differences_to_the_target():
+    (panel, *_) = panels.panels([fake_records.run(point) for point in fake_records.coordinates()])
+    found = significance.places(panel)
+    target = next(each for each in found.ends if each.spot is panel.target)
+    assert target.difference == (0.0, 0.0, 0.0)
+    for name, curve in found.curves.items():
+        for place, spot in zip(curve, panel.curves[name], strict=True):
+            assert place.difference.value == pytest.approx(spot.quality.value - panel.target.quality.value)
+            assert place.difference.low <= place.difference.value <= place.difference.high
+    if found.chosen:
+        assert found.chosen.difference.value >= -found.margin and found.chosen.latency.value < 1

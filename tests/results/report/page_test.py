@@ -1,6 +1,4 @@
-"""The report: what stands in it, that every text is escaped, and how large it gets."""
-
-from __future__ import annotations
+"""The report: what stands in it, that every text is escaped, and how large it gets; progress with the time left."""
 
 import dataclasses
 import re
@@ -9,55 +7,53 @@ from types import SimpleNamespace
 
 import pytest
 
-from speccascade_jax.evaluation.measuring import judge
-from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
-from speccascade_jax.evaluation.session import Session
 from speccascade_jax.results.analysis.panels import panels
-from speccascade_jax.results.analysis.relative_to_target import places
-from speccascade_jax.results.report import charts, page, rejections
+from speccascade_jax.results.report import charts, page, printing
 from speccascade_jax.results.store import outputs
 from speccascade_jax.results.store.outputs import Output
-from speccascade_jax.results.store.result_store import ResultStore, read_records
-from tests.support import fake_records, text_pair
+from speccascade_jax.results.store.result_store import read_records
+from speccascade_jax.results.store.trace import Candidate, Round, Step, Trace
+from tests.support import fake_records
+from tests.support.stores import written
 
 HOSTILE = "<script>alert('x')</script><img src=x onerror=alert(1)> {{ 7*7 }} </script>"
 
 
 @pytest.fixture(scope="module")
-def trace(tmp_path_factory):
-    """A trace of a real generation."""
-    pair = text_pair.make(tmp_path_factory.mktemp("pair"))
-    asked = Evaluation(task="tiny_translation", quality_examples=2, latency_examples=0, max_new_tokens=30)
-    session = Session(ModelPair(name="tables"), asked, pair=pair)
-    settings = Settings(method="token_v3", alpha=0.4, temperature=1.0)
-    point = Point(pair=session.source, evaluation=session.evaluation, settings=settings)
-    return judge(session, [point])[0][outputs.ENTRY][0].trace
+def trace():
+    """A trace of ten rounds: in the even ones the second draft is replaced, in the others there is a bonus."""
+
+    def token(number, text):
+        return Candidate(number, text, q=0.25, p=0.5, q_tilde=0.2, p_tilde=0.6, pi=0.4, rank_q=1, rank_p=2)
+
+    def step(slot, source, fate):
+        committed = token(slot, f" word{slot}") if source else None
+        proposed = token(slot, f" draft{slot}") if fate else None
+        return Step(slot, committed, source, proposed, fate, 0.7, 0.8, 0.5, 0.25, 0.1 + 0.3 * slot, 0.0, 0.4)
+
+    replaced = (step(0, "draft", "kept"), step(1, "replaced", "rejected"), step(2, "", "unread"))
+    whole = (step(0, "draft", "kept"), step(1, "draft", "kept"), step(2, "bonus", ""))
+    rounds = Round(replaced, 3, 1, 2, True, False), Round(whole, 2, 2, 3, False, False)
+    return Trace(rounds * 5, "Guten Tag", "h = 0.4")
 
 
 def kept(trace, count, text="Guten Tag", traced=4):
     pieces = tuple(f" {word}" for word in text.split()) * 5
+    sources = ("ddrdb" * len(pieces))[: len(pieces)]
+    rounds = (3,) * (len(pieces) // 3) + ((len(pieces) % 3,) if len(pieces) % 3 else ())
+    written = {"output": "".join(pieces), "tokens": tuple(range(len(pieces))), "pieces": pieces}
     return [
-        Output(
-            id=n,
-            prompt=f"{text} {n}",
-            reference=text,
-            output="".join(pieces),
-            tokens=tuple(range(len(pieces))),
-            pieces=pieces,
-            sources=("ddrdb" * len(pieces))[: len(pieces)],
-            rounds=(3,) * (len(pieces) // 3) + ((len(pieces) % 3,) if len(pieces) % 3 else ()),
-            trace=trace if n < traced else None,
-        )  # fmt: skip
+        Output(id=n, prompt=f"{text} {n}", reference=text, sources=sources, rounds=rounds, **written,
+               trace=trace if n < traced else None)
         for n in range(count)
-    ]
+    ]  # fmt: skip
 
 
-def stored(folder, records, trace, count=8, text="Guten Tag"):
+def stored(folder, records, trace=None, count=8, text="Guten Tag"):
+    """A store; with outputs where a trace is given for the first of them."""
     path = folder / "mine.jsonl"
-    with ResultStore(path) as store:
-        for record in records:
-            store.append(record | {outputs.ENTRY: kept(trace, count, text)})
-    return path
+    entry = {outputs.ENTRY: kept(trace, count, text)} if trace else {}
+    return written(path, *(record | entry for record in records))
 
 
 def sweep(**more):
@@ -116,20 +112,17 @@ def test_nothing_is_asked_of_a_network(plain):
 
 
 def test_every_text_of_users_and_models_is_escaped(tmp_path, trace, plain):
-    path = stored(tmp_path, sweep()[:8], trace, text=HOSTILE)
-    text = page.write(panels(read_records(path)), path).read_text()
-    assert "<script>alert" not in text and "onerror=alert(1)>" not in text and " 49 " not in text
-    read = Reader(text)
-    assert read.tags.count("script") == Reader(plain[1]).tags.count("script") and "img" not in read.tags
-    assert any("<script>alert('x')</script><img" in shown for shown in read.shown)
-
-
-def test_titles_and_configurations_are_escaped_too(tmp_path, trace):
+    """Outputs, titles and configurations."""
     records = sweep()[:8]
     for record in records:
         record["point"]["pair"] = record["configuration"] = "<b onclick=1>pair</b>"
-    path = stored(tmp_path, records, trace)
-    assert "onclick=1>" not in page.write(panels(read_records(path)), path).read_text()
+    path = stored(tmp_path, records, trace, text=HOSTILE)
+    text = page.write(panels(read_records(path)), path).read_text()
+    for raw in ("<script>alert", "onerror=alert(1)>", " 49 ", "onclick=1>"):
+        assert raw not in text
+    read = Reader(text)
+    assert read.tags.count("script") == Reader(plain[1]).tags.count("script") and "img" not in read.tags
+    assert any("<script>alert('x')</script><img" in shown for shown in read.shown)
 
 
 @pytest.mark.laws
@@ -140,22 +133,12 @@ def test_forty_points_of_64_outputs_stay_under_5_mb(tmp_path, trace):
     assert page.write(panels(records), path).stat().st_size < 5_000_000
 
 
-def test_without_outputs_or_times_it_is_still_one(tmp_path):
-    records = [{k: v for k, v in each.items() if "latency" not in k} for each in sweep()]
-    with ResultStore(tmp_path / "a.jsonl") as store:
-        for record in records:
-            store.append(record)
-    text = page.write(panels(records), tmp_path / "a.jsonl").read_text()
-    assert "Outputs were not kept" in text and "Nothing was timed." in text and "No point is faster" not in text
-
-
-def test_every_panel_has_its_own_verdict(tmp_path):
-    records = [*sweep(), *sweep(temperature=0.0)]
-    with ResultStore(tmp_path / "a.jsonl") as store:
-        for record in records:
-            store.append(record)
-    text = page.write(panels(records), tmp_path / "a.jsonl").read_text()
-    assert text.count("times as fast as the target alone") + text.count("No point is faster than the target") == 2
+def test_every_panel_has_its_own_verdict_also_without_outputs_or_times(tmp_path):
+    untimed = [{k: v for k, v in each.items() if "latency" not in k} for each in sweep(temperature=0.0)]
+    path = stored(tmp_path, [*sweep(), *untimed])
+    text = page.write(panels(read_records(path)), path).read_text()
+    assert "Outputs were not kept" in text and text.count("Nothing was timed.") == 1
+    assert text.count("times as fast as the target alone") + text.count("No point is faster than the target") == 1
 
 
 def test_damaged_outputs_are_said_and_the_rest_is_shown(tmp_path, trace):
@@ -173,30 +156,34 @@ def test_a_store_without_the_target_is_refused(tmp_path):
         page.write(panels(records), tmp_path / "a.jsonl")
 
 
-def test_places_are_paired_differences_to_the_target():
-    (panel, *_) = panels(sweep())
-    found = places(panel)
-    target = next(each for each in found.ends if each.spot is panel.target)
-    assert target.difference == (0.0, 0.0, 0.0)
-    for name, curve in found.curves.items():
-        for place, spot in zip(curve, panel.curves[name], strict=True):
-            assert place.difference.value == pytest.approx(spot.quality.value - panel.target.quality.value)
-            assert place.difference.low <= place.difference.value <= place.difference.high
-    if found.chosen:
-        assert found.chosen.difference.value >= -found.margin and found.chosen.latency.value < 1
-
-
 def test_rejections_by_position_are_the_counters(trace):
     told = [{"examined": [10, 8, 0], "kept": [9, 2, 0]}, {"examined": [10, 2], "kept": [6, 1]}]
     spot = SimpleNamespace(records=[{"by_position": each} for each in told])
-    assert rejections.by_position(spot) == [(1, pytest.approx(0.25)), (2, pytest.approx(0.7))]
-    shares = rejections.by_divergence([trace])
+    assert charts.by_position(spot) == [(1, pytest.approx(0.25)), (2, pytest.approx(0.7))]
+    shares = charts.by_divergence([trace])
     counts = trace.counts()
     assert counts["rejected"] > 0 and all(0 <= share <= 1 for _, share in shares)
     alone = dataclasses.replace(trace, rounds=tuple(each for each in trace.rounds if not each.rejected))
-    assert all(share == 0 for _, share in rejections.by_divergence([alone]))
+    assert all(share == 0 for _, share in charts.by_divergence([alone]))
 
 
 def test_spans_are_written_short():
     assert charts.spanned(charts.Interval(1.0, 1.0, 1.0), ".2f") == "1.00"
     assert charts.spanned(charts.Interval(-0.5, -1.0, 0.25), "+.1f") == "-0.5 [-1.0, +0.2]"
+
+
+def test_progress_estimates_from_what_this_process_measured(capsys):
+    now = iter([0.0, 10.0, 20.0, 20.0])
+    with printing.Progress(10, present=4, where="store.jsonl", clock=lambda: next(now)) as progress:
+        for point in fake_records.coordinates()[2:4]:
+            progress.advance(fake_records.run(point))
+    said = capsys.readouterr().out
+    assert "10 points, 4 of them already in store.jsonl" in said
+    assert "[ 5/10] spec_decode" in said and "(0:10 elapsed, 0:50 left)" in said
+    assert "[ 6/10] lossy α=0" in said and "(0:20 elapsed, 0:40 left)" in said
+    assert "2 points measured in 0:20" in said
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3661, "1:01:01")])
+def test_clock_times(seconds, shown):
+    assert printing.clock_time(seconds) == shown

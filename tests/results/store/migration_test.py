@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from speccascade_jax.results.store import migration, outputs
 from speccascade_jax.results.store.record import FORMAT
 from speccascade_jax.results.store.record_key import canonical, is_stale
-from speccascade_jax.results.store.record_lines import to_line
-from speccascade_jax.results.store.result_store import ResultStore, check_format, fill, read_records
+from speccascade_jax.results.store.result_store import ResultStore, check_format, fill, read_records, to_line
 from tests.support import golden_points
 
 OLD = golden_points.old_records()
@@ -82,9 +81,8 @@ def test_only_the_hardware_in_the_old_key_is_in_the_new_one():
         assert record["key"] != key and record["judged_key"] == KEYS[old["key"]]["judged_key"]
     on_a_mesh = old | {"configuration": old["configuration"].replace("mesh = (1, 1, )", "mesh = (1, 2, )")}
     # programs on a mesh had XLA's products whatever the device could
-    keys = {
-        migration.migrated(on_a_mesh | {"device": old["device"] | {"products": has}})["key"] for has in ("own", "xla")
-    }
+    devices = [old["device"] | {"products": has} for has in ("own", "xla")]
+    keys = {migration.migrated(on_a_mesh | {"device": device})["key"] for device in devices}
     assert len(keys) == 1 and key not in keys
 
 
@@ -92,9 +90,7 @@ def test_only_the_hardware_in_the_old_key_is_in_the_new_one():
 def test_records_of_other_formats_are_refused(tmp_path, number):
     path = tmp_path / "other.jsonl"
     path.write_text(to_line(OLD[0] | {"format": number}))
-    with pytest.raises(
-        ValueError, match=rf"holds records of format {number}, this version reads and writes {FORMAT}: "
-    ):
+    with pytest.raises(ValueError, match=f"holds records of format {number}, this version reads and writes {FORMAT}: "):
         check_format(read_records(path), path)
     other = {"key": "k", "format": 2, "question": "of no point"}
     assert migration.migrated(other) is other
@@ -106,9 +102,8 @@ TEXTS = st.text(max_size=8) | st.text(alphabet="'\"\\@()/#,\n{}ä = ", max_size=
 @given(name=TEXTS, others=st.dictionaries(TEXTS, TEXTS, max_size=2), alpha=st.floats(-1e9, 1e9))
 def test_any_text_and_number_of_a_configuration_is_read_as_it_was_written(name, others, alpha):
     configuration = OLD[1]["configuration"].replace("name = 'tatoeba_en_de'", f"name = {name!r}")
-    configuration = configuration.replace("others = {}", f"others = {others}").replace(
-        "alpha = 0.3", f"alpha = {alpha}"
-    )
+    configuration = configuration.replace("others = {}", f"others = {others}")
+    configuration = configuration.replace("alpha = 0.3", f"alpha = {alpha}")
     parts = migration.parts_of(configuration)
     assert parts["pair"] == canonical(golden_points.ModelPair(name=name, others=others))
     assert parts["settings"]["alpha"] == alpha
@@ -118,25 +113,22 @@ def _broken(text: str, by: str) -> dict:
     return OLD[0] | {"configuration": re.sub(text, by, OLD[0]["configuration"], flags=re.DOTALL)}
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        _broken(".*", ""),
-        _broken("experiment.run:.*", ""),
-        _broken("seed = 0", "seed = None.real"),
-        _broken("temperature = 0.0", "temperature = nan"),
-        _broken("temperature = 0.0", "temperature = 1e999"),
-        _broken(r"@points.Method\(\)", "@points.Methods()"),
-        _broken(r"\('draft', \)", "(@drafters0_/points.Level(), )"),
-        _broken("tiny_translation'", "tiny_translation"),
-        _broken("seed = 0", "seed = " + "(" * 9000),
-        {name: value for name, value in OLD[0].items() if name != "configuration"},
-        {name: value for name, value in OLD[0].items() if name != "device"},
-        OLD[0] | {"configuration": 3},
-        OLD[0] | {"point": []},
-        OLD[0] | {"fingerprints": "none"},
-    ],
-)
+@pytest.mark.parametrize("record", [
+    _broken(".*", ""),
+    _broken("experiment.run:.*", ""),
+    _broken("seed = 0", "seed = None.real"),
+    _broken("temperature = 0.0", "temperature = nan"),
+    _broken("temperature = 0.0", "temperature = 1e999"),
+    _broken(r"@points.Method\(\)", "@points.Methods()"),
+    _broken(r"\('draft', \)", "(@drafters0_/points.Level(), )"),
+    _broken("tiny_translation'", "tiny_translation"),
+    _broken("seed = 0", "seed = " + "(" * 9000),
+    {name: value for name, value in OLD[0].items() if name != "configuration"},
+    {name: value for name, value in OLD[0].items() if name != "device"},
+    OLD[0] | {"configuration": 3},
+    OLD[0] | {"point": []},
+    OLD[0] | {"fingerprints": "none"},
+])  # fmt: skip
 def test_a_record_that_says_nothing_of_its_point_keeps_its_key_and_is_read(tmp_path, record):
     path = tmp_path / "broken.jsonl"
     path.write_text(to_line(record))

@@ -80,47 +80,32 @@ def test_a_new_field_another_module_and_a_changed_default_leave_keys_as_they_are
     assert _key(settings=after(alpha=0.9, tail=None)) == _key(settings=before())
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (Settings(), Settings(method="speculative", drafters=("draft",), temperature=0.0, top_p=1)),
-        (Settings(alpha=0.0), Settings(alpha=-0.0)),
-        (Settings(alpha=2.0), Settings(alpha=2)),
-        (Settings(drafters=["draft", "small"]), Settings(drafters=("draft", "small"))),
-        (ModelPair(name="p", target=Path("a/b")), ModelPair(name="p", target="a/b")),
-        (ModelPair(name="p", others={"a": "x", "b": "y"}), ModelPair(name="p", others={"b": "y", "a": "x"})),
-        (Evaluation(task="t", keep_traces=0), Evaluation(task="t")),
-        (Evaluation(task=PYTHON_TASK), Evaluation(task=dataclasses.replace(PYTHON_TASK, records=list, clean=str))),
-        (Evaluation(task=PYTHON_TASK).task, {"name": "mine", "splits": ["test"], "shots": 2, "max_input_length": 300}),
-    ],
-)
+@pytest.mark.parametrize(("one", "other"), [
+    (Settings(), Settings(method="speculative", drafters=("draft",), temperature=0.0, top_p=1)),
+    (Settings(alpha=0.0), Settings(alpha=-0.0)),
+    (Settings(alpha=2.0), Settings(alpha=2)),
+    (Settings(drafters=["draft", "small"]), Settings(drafters=("draft", "small"))),
+    (ModelPair(name="p", target=Path("a/b")), ModelPair(name="p", target="a/b")),
+    (ModelPair(name="p", others={"a": "x", "b": "y"}), ModelPair(name="p", others={"b": "y", "a": "x"})),
+    (Evaluation(task="t", keep_traces=0), Evaluation(task="t")),
+    (Evaluation(task=PYTHON_TASK), Evaluation(task=dataclasses.replace(PYTHON_TASK, records=list, clean=str))),
+    (Evaluation(task=PYTHON_TASK).task, {"name": "mine", "splits": ["test"], "shots": 2, "max_input_length": 300}),
+])  # fmt: skip
 def test_equal_settings_have_equal_keys(one, other):
     form = canonical({"part": one})["part"]
     assert form == canonical({"part": other})["part"]
 
 
 DIFFERENT = [
-    Settings(),
-    Settings(alpha=0.0),
-    Settings(alpha=0.5),
-    Settings(temperature=1.0),
-    Settings(block_size="5"),
-    Settings(block_size=5),
-    Settings(block_size=True),
-    Settings(tree=(2, 1)),
-    Settings(tree=(1, 2)),
-    Settings(drafters=()),
-    Settings(drafters=(Level(model="draft", budget=4),)),
-    Settings(drafters=(Level(model="draft", budget=5),)),
-    Settings(drafters=(Arm(drafter="draft"),)),
-    Settings(drafters=(Arm(drafter=Level(model="draft", budget=4)),)),
-    Settings(rule="draft"),
-    Settings(stop="draft"),
-]
+    {}, {"alpha": 0.0}, {"alpha": 0.5}, {"temperature": 1.0}, {"block_size": "5"}, {"block_size": 5},
+    {"block_size": True}, {"tree": (2, 1)}, {"tree": (1, 2)}, {"drafters": ()}, {"rule": "draft"}, {"stop": "draft"},
+    {"drafters": (Level(model="draft", budget=4),)}, {"drafters": (Level(model="draft", budget=5),)},
+    {"drafters": (Arm(drafter="draft"),)}, {"drafters": (Arm(drafter=Level(model="draft", budget=4)),)},
+]  # fmt: skip
 
 
 def test_different_settings_have_different_keys():
-    keys = [_key(settings=settings) for settings in DIFFERENT]
+    keys = [_key(settings=Settings(**settings)) for settings in DIFFERENT]
     keys += [_key(seed=1), _key(evaluation=Evaluation(task="u")), _key(pair=ModelPair(name="q"))]
     tasks = PYTHON_TASK, dataclasses.replace(PYTHON_TASK, shots=3)
     keys += [_key(evaluation=Evaluation(task=task)) for task in tasks]
@@ -146,34 +131,28 @@ def test_hardware_and_mesh_belong_to_what_is_timed():
     assert timed_key(judged, canonical(PARTS), CPU) == timed["as it is"]
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (Settings(alpha=float("nan")), "nan has no place in a record's key: give a finite number"),
-        (Settings(drafters=(Level(model="m", budget=1, alpha=-float("inf")),)), "-inf has no place"),
-        (Settings(stop=len), "has no place in a record's key: give text, numbers"),
-        ({1: "x"}, "has no place"),
-        ({"a": {1, 2}}, "has no place"),
-        (Settings, "has no place"),
-        (b"bytes", "has no place"),
-    ],
-)
+@pytest.mark.parametrize(("value", "message"), [
+    (Settings(alpha=float("nan")), "nan has no place in a record's key: give a finite number"),
+    (Settings(drafters=(Level(model="m", budget=1, alpha=-float("inf")),)), "-inf has no place"),
+    (Settings(stop=len), "has no place in a record's key: give text, numbers"),
+    ({1: "x"}, "has no place"),
+    ({"a": {1, 2}}, "has no place"),
+    (Settings, "has no place"),
+    (b"bytes", "has no place"),
+])  # fmt: skip
 def test_values_without_a_form_are_refused(value, message):
     with pytest.raises(ValueError, match=message):
         canonical(value)
 
 
-@pytest.mark.parametrize(
-    ("provenance", "stale"),
-    [
-        ({"code": "a", "toolchain": {"python": "3.11", "jax": "1"}}, False),
-        ({"code": "b", "toolchain": {"jax": "1", "python": "3.11"}}, True),
-        ({"code": None, "toolchain": {"python": "3.11", "jax": "1"}}, True),
-        ({"code": "b", "toolchain": {"python": "3.12", "jax": "1"}}, False),
-        ({"code": "b", "toolchain": {"format": 2, "python": "3.11", "jax": "1"}}, False),
-        (None, False),
-    ],
-)
+@pytest.mark.parametrize(("provenance", "stale"), [
+    ({"code": "a", "toolchain": {"python": "3.11", "jax": "1"}}, False),
+    ({"code": "b", "toolchain": {"jax": "1", "python": "3.11"}}, True),
+    ({"code": None, "toolchain": {"python": "3.11", "jax": "1"}}, True),
+    ({"code": "b", "toolchain": {"python": "3.12", "jax": "1"}}, False),
+    ({"code": "b", "toolchain": {"format": 2, "python": "3.11", "jax": "1"}}, False),
+    (None, False),
+])  # fmt: skip
 def test_code_is_compared_under_one_toolchain_only(provenance, stale):
     record = {"key": "k"} | ({"provenance": provenance} if provenance else {})
     assert is_stale(record, "a", {"python": "3.11", "jax": "1"}) is stale

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from speccascade_jax.results.store import result_store as results
-from speccascade_jax.results.store.record_lines import CHECKSUM
-from speccascade_jax.results.store.result_store import ResultStore, StoreLockedError, fill, read_records
+from speccascade_jax.results.store import shards
+from speccascade_jax.results.store.result_store import CHECKSUM, ResultStore, StoreLockedError, fill, read_records
 from speccascade_jax.storage import files
 from speccascade_jax.storage.files import point_key
-from tests.support.stores import filled, record
+from tests.support.stores import filled, record, written
 
 
 @pytest.fixture
@@ -35,8 +37,7 @@ def test_records_come_back_in_order_and_one_per_line(path):
 
 
 def test_numpy_values_and_undefined_numbers_become_json(path):
-    with ResultStore(path) as store:
-        store.append(record(0, a=np.float32(0.5), b=np.arange(2), c=float("nan"), d=[float("inf"), np.int64(3)]))
+    written(path, record(0, a=np.float32(0.5), b=np.arange(2), c=float("nan"), d=[float("inf"), np.int64(3)]))
     assert read_records(path) == [record(0, a=0.5, b=[0, 1], c=None, d=[None, 3])]
 
 
@@ -56,13 +57,10 @@ def test_keys_depend_on_every_part_and_on_nothing_else():
 
 
 def test_two_writers_are_refused_by_name_and_process(path):
-    with (
-        ResultStore(path),
-        pytest.raises(StoreLockedError, match=rf"process {os.getpid()} \(lock .*sweep.jsonl.lock\)"),
-    ):
+    said = rf"process {os.getpid()} \(lock .*sweep.jsonl.lock\)"
+    with ResultStore(path), pytest.raises(StoreLockedError, match=said):
         ResultStore(path)
-    with ResultStore(path):
-        pass
+    ResultStore(path).close()
     assert not path.with_name("sweep.jsonl.lock").exists()
 
 
@@ -85,22 +83,6 @@ def test_a_write_that_the_disk_cut_short_leaves_no_trace(path, monkeypatch):
         monkeypatch.setattr(results.os, "write", real)
         store.append(record(1))
     assert [record["n"] for record in read_records(path)] == [0, 1]
-
-
-def test_fill_measures_only_what_is_missing(path):
-    def evaluate(jobs):
-        asked.append(list(jobs))
-        yield from (record(n) for n in jobs)
-
-    groups = [[0, 1, 2], [3]]
-    asked: list[list[int]] = []
-    with ResultStore(path) as store:
-        store.append(record(1))
-        seen: list[dict] = []
-        assert fill(store, groups, lambda n: point_key(n=n), evaluate, seen.append) == 3
-        assert fill(store, groups, lambda n: point_key(n=n), evaluate) == 0
-    assert asked == [[0, 2], [3]]
-    assert [record["n"] for record in seen] == [0, 2, 3]
 
 
 def test_records_of_other_stores_are_taken_over_once(path, tmp_path):
@@ -146,12 +128,14 @@ def test_a_record_that_supersedes_another_takes_its_place_whenever_the_store_is_
 
 
 def test_a_superseding_line_torn_anywhere_leaves_the_former_record(path):
-    with ResultStore(path) as store:
-        store.append(_of_code(0, "a"))
-        store.append(_of_code(0, "b", supersedes="a"))
+    written(path, _of_code(0, "a"), _of_code(0, "b", supersedes="a"))
     whole = path.read_bytes()
     start = whole.index(b"\n") + 1
     for cut in range(start + 1, len(whole) - 1):
+        records, damaged = results.parse_lines(whole[:cut])
+        assert _codes(records) == [(0, "a")] and [line.number for line in damaged] == [2]
+        if cut % 9:
+            continue  # each store that is opened and added to takes some writes to the disk
         path.write_bytes(whole[:cut])
         with pytest.warns(UserWarning, match="line 2 "), ResultStore(path) as store:
             assert _codes(store.records) == [(0, "a")]
@@ -163,9 +147,7 @@ def test_a_superseding_line_torn_anywhere_leaves_the_former_record(path):
 def test_of_several_files_the_superseding_record_counts(tmp_path, names):
     paths = dict(zip(names, (tmp_path / name for name in names), strict=True))
     for code, more in (("a", {}), ("b", {"supersedes": "a"})):
-        with ResultStore(paths[code]) as store:
-            store.append(_of_code(0, code, **more))
-            store.append(_of_code(1, code))
+        written(paths[code], _of_code(0, code, **more), _of_code(1, code))
     assert _codes(read_records(*paths.values())) == [(0, "b"), (1, names[0])]
     with ResultStore(paths["a"]) as store:
         keys = store.done_keys()
@@ -173,18 +155,30 @@ def test_of_several_files_the_superseding_record_counts(tmp_path, names):
         assert _codes(store.records) == [(0, "b"), (1, "a")]
 
 
-def test_fill_measures_stale_records_again_and_once(path):
+def _filled_with(path: Path, code: str | None, groups: list, stale: set, **more) -> tuple[int, list]:
+    """Fills a store with groups of numbers; returns how many records were added, and what was asked for."""
+    asked = []
+
     def evaluate(jobs):
         asked.append(list(jobs))
-        yield from (_of_code(n, "b") for n in jobs)
+        yield from (_of_code(n, code) for n in jobs)
 
-    asked: list[list[int]] = []
     with ResultStore(path) as store:
-        for n in range(3):
-            store.append(_of_code(n, None if n else "a"))
-        stale = {record(n)["key"] for n in (0, 1)}
-        assert fill(store, [[0, 2], [1, 3], [0, 1]], lambda n: point_key(n=n), evaluate, stale=stale) == 3
-        assert asked == [[0], [1, 3]]
+        return fill(store, groups, lambda n: point_key(n=n), evaluate, stale=stale, **more), asked
+
+
+def test_fill_measures_only_what_is_missing(path):
+    written(path, record(1))
+    seen: list[dict] = []
+    assert _filled_with(path, None, [[0, 1, 2], [3]], set(), on_record=seen.append) == (3, [[0, 2], [3]])
+    assert _filled_with(path, None, [[0, 1, 2], [3]], set()) == (0, [])
+    assert [record["n"] for record in seen] == [0, 2, 3]
+
+
+def test_fill_measures_stale_records_again_and_once(path):
+    written(path, *(_of_code(n, None if n else "a") for n in range(3)))
+    stale = {record(n)["key"] for n in (0, 1)}
+    assert _filled_with(path, "b", [[0, 2], [1, 3], [0, 1]], stale) == (3, [[0], [1, 3]])
     records = read_records(path)
     assert _codes(records) == [(0, "b"), (1, "b"), (2, None), (3, "b")]
     assert [record.get("supersedes", "nothing") for record in records] == ["a", None, "nothing", "nothing"]
@@ -212,9 +206,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_several_files_are_merged_without_repeating_a_key(tmp_path):
     for name, numbers in (("a", (0, 1)), ("b", (1, 2))):
-        with ResultStore(tmp_path / name) as store:
-            for n in numbers:
-                store.append(record(n))
+        written(tmp_path / name, *(record(n) for n in numbers))
     assert [record["n"] for record in read_records(tmp_path / "a", tmp_path / "b")] == [0, 1, 2]
 
 
@@ -242,10 +234,41 @@ def test_records_from_before_there_were_checksums_are_read_and_added_to(path):
     assert [CHECKSUM in json.loads(line) for line in path.read_text().splitlines()] == [False, True]
 
 
+@given(groups=st.lists(st.integers()), parts=st.integers(1, 9))
+def test_every_group_is_in_exactly_one_part(groups, parts):
+    found = [shards.share(list(enumerate(groups)), number, parts) for number in range(parts)]
+    assert sorted(one for part in found for one in part) == list(enumerate(groups))
+    assert max(map(len, found)) - min(map(len, found)) <= 1
+
+
+@pytest.mark.parametrize(("shard_id", "num_shards", "message"), [
+    (2, 2, "shard_id=2 of num_shards=2: give one of 0 to 1"),
+    (-1, 2, "shard_id=-1 of num_shards=2"),
+    (0, 0, "num_shards=0: give 1 or more"),
+])  # fmt: skip
+def test_a_part_that_is_none_is_refused(shard_id, num_shards, message):
+    with pytest.raises(ValueError, match=message):
+        shards.checked(shard_id, num_shards)
+
+
+def test_a_store_is_read_with_its_parts(tmp_path):
+    """The whole need not be there; others' parts are not read, and a key that two hold comes once."""
+    whole, keys = tmp_path / "a.jsonl", {"a.shard-0-of-2": "x", "a.shard-1-of-2": "y", "ab.shard-0-of-2": "z"}
+    for name, key in keys.items():
+        written(tmp_path / f"{name}.jsonl", {"key": key})
+    assert [path.name for path in shards.parts_of(whole)] == ["a.shard-0-of-2.jsonl", "a.shard-1-of-2.jsonl"]
+    assert shards.path_of(whole, 1, 2) == tmp_path / "a.shard-1-of-2.jsonl"
+    assert [record["key"] for record in read_records(whole)] == ["x", "y"]
+    with ResultStore(whole) as store:
+        assert store.take_over(["y", "z", "w"], [whole]) == 1
+    assert [record["key"] for record in read_records(whole)] == ["y", "x"]
+
+
 # A sweep with a fake runner in a process of its own. It loads the module by its file: the package would import
 # JAX. What it has stored it says on its output, so that the parent knows what must not be lost.
 _CHILD = """
 import sys
+from speccascade_jax.storage import files
 from speccascade_jax.storage.files import point_key
 from speccascade_jax.results.store import result_store as results
 
@@ -281,51 +304,44 @@ def _rebuilt(point: int, code: str = "x") -> dict:
     return {"key": point_key(point=point), "point": point, "provenance": {"code": code}, "payload": payload}
 
 
-@pytest.mark.laws
-def test_twenty_kills_lose_double_and_tear_nothing(path):
-    count, chance = 2_000, random.Random(20)
-    stored: set[int] = set()
-    for _ in range(20):
-        child = _spawn(path, count)
+def _killed(path: Path, count: int, times: int, longest: float, code: str = "x"):
+    """Starts a sweep and kills it, over and over; yields the records, and the points that it said it had stored."""
+    chance, stored = random.Random(20), set[int]()
+    for _ in range(times):
+        child = _spawn(path, count, code)
         assert child.stdout.readline() == "open\n"
-        time.sleep(chance.uniform(0.0, 0.06))
+        time.sleep(chance.uniform(0.0, longest))
         stored |= set(_kill(child))
         records, damaged = results.parse_lines(path.read_bytes())
-        points = [record["point"] for record in records]
-        assert len(set(points)) == len(points)
-        assert stored <= set(points)
         assert len(damaged) <= 1  # a torn last line at most: the next start sets it aside
-    done = len(stored)
-    assert 20 < done < count, f"the kills were to hit a running sweep ({done} of {count} points)"
-    child = _spawn(path, done)
+        yield records, stored
+    assert times < len(stored) < count, f"the kills were to hit a running sweep ({len(stored)} of {count} points)"
+
+
+def _whole(path: Path, count: int, code: str = "x") -> list[dict]:
+    """Lets a sweep run to its end; returns its records."""
+    child = _spawn(path, count, code)
     child.communicate(timeout=60)
-    assert child.returncode == 0
-    final, damaged = results.parse_lines(path.read_bytes())
-    assert damaged == []
+    records, damaged = results.parse_lines(path.read_bytes())
+    assert child.returncode == 0 and damaged == []
+    return records
+
+
+@pytest.mark.laws
+def test_twenty_kills_lose_double_and_tear_nothing(path):
+    for records, stored in _killed(path, 2_000, times=20, longest=0.06):
+        points = [record["point"] for record in records]
+        assert len(set(points)) == len(points) and stored <= set(points)
+    done = len(stored)
+    final = _whole(path, done)
     assert sorted(final, key=lambda record: record["point"])[:done] == [_rebuilt(point) for point in range(done)]
 
 
 @pytest.mark.laws
 def test_kills_while_stale_records_are_measured_again_leave_every_point_once(path):
-    count, chance = 400, random.Random(21)
-    assert _spawn(path, count).wait(timeout=60) == 0
-    stored: set[int] = set()
-    for _ in range(10):
-        child = _spawn(path, count, "y")
-        assert child.stdout.readline() == "open\n"
-        time.sleep(chance.uniform(0.0, 0.04))
-        stored |= set(_kill(child))
-        records, damaged = results.parse_lines(path.read_bytes())
-        assert [record["point"] for record in records] == [*range(count)] and len(damaged) <= 1
+    count = 400
+    assert len(_whole(path, count)) == count
+    for records, stored in _killed(path, count, times=10, longest=0.04, code="y"):
+        assert [record["point"] for record in records] == [*range(count)]
         assert stored <= {record["point"] for record in records if record["provenance"]["code"] == "y"}
-    assert 10 < len(stored) < count, f"the kills were to hit a running sweep ({len(stored)} of {count} points)"
-    child = _spawn(path, count, "y")
-    child.communicate(timeout=60)
-    final, damaged = results.parse_lines(path.read_bytes())
-    assert child.returncode == 0 and damaged == []
-    assert final == [_rebuilt(point, "y") | {"supersedes": "x"} for point in range(count)]
-
-
-def test_records_hold_no_raw_newlines(path):
-    filled(path, 1)
-    assert json.loads(path.read_bytes().splitlines()[0])["text"] == "Zeile\nmit Umbruch, ä"
+    assert _whole(path, count, "y") == [_rebuilt(point, "y") | {"supersedes": "x"} for point in range(count)]

@@ -9,12 +9,17 @@ import pytest
 
 from speccascade_jax.results.store import result_store as results
 from speccascade_jax.results.store.result_store import ResultStore, StoreLockedError, read_records
-from tests.support.stores import filled, record
+from tests.support.stores import filled, record, written
 
 
 @pytest.fixture
 def path(tmp_path) -> Path:
     return tmp_path / "deep" / "sweep.jsonl"
+
+
+def numbers(path: Path) -> list[int]:
+    """The numbers of a store's records, in their order."""
+    return [record["n"] for record in read_records(path)]
 
 
 def test_a_last_line_torn_anywhere_is_set_aside_and_the_rest_kept(path):
@@ -27,7 +32,7 @@ def test_a_last_line_torn_anywhere_is_set_aside_and_the_rest_kept(path):
             assert [record["n"] for record in store.records] == [0]
             assert [line.number for line in store.damaged] == [2]
             store.append(record(5))
-        assert [record["n"] for record in read_records(path)] == [0, 5]
+        assert numbers(path) == [0, 5]
         aside = path.with_name("sweep.jsonl.damaged")
         assert aside.read_bytes() == whole[start:cut]
         aside.unlink()
@@ -39,7 +44,7 @@ def test_a_complete_last_line_without_its_end_is_kept(path):
     with ResultStore(path) as store:
         assert store.records == written and store.damaged == []
         store.append(record(7))
-    assert [record["n"] for record in read_records(path)] == [0, 1, 7]
+    assert numbers(path) == [0, 1, 7]
 
 
 def test_damaged_lines_anywhere_are_reported_by_number(path):
@@ -63,22 +68,17 @@ def test_a_first_record_that_was_torn_is_no_stranger(path):
     whole = json.dumps(record(0)).replace(" ", "").encode()
     for torn in (b"", b"\n", whole[:1], whole[:5], whole[:-1]):
         path.write_bytes(torn)
-        with ResultStore(path) as store:
-            store.append(record(1))
-        assert [record["n"] for record in read_records(path)] == [1]
+        written(path, record(1))
+        assert numbers(path) == [1]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"sweep.alphas = {'opt': (0.1,)}\n",
-        b"\x89PNG\r\n\x1a\n\x00\x00",
-        b"\x82\xa6format\x01",
-        b'{"a": 1}',
-        b"[" * 9000,
-    ],
-    ids=["gin", "png", "msgpack", "json", "nested"],
-)
+STRANGERS = {
+    "gin": b"sweep.alphas = {'opt': (0.1,)}\n", "png": b"\x89PNG\r\n\x1a\n\x00\x00", "msgpack": b"\x82\xa6format\x01",
+    "json": b'{"a": 1}', "nested": b"[" * 9000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("content", STRANGERS.values(), ids=STRANGERS)
 def test_a_file_that_is_no_store_is_refused_and_left_as_it_is(path, content):
     path.parent.mkdir()
     path.write_bytes(content)
@@ -124,9 +124,7 @@ def test_many_damaged_lines_are_counted_and_few_are_listed(path):
 
 
 def test_every_flipped_digit_of_a_record_is_noticed(path):
-    with ResultStore(path) as store:
-        store.append(record(0, value=0.12345, deep={"b": [1, 2.5], "a": None}))
-        store.append(record(1))
+    written(path, record(0, value=0.12345, deep={"b": [1, 2.5], "a": None}), record(1))
     whole = path.read_bytes()
     first = whole.index(b"\n")
     places = [n for n in range(first) if chr(whole[n]).isdigit()]
@@ -134,39 +132,37 @@ def test_every_flipped_digit_of_a_record_is_noticed(path):
     for place in places:
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         with pytest.warns(UserWarning, match=r"line 1 \(its checksum is of something else\)"):
-            assert [record["n"] for record in read_records(path)] == [1]
+            assert numbers(path) == [1]
 
 
-def _swap(path: Path, how: str) -> None:
-    """What may happen to a store while it is written."""
+def _replace(path: Path) -> None:
+    others = path.with_name("others.jsonl")
+    filled(others, 1)
+    written(others, record(77))
+    others.replace(path)
+
+
+def _link(path: Path, copied: bool = True) -> None:
+    """Moves a store to another disk, and leaves a link in its place; or leaves a link into nothing."""
     away = path.with_name("elsewhere") / "other.jsonl"
-    if how == "deleted":
-        path.unlink()
-    elif how == "moved":
-        path.rename(path.with_name("moved.jsonl"))
-    elif how == "folder deleted":
-        shutil.rmtree(path.parent)
-    elif how == "emptied":
-        path.write_bytes(b"")
-    elif how == "cut":
-        path.write_bytes(path.read_bytes()[:-9])
-    elif how == "replaced":
-        others = path.with_name("others.jsonl")
-        filled(others, 1)
-        with ResultStore(others) as store:
-            store.append(record(77))
-        others.replace(path)
-    elif how == "linked":  # moved to another disk, and a link left in its place
+    if copied:
         away.parent.mkdir()
         shutil.copy(path, away)
-        path.unlink()
-        path.symlink_to(away)
-    elif how == "linked into nothing":
-        path.unlink()
-        path.symlink_to(away)
+    path.unlink()
+    path.symlink_to(away)
 
 
-CHANGES = ["deleted", "moved", "folder deleted", "emptied", "cut", "replaced", "linked", "linked into nothing"]
+CHANGES = {
+    "deleted": Path.unlink,
+    "moved": lambda path: path.rename(path.with_name("moved.jsonl")),
+    "folder deleted": lambda path: shutil.rmtree(path.parent),
+    "emptied": lambda path: path.write_bytes(b""),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-9]),
+    "replaced": _replace,
+    "linked": _link,
+    "linked into nothing": lambda path: _link(path, copied=False),
+}
+"""What may happen to a store while it is written."""
 
 
 @pytest.mark.filterwarnings("ignore:.*damaged line")
@@ -175,7 +171,7 @@ def test_a_store_that_is_taken_away_while_it_is_written_loses_nothing(path, how)
     with ResultStore(path) as store:
         for n in range(3):
             store.append(record(n))
-        _swap(path, how)
+        CHANGES[how](path)
         with pytest.warns(UserWarning, match=r"sweep\.jsonl was removed, replaced or changed while it was written"):
             store.append(record(3))
         store.append(record(4))
@@ -215,7 +211,7 @@ def test_a_record_that_the_new_file_holds_already_is_not_added_again(path):
         path.write_text(json.dumps(record(1)) + "\n")
         with pytest.warns(UserWarning, match="1 of 1 records that it lacked"):
             store.append(record(1))
-    assert [record["n"] for record in read_records(path)] == [1, 0]
+    assert numbers(path) == [1, 0]
 
 
 def test_a_store_that_cannot_come_back_says_where_its_records_are(path, monkeypatch):
@@ -228,7 +224,7 @@ def test_a_store_that_cannot_come_back_says_where_its_records_are(path, monkeypa
         with pytest.raises(OSError, match=r"all 4 records of this run are in .*jsonl\.rescued-\d+") as caught:
             store.append(record(3))
         aside = str(caught.value).rpartition(" ")[2]
-        assert [record["n"] for record in read_records(aside)] == [0, 1, 2, 3]
+        assert numbers(aside) == [0, 1, 2, 3]
         with pytest.raises(ValueError, match="is closed"):
             store.append(record(4))
         store.close()
@@ -249,7 +245,7 @@ def test_a_lock_that_was_removed_is_taken_again_or_the_second_writer_is_named(pa
                 store.append(record(3))
             assert lock.exists(), "the second writer's lock"
             second.append(record(4))
-    assert [record["n"] for record in read_records(path)] == [0, 1, 2, 4]
+    assert numbers(path) == [0, 1, 2, 4]
 
 
 def test_a_link_is_written_through_and_locks_what_it_leads_to(path, tmp_path):
@@ -261,4 +257,4 @@ def test_a_link_is_written_through_and_locks_what_it_leads_to(path, tmp_path):
         store.append(record(1))
         with pytest.raises(StoreLockedError, match="sweep.jsonl"):
             ResultStore(path)
-    assert link.is_symlink() and [record["n"] for record in read_records(path)] == [0, 1]
+    assert link.is_symlink() and numbers(path) == [0, 1]

@@ -1,24 +1,17 @@
 """Where products are the package's own, what leaves them to XLA, and what is said where that is slower."""
 
-import json
-import os
 import platform
-import subprocess
 import sys
-import tomllib
 import warnings
 
 import jax
 import pytest
 
-from speccascade_jax.runtime.paths import repository_root
 from speccascade_jax.runtime.products import native
+from tests.support import new_process, tiny_pair
 
-ROOT = repository_root()
-INSTALL = "pip install 'speccascade_jax[cpu]'"
-on_a_cpu = pytest.mark.skipif(
-    jax.default_backend() != "cpu" or not sys.platform.startswith("linux"), reason="for Linux's CPUs"
-)
+ON_LINUX = jax.default_backend() == "cpu" and sys.platform.startswith("linux")
+on_a_cpu = pytest.mark.skipif(not ON_LINUX, reason="for Linux's CPUs")
 
 
 @on_a_cpu
@@ -47,14 +40,6 @@ def test_it_is_left_out_without_a_known_interface(monkeypatch, tmp_path):
     assert "c_api.h describes no foreign function interface of version 0" in native.unavailable.__wrapped__()
 
 
-def test_only_the_extra_installs_what_makes_them_and_the_two_commands_take_it():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["optional-dependencies"]["cpu"] == ["llvmlite>=0.45"]
-    assert not any(name.startswith("llvmlite") for name in project["dependencies"])
-    installs = [line for line in (ROOT / "Makefile").read_text().splitlines() if "-e '.[cpu" in line]
-    assert len(installs) == 3  # quickstart, test, newest
-
-
 DECODE = """
 import json, sys, warnings
 if sys.argv[1] == "without":
@@ -62,30 +47,23 @@ if sys.argv[1] == "without":
 import speccascade_jax as sc
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    written = [sc.decode(sc.load_pair("tatoeba_en_de"), "It is cold.", method="spec_decode", max_new_tokens=5).tokens
+    written = [sc.decode(sc.load_pair(sys.argv[2]), "It is cold.", method="spec_decode", max_new_tokens=5).tokens
                for _ in range(2)]
 said = [str(warning.message) for warning in caught if "llvmlite" in str(warning.message)]
 print(json.dumps([written[0].tolist(), said, "llvmlite" in sys.modules and sys.modules["llvmlite"] is not None]))
 """
 
 
-def decode(how):
-    """Tokens, what was said of llvmlite, and whether it was imported."""
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", DECODE, how]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr[-2000:]
-    return json.loads(run.stdout.splitlines()[-1])
-
-
 @on_a_cpu
-def test_without_llvmlite_it_decodes_the_same_and_says_once_what_is_faster():
+def test_without_llvmlite_it_decodes_the_same_and_says_once_what_is_faster(tmp_path):
     pytest.importorskip("llvmlite", reason="compares with and without")
-    faster, said_with, imported = decode("with")
+    # what a program prints: tokens, what was said of llvmlite, and whether it was imported
+    pair = tiny_pair.write(tmp_path, more=2**15)  # so many pieces that its last matrix is `LARGE`
+    faster, said_with, imported = new_process.answer(DECODE, "with", pair)
     assert imported and not said_with
-    tokens, said, imported = decode("without")
+    tokens, said, imported = new_process.answer(DECODE, "without", pair)
     assert tokens == faster and not imported
-    assert len(said) == 1 and said[0].endswith(INSTALL) and "\n" not in said[0]
+    assert len(said) == 1 and said[0].endswith("pip install 'speccascade_jax[cpu]'") and "\n" not in said[0]
 
 
 @pytest.mark.parametrize(("why", "size", "says"), [

@@ -20,8 +20,8 @@ from speccascade_jax.runtime.products import native
 
 if not products.available():
     pytest.skip(f"no products of its own: {native.unavailable()}", allow_module_level=True)
-from speccascade_jax.runtime.products import jobs
-from speccascade_jax.runtime.products.tiles import ROWS
+from speccascade_jax.runtime.products import handler
+from speccascade_jax.runtime.products.handler import ROWS
 
 call = jax.jit(native.call)
 
@@ -39,11 +39,11 @@ def inputs_of(rows, width, seed=1):
 
 @settings(deadline=None, max_examples=25)
 @given(
-    kind=st.sampled_from(products.KINDS),
-    rows=st.integers(1, 3 * ROWS),
-    inputs=st.integers(1, 70),
-    columns=st.integers(1, 200),
-    seed=st.integers(0, 9),
+    st.sampled_from(products.KINDS),
+    st.integers(1, 3 * ROWS),
+    st.integers(1, 70),
+    st.integers(1, 200),
+    st.integers(0, 9),
 )
 def test_it_is_the_product(kind, rows, inputs, columns, seed):
     packed, matrix = made(inputs, columns, kind, seed)
@@ -100,8 +100,7 @@ def test_every_panel_is_made_in_every_call():
     def all_of(xs, panels):
         return jax.lax.map(lambda x: native.call(x, panels, None), xs)
 
-    for found, x in zip(np.asarray(all_of(xs, packed.panels)), xs, strict=True):
-        np.testing.assert_allclose(found, x.astype(np.float64) @ matrix, atol=2e-3)
+    np.testing.assert_allclose(all_of(xs, packed.panels), xs.astype(np.float64) @ matrix, atol=2e-3)
 
 
 @pytest.mark.laws
@@ -123,8 +122,8 @@ def test_jobs_are_given_back(comes, request):
     often(x, packed.panels, 1000).block_until_ready()
     if not comes:
         time.sleep(0.1)  # whoever looks is gone by then; from now on one seems to
-        jobs._BOX[8] = 1
-        request.addfinalizer(lambda: jobs._BOX.__setitem__(8, 0))
+        handler._BOX[8] = 1
+        request.addfinalizer(lambda: handler._BOX.__setitem__(8, 0))
     before = resident()
     often(x, packed.panels, 200_000).block_until_ready()
     assert resident() - before < 1e7  # a job is 170 bytes: kept, they would be 34 MB
@@ -136,3 +135,13 @@ def test_infinities_and_nan_reach_the_result():
     x[1, 5], x[2, 7] = np.nan, np.inf
     y = np.asarray(call(x, packed.panels, packed.scales))
     assert np.isfinite(y[0, :30]).all() and np.isnan(y[1, :30]).all() and not np.isfinite(y[2, :30]).any()
+
+
+@pytest.mark.parametrize(("processor", "lines"), [("sapphirerapids", 4), ("znver4", 0), ("znver5", 0), ("generic", 4)])
+def test_only_where_it_pays_lines_are_asked_for(monkeypatch, processor, lines):
+    """One for each 64 bytes of a row of the panel."""
+    monkeypatch.setattr(handler.llvm, "get_host_cpu_name", lambda: processor)
+    monkeypatch.setattr(handler, "ahead", handler.ahead.__wrapped__)
+    module = handler.ir.Module()
+    handler.tile(module, "float32", 2, 64)
+    assert str(module).count('call void @"llvm.prefetch.p0"') == lines

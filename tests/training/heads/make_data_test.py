@@ -24,15 +24,8 @@ from tests.support import conformance, memory, reference, text_pair
 from tests.support.killing import killed_at
 
 SOURCE = ModelPair(name="tabular")
-SMALL = Evaluation(
-    task="tiny_translation",
-    keep_outputs=False,
-    keep_traces=0,
-    max_new_tokens=6,
-    quality_examples=7,
-    quality_batch=2,
-    latency_examples=0,
-).resolved()
+FEW = {"quality_examples": 7, "quality_batch": 2, "latency_examples": 0, "max_new_tokens": 6}
+SMALL = Evaluation(task="tiny_translation", keep_outputs=False, keep_traces=0, **FEW).resolved()
 
 
 @pytest.fixture(scope="module")
@@ -60,16 +53,11 @@ def made(loaded, tmp_path_factory):
     return folder, counts, shards.read(folder)
 
 
-@pytest.mark.parametrize(
-    ("rule", "alpha", "temperature"),
-    [
-        ("spec_decode", None, 1.0),
-        ("spec_decode", None, 0.0),
-        ("token_v3", 0.4, 1.0),
-        ("lossy", 0.3, 0.7),
-        ("chow", 0.6, 1.0),
-    ],
-)
+LABELLED = [("spec_decode", None, 1.0), ("spec_decode", None, 0.0), ("token_v3", 0.4, 1.0), ("lossy", 0.3, 0.7),
+            ("chow", 0.6, 1.0)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "alpha", "temperature"), LABELLED)
 def test_labels_are_the_rules_ratio_at_the_drawn_token(rule, alpha, temperature):
     q_logits, p_logits = conformance.tables(6, seed=11)
     q, p = (jnp.asarray(x, jnp.float32)[None] for x in (q_logits, p_logits))
@@ -256,10 +244,15 @@ def test_a_manifest_is_not_believed(made, tmp_path, changes, said):
     manifest = copied(made, tmp_path / "data") / shards.MANIFEST
     whole = json.loads(manifest.read_text())
     manifest.write_text(changes if isinstance(changes, str) else json.dumps(whole | changes))
+    check_refused(tmp_path / "data", said)
+
+
+def check_refused(folder, said):
+    """Reading the folder is refused, and takes little memory."""
 
     def refused():
         with pytest.raises(ValueError, match=said):
-            shards.read(tmp_path / "data")
+            shards.read(folder)
 
     assert memory.peak(refused) < 5_000_000
 
@@ -290,12 +283,7 @@ def long_header(members):
 def test_what_a_shard_says_of_its_size_is_not_believed(made, tmp_path, change, said):
     folder = copied(made, tmp_path / "data")
     repacked(shards.shard_path(folder, 0), change)
-
-    def refused():
-        with pytest.raises(ValueError, match=rf"shard-00000.npz is damaged \(.*{said}"):
-            shards.read(folder)
-
-    assert memory.peak(refused) < 5_000_000
+    check_refused(folder, rf"shard-00000.npz is damaged \(.*{said}")
 
 
 def test_two_makers_of_one_folder(loaded, made, tmp_path):

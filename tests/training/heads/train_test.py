@@ -33,23 +33,13 @@ def examples(seed=0, prompts=PROMPTS, shortest=9):
     inside = np.arange(LENGTH)[None] < lengths[:, None]
     shape = (prompts, LENGTH)
     tokens, proposals = (np.where(inside, draws.integers(3, n, shape), 0).astype(np.int32) for n in (300, 13))
-    encoder = np.where(
-        np.arange(12)[None] < draws.integers(shortest, 13, (prompts, 1)), draws.integers(3, 300, (prompts, 12)), 0
-    )
+    sources = np.arange(12)[None] < draws.integers(shortest, 13, (prompts, 1))
+    encoder = np.where(sources, draws.integers(3, 300, (prompts, 12)), 0)
     certainty, drawn = (np.where(inside, draws.uniform(low, 1, shape), 0).astype(np.float32) for low in (0.5, 0.1))
-    return shards.Examples(
-        ids=np.arange(prompts, dtype=np.int32),
-        prompt_tokens=np.zeros((prompts, 1), np.int32),
-        prompt_lengths=np.ones(prompts, np.int32),
-        encoder_tokens=encoder.astype(np.int32),
-        tokens=tokens,
-        lengths=lengths,
-        proposals=proposals,
-        kept=np.where(inside, np.where(proposals % 2, 1.0, 0.1), 0).astype(np.float32),
-        max_q=certainty,
-        entropy_q=1 - certainty,
-        q_of_proposal=drawn,
-    )
+    ids, starts, ones = np.arange(prompts, dtype=np.int32), np.zeros((prompts, 1), np.int32), np.ones(prompts, np.int32)
+    kept = np.where(inside, np.where(proposals % 2, 1.0, 0.1), 0).astype(np.float32)
+    law = (certainty, 1 - certainty, drawn)
+    return shards.Examples(ids, starts, ones, encoder.astype(np.int32), tokens, lengths, proposals, kept, *law)
 
 
 def write_data(folder, pair, shard_size=PROMPTS, **more):
@@ -73,19 +63,15 @@ def folder(tmp_path_factory):
     return path
 
 
+def settings(folder, run_dir):
+    """What every training on the folder's data is given here."""
+    where = {"run_dir": str(run_dir), "pair": ModelPair(name=str(folder / "pair")), "data": (str(folder / "data"),)}
+    return where | {"batch_positions": 96, "epochs": 2, "held_out": 0.1, "save_every_seconds": 0.0, "log_every": 3}
+
+
 def trainer(folder, run_dir, **changes):
-    given = {
-        "depths": (0, 2),
-        "w_rejs": (1.0, 6.0),
-        "batch_positions": 96,
-        "epochs": 2,
-        "warmup_steps": 2,
-        "held_out": 0.1,
-    }
-    return acceptance.HeadTrainer(
-        **{"run_dir": str(run_dir), "pair": ModelPair(name=str(folder / "pair")), "data": (str(folder / "data"),)}
-        | {"save_every_seconds": 0.0, "log_every": 3} | given | changes
-    )  # fmt: skip
+    heads = {"depths": (0, 2), "w_rejs": (1.0, 6.0), "warmup_steps": 2}
+    return acceptance.HeadTrainer(**settings(folder, run_dir) | heads | changes)
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +183,8 @@ def test_states_are_the_drafts_over_the_mix(finished):
     batch = run.batches(0)[0]
     z, _ = mixing.mix(mixing.mix_key(0, 5), batch, 0.15)
     draft = run.pair.draft
-    expected = teacher_forcing.states(draft.model, draft.params, batch.prompt, z).reshape(-1, 16)
+    states = jax.jit(teacher_forcing.states, static_argnums=0)
+    expected = states(draft.model, draft.params, batch.prompt, z).reshape(-1, 16)
     inputs = run.states(batch, 5)[0][: z.size]
     np.testing.assert_allclose(inputs[:, :16], expected, rtol=1e-4, atol=1e-5)
     law = np.stack([batch.max_q.ravel(), batch.drawn.ravel()], axis=-1)
@@ -239,7 +226,7 @@ def test_a_killed_run_resumes_bit_for_bit(finished, folder, tmp_path):
 
 
 def metrics(run):
-    """What is stored, after a look at it: every epoch ends with what was found on the held-out prompts."""
+    """Returns the stored log, after a look at it: every epoch ends with what was found on the held-out prompts."""
     content = (run.directory / storage.METRICS_FILE).read_bytes()
     records = [json.loads(line) for line in content.splitlines()]
     judged = [record["step"] for record in records if "held_out" in record]
@@ -247,12 +234,13 @@ def metrics(run):
     return content
 
 
-@pytest.mark.parametrize("killed", [(acceptance.Run, "judge"), (storage.MetricsLog, "append"), (storage, "save_state")])
-def test_a_run_killed_at_an_epochs_end_has_the_metrics_of_an_unbroken_one(
-    finished, folder, tmp_path, monkeypatch, killed
+@pytest.mark.parametrize(
+    ("where", "name"), [(acceptance.Run, "judge"), (storage.MetricsLog, "append"), (storage, "save_state")]
+)
+def test_a_run_killed_at_an_epochs_end_has_an_unbroken_ones_metrics(
+    finished, folder, tmp_path, monkeypatch, where, name
 ):
     whole, result = finished
-    where, name = killed
     plain, broken = getattr(where, name), trainer(folder, tmp_path / "broken")
 
     def at_the_end_of_the_first_epoch(*args):

@@ -16,9 +16,8 @@ def _pairs(count: int = 200) -> list[sentence_pairs.TokenPair]:
     """Pair `i` has source tokens 10 + i and target tokens 1000 + i, so that members can be read back."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 9, size=(count, 2)).tolist()
-    return [
-        sentence_pairs.TokenPair([10 + i] * source, [1000 + i] * target) for i, (source, target) in enumerate(lengths)
-    ]
+    rows = enumerate(lengths)
+    return [sentence_pairs.TokenPair([10 + i] * source, [1000 + i] * target) for i, (source, target) in rows]
 
 
 def _corpus(**changes) -> batching.JoinedCorpus:
@@ -64,9 +63,8 @@ def test_epochs_differ_and_repeat_under_the_same_seed():
     pairs, corpus = _pairs(), _corpus()
     first, again, other = (corpus.epoch(pairs, 3, 0), corpus.epoch(pairs, 3, 0), corpus.epoch(pairs, 3, 1))
     assert all(np.array_equal(a.source, b.source) for a, b in zip(first, again, strict=True))
-    assert len(first) != len(other) or any(
-        not np.array_equal(a.source, b.source) for a, b in zip(first, other, strict=True)
-    )
+    pairs_of_batches = zip(first, other, strict=False)
+    assert len(first) != len(other) or any(not np.array_equal(a.source, b.source) for a, b in pairs_of_batches)
 
 
 def test_the_first_epochs_go_from_short_to_long_and_lose_nothing():
@@ -91,11 +89,8 @@ def test_texts_are_grouped_and_joined_in_step():
     joined = [sentence_pairs.join_texts(pairs, one) for one in groups]
     assert [source.replace("a", "b") for source, _ in joined] == [target for _, target in joined]
     assert sorted(word for source, _ in joined for word in source.split()) == sorted(a for a, _ in pairs)
-    assert (
-        groups
-        == sentence_pairs.group(pairs, 4, np.random.default_rng(3))
-        != sentence_pairs.group(pairs, 4, np.random.default_rng(4))
-    )
+    same, other = (sentence_pairs.group(pairs, 4, np.random.default_rng(seed)) for seed in (3, 4))
+    assert groups == same != other
 
 
 def test_join_tokens_keeps_the_order():
@@ -121,11 +116,9 @@ def test_examples_that_do_not_fit_are_refused():
 
 def test_targets_are_padded_to_widths_of_their_own():
     pairs = [sentence_pairs.TokenPair([7] * 6, [8] * length) for length in (1, 2, 3)]
-    shapes = {
-        widths: batching.bucketed(pairs[:count], (8,), 32, widths)[0].target.shape
-        for widths, count in (((), 3), ((4,), 3), ((2, 4), 1), ((2,), 2))
-    }
-    assert shapes == {(): (4, 8), (4,): (4, 4), (2, 4): (4, 2), (2,): (4, 8)}  # the source's where none holds them
+    cases = (((), 3, 8), ((4,), 3, 4), ((2, 4), 1, 2), ((2,), 2, 8))  # the source's width where none holds them
+    for widths, count, width in cases:
+        assert batching.bucketed(pairs[:count], (8,), 32, widths)[0].target.shape == (4, width)
 
 
 class Numbers:

@@ -10,7 +10,6 @@ import pytest
 from speccascade_jax.models.t5 import T5, T5Config, teacher_forced_logits
 from speccascade_jax.training.runs import TrainState
 from speccascade_jax.training.t5 import growth, loop, steps
-from speccascade_jax.training.t5.schedule import Schedule
 from tests.support.random_t5 import parameters as _params
 
 SMALL = T5Config(290, 292, 16, 2, 8, 16, 1, 2)
@@ -57,9 +56,8 @@ def test_layers_stand_behind_the_one_that_they_read_as(small, grown):
     """Five layers of two: 0, 0, 0, 1, 1, of which the first of each writes."""
     for i, origin in enumerate((0, 0, 0, 1, 1)):
         layer, of = grown["decoder"][f"layers_{i}"], small["decoder"][f"layers_{origin}"]
-        np.testing.assert_array_equal(
-            layer["self_attention"]["query"]["kernel"], of["self_attention"]["query"]["kernel"]
-        )
+        found, wanted = (each["self_attention"]["query"]["kernel"] for each in (layer, of))
+        np.testing.assert_array_equal(found, wanted)
         writes = [np.any(layer[part]["out"]["kernel"]) for part in ("self_attention", "encoder_decoder_attention")]
         assert [*writes, np.any(layer["mlp"]["wo"]["kernel"])] == [i in (0, 3)] * 3
 
@@ -104,13 +102,8 @@ def test_a_run_goes_on_from_a_smaller_one_and_a_killed_one_to_the_same_weights(f
     """The first evaluation is the smaller model's; killed after three steps it ends with the same bits."""
     trainer, result, exported = finished
     config = dataclasses.replace(trainer.config, d_ff=24, num_encoder_layers=2, num_decoder_layers=3, dropout_rate=0.1)
-    larger = dataclasses.replace(
-        trainer,
-        run_dir=str(tmp_path / "larger"),
-        config=config,
-        init_from=str(exported),
-        schedule=Schedule(max_steps=6),
-    )
+    changes = {"run_dir": str(tmp_path / "larger"), "config": config, "init_from": str(exported)}
+    larger = dataclasses.replace(trainer, schedule=steps.Schedule(max_steps=6), **changes)
     whole = loop.Run(larger)
     assert whole.evaluate(0)["validation_loss"] == pytest.approx(result["validation_loss"], abs=1e-4)
     whole.finish()

@@ -11,7 +11,7 @@ import speccascade_jax as sc
 from speccascade_jax.data.sentence_pairs import read_tokens
 from speccascade_jax.data.vocabularies.load import Vocabulary
 from speccascade_jax.pairs.pair import Pair
-from speccascade_jax.training.t5 import decoding, export
+from speccascade_jax.training.t5 import decoding, loop
 from speccascade_jax.training.t5.corpus import JoinedCorpus
 from speccascade_jax.training.t5.outputs import Outputs, joined_examples
 from tests.support.killing import killed_at
@@ -36,16 +36,19 @@ def make(finished, tmp_path):
 def alone(finished):
     """Source and output ids of every example, each decoded alone by the front door."""
     trainer, vocabulary = finished[0], Vocabulary(finished[0].vocabulary)
-    bound, _ = export.trained(trainer)
+    bound, _ = loop.trained(trainer)
     sources = [example.source for example in joined_examples(trainer.corpus, vocabulary, SEED, EXAMPLES)]
     found = []
     for number, source in enumerate(sources):
-        out = sc.decode(
-            Pair(bound, bound, vocabulary), [[*source, 1]], method="autoregressive", temperature=1.0, seed=SEED,
-            max_new_tokens=WIDTH, example_ids=[number],
-        )  # fmt: skip
-        found.append((source, out.tokens[0][: out.lengths[0]].tolist()))
+        found.append((source, sampled(bound, vocabulary, source, [number])[0]))
     return found
+
+
+def sampled(bound, vocabulary, source, ids):
+    """What the front door samples for a source, once for each id."""
+    given = {"method": "autoregressive", "temperature": 1.0, "seed": SEED, "max_new_tokens": WIDTH}
+    out = sc.decode(Pair(bound, bound, vocabulary), [[*source, 1]] * len(ids), example_ids=ids, **given)
+    return [row[:length].tolist() for row, length in zip(out.tokens, out.lengths, strict=True)]
 
 
 @pytest.mark.laws
@@ -100,14 +103,10 @@ def test_sources_are_joined_as_training_joins_them_and_go_on_into_the_next_epoch
 def test_of_several_candidates_the_one_nearest_to_the_reference_is_written(make, finished, least):
     outputs, vocabulary = make(candidates=4, examples=6, least=least), Vocabulary(finished[0].vocabulary)
     outputs.write()
-    bound, _ = export.trained(finished[0])
+    bound, _ = loop.trained(finished[0])
     expected, chosen = [], []
     for number, example in enumerate(joined_examples(outputs.trainer.corpus, vocabulary, SEED, 6)):
-        drawn = sc.decode(
-            Pair(bound, bound, vocabulary), [[*example.source, 1]] * 4, method="autoregressive", temperature=1.0,
-            seed=SEED, max_new_tokens=WIDTH, example_ids=range(4 * number, 4 * number + 4),
-        )  # fmt: skip
-        rows = [row[:length].tolist() for row, length in zip(drawn.tokens, drawn.lengths, strict=True)]
+        rows = sampled(bound, vocabulary, example.source, range(4 * number, 4 * number + 4))
         texts = [vocabulary.decode(ids[:-1]) for ids in rows if ids[-1] == 1]
         reference = vocabulary.decode(example.target)
         scores = [sacrebleu.sentence_bleu(text, [reference], use_effective_order=True).score for text in texts]
@@ -136,4 +135,4 @@ def test_a_checkpoint_of_another_vocabulary_is_refused(finished):
     wider = dataclasses.replace(trainer.config, vocab_size=289, num_embeddings=292)
     object.__setattr__(trainer_copy := dataclasses.replace(trainer), "config", wider)
     with pytest.raises(ValueError, match="has 290 tokens, but .* has 289 pieces"):
-        export.model_of(trainer_copy, str(exported))
+        loop.model_of(trainer_copy, str(exported))

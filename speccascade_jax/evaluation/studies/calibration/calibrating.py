@@ -1,4 +1,7 @@
-"""From a pair, a task and a tolerance to a setting: what gin/calibrate.gin binds and experiments/calibrate.py calls."""
+"""From a pair, a task and a tolerance to a setting: what gin/calibrate.gin binds and experiments/calibrate.py calls.
+
+Settings are told with numbers on examples that the search never saw: as a table, as JSON and as gin to paste.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,20 +10,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rich.console import Console
+
 from speccascade_jax.core import checks
+from speccascade_jax.core.names import TARGET
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.evaluation.enumeration import enumerate_points
-from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings, gin_blocks
 from speccascade_jax.evaluation.session import Session
-from speccascade_jax.evaluation.studies.calibration import halving, outcome, thresholds
-from speccascade_jax.evaluation.studies.calibration.bench import Bench, Window
+from speccascade_jax.evaluation.studies.calibration import halving, thresholds
+from speccascade_jax.evaluation.studies.calibration.halving import Bench, Records, Tolerance, Window
 from speccascade_jax.evaluation.studies.calibration.thresholds import AppendixD
-from speccascade_jax.evaluation.studies.calibration.tolerance import Tolerance
 from speccascade_jax.methods.settings import check_sampling_alone, sampling_of
-from speccascade_jax.results.analysis.bootstrap import LEAST_EXAMPLES
+from speccascade_jax.results.analysis.bootstrap import LEAST_EXAMPLES, Bootstrap, Interval
+from speccascade_jax.results.report.tables.grid import NONE, Grid
 from speccascade_jax.results.store.result_store import ResultStore, check_format
-from speccascade_jax.storage.files import plain, write_atomically
-from speccascade_jax.storage.reports import check_replaceable
+from speccascade_jax.storage.files import check_replaceable, plain, write_atomically
 
 MODES = ("halving", "appendix_d")
 
@@ -91,9 +96,8 @@ def calibrate(
     if mode not in MODES:
         raise ValueError(f"mode={mode!r} is not one of {', '.join(MODES)}")
     if not output.endswith(".jsonl"):
-        raise ValueError(
-            f"output={output!r} does not end in .jsonl: report and gin file take its place with .json, .gin"
-        )
+        place = "report and gin file take its place with .json, .gin"
+        raise ValueError(f"output={output!r} does not end in .jsonl: {place}")
     for name, values in {"methods": methods, "block_sizes": block_sizes, "seeds": seeds}.items():
         checks.several(name, values)
     check_replaceable(Path(output).with_suffix(".json"), '"mode":', '"settings":')
@@ -156,19 +160,19 @@ def _halve(points: Sequence[Point], tolerance: Tolerance, split: Split, runners_
     named = dict(zip(names, best, strict=False))
     window = split.held_out if found.chosen else split.test
     print(f"{len(named)} settings and the target on {window.judged} examples, {window.first} to {window.end - 1}")
-    entries = outcome.measure(bench, {name: each.point for name, each in named.items()}, target, window, tolerance)
+    entries = measure_settings(bench, {name: each.point for name, each in named.items()}, target, window, tolerance)
     seen = "that nothing was chosen by" if found.chosen else "of the test"
     heading = f"Asked for: {tolerance.describe()}. Measured on {window.judged} examples {seen}"
-    outcome.show(heading, entries)
+    show_settings(heading, entries)
     if found.chosen and not entries[0]["kept"]:
         print(
             "The setting found does not keep the tolerance on these examples: give more test_examples, or allow more."
         )
-    settings = [(each.point, outcome.said(told)) for each, told in zip(named.values(), entries, strict=False)]
+    settings = [(each.point, said(told)) for each, told in zip(named.values(), entries, strict=False)]
     head = [*([] if found.chosen else ["No setting will do; these come nearest."]), heading, *_about(target)]
     shares = {name: each.share for name, each in named.items()}
     report = {"tolerance": asdict(tolerance), "candidates": len(others), "settings": entries, "share_in_test": shares}
-    pasted = outcome.paste(settings, head, live=found.chosen is not None)
+    pasted = paste(settings, head, live=found.chosen is not None)
     if found.chosen:
         return Found(report, pasted)
     refusal = (
@@ -189,13 +193,13 @@ def _climb(base: Point, settings: AppendixD, split: Split, bench: Bench) -> Foun
     window = split.held_out
     print(f"three levels and the target on {window.judged} examples, {window.first} to {window.end - 1}")
     target = thresholds.point_of(base, base.settings)
-    entries = outcome.measure(bench, trail.levels, target, window)
+    entries = measure_settings(bench, trail.levels, target, window)
     heading = f"Appendix D with {settings.rule}: on {window.judged} examples that nothing was chosen by"
-    outcome.show(heading, entries)
+    show_settings(heading, entries)
     # the fastest takes effect: its quality was still held
-    pasted = [(trail.levels[each["name"]], outcome.said(each)) for each in reversed(entries[:-1])]
+    pasted = [(trail.levels[each["name"]], said(each)) for each in reversed(entries[:-1])]
     report = {"appendix_d": asdict(settings), "trail": trail.plain(), "settings": entries}
-    return Found(report, outcome.paste(pasted, [heading, *_about(base)]))
+    return Found(report, paste(pasted, [heading, *_about(base)]))
 
 
 _USE = "Use: experiments/run.py with gin/run.gin, a pair's file, a task's file, and this one."
@@ -204,7 +208,97 @@ _USE = "Use: experiments/run.py with gin/run.gin, a pair's file, a task's file, 
 def _about(target: Point) -> list[str]:
     """What settings were found for, and how a file of them is used."""
     task = get_task(target.evaluation.task).name
-    return [
-        f"Pair {target.pair.name}, task {task}, split {target.evaluation.split}.",
-        _USE,
+    return [f"Pair {target.pair.name}, task {task}, split {target.evaluation.split}.", _USE]
+
+
+NOTE = "[low, high]: 95% of paired resamples of the examples. Latency: batch 1, beside the target."
+Entry = dict[str, Any]
+"""One setting with its numbers, as JSON knows them; `_entry` says what is in it."""
+
+
+def measure_settings(
+    bench: Bench, named: Mapping[str, Point], target: Point, window: Window, tolerance: Tolerance | None = None
+) -> list[Entry]:
+    """Measures settings and the target on a window.
+
+    Args:
+        bench: what measures; named: what a setting is called, for instance "chosen" -> setting.
+        target: the target alone; it comes last.
+    """
+    measured, bootstrap = bench.measure([*named.values(), target], window), Bootstrap()
+    entries = [
+        _entry(name, point, measured[point], measured[target], bootstrap, tolerance) for name, point in named.items()
     ]
+    return [*entries, _entry("target", target, measured[target], measured[target], bootstrap, None)]
+
+
+def _entry(
+    name: str, point: Point, records: Records, target: Records, bootstrap: Bootstrap, tolerance: Tolerance | None
+) -> Entry:
+    """Returns a setting's numbers with 95% intervals over examples, paired with the target's: `[value, low, high]`.
+
+    `quality`; `difference_percent` to the target's quality; `latency` over the target's, and `None` for the target
+    itself; `kept`: whether the tolerance is kept on all examples; `share`: in how many resamples of them.
+    """
+    quality, reference = bootstrap.qualities(records, target)
+    timed = point.settings.method != TARGET
+    told: Entry = {
+        "name": name,
+        "setting": point.label().rpartition(" seed=")[0],  # seeds are told once for all
+        "settings": asdict(point.settings),
+        "metric": records[0]["quality"]["metric"],
+        "quality": bootstrap.interval(quality),
+        "difference_percent": bootstrap.interval(100 * (quality / reference - 1)) if reference.min() > 0 else None,
+        "latency": bootstrap.interval(bootstrap.latencies(records)) if timed else None,
+    }
+    if tolerance is not None:
+        kept = tolerance.kept(records, target, bootstrap)
+        told |= {"kept": bool(kept[0]), "share": float(kept[1:].mean())}
+    return told
+
+
+def show_settings(title: str, entries: Sequence[Entry]) -> None:
+    """Prints the entries as a table."""
+    rows = []
+    for each in entries:
+        numbers = [_cell(each["quality"], "{:.2f}"), _cell(each["difference_percent"], "{:+.1f}%")]
+        numbers.append(_cell(each["latency"], "{:.2f}"))
+        kept = f"{'yes' if each['kept'] else 'no'}, {each['share']:.0%}" if "kept" in each else NONE
+        rows.append([each["name"], each["setting"], *numbers, kept])
+    header = ["", "setting", entries[0]["metric"], "to the target", "latency / target's", "kept, in resamples"]
+    Console(width=140).print(Grid(title=title, header=header, rows=rows, notes=[NOTE]).rich())
+
+
+def paste(settings: Sequence[tuple[Point, str]], head: Sequence[str], live: bool = True) -> str:
+    """Returns a gin file for `experiments/run.py`, beside gin/run.gin, a pair's file and a task's.
+
+    The first setting takes effect (none, if not `live`), the others stand below as comments to be uncommented.
+
+    Args:
+        settings: with what is to be said of each; head: the file's first lines.
+    """
+    lines = [*(f"# {line}" for line in head), "from __gin__ import dynamic_registration", ""]
+    lines += ["from speccascade_jax.evaluation import points"]
+    for number, (point, comment) in enumerate(settings):
+        block = gin_blocks(point.settings)
+        lines += ["", f"# {comment}", *(line if live and number == 0 else f"# {line}" for line in block)]
+    return "\n".join(lines) + "\n"
+
+
+def said(each: Entry) -> str:
+    """Says an entry in one line."""
+    words = [f"{each['name']}: {each['setting']}", f"{each['metric']} {_cell(each['quality'], '{:.2f}')}"]
+    if each["difference_percent"]:
+        words.append(f"{_cell(each['difference_percent'], '{:+.1f}%')} to the target")
+    if each["latency"]:
+        words.append(f"latency {_cell(each['latency'], '{:.2f}')} of the target's")
+    if "kept" in each:
+        words.append(f"tolerance {'kept' if each['kept'] else 'not kept'} (kept in {each['share']:.0%} of resamples)")
+    return ", ".join(words)
+
+
+def _cell(interval: Interval | None, form: str) -> str:
+    if interval is None:
+        return NONE
+    value, low, high = (form.format(number) for number in interval)
+    return f"{value} [{low}, {high}]"

@@ -1,4 +1,4 @@
-"""Successive halving: all candidates on few examples, the better half of them on twice as many, and so on.
+"""Successive halving under a tolerance: all candidates on few examples, the better half of them on twice as many.
 
 Jamieson and Talwalkar 2016, with two changes: who cannot keep the tolerance goes whatever the half is, and whoever
 keeps it most surely stays, so that the search ends with an answer wherever there is one.
@@ -7,17 +7,179 @@ The best of many is in part the luckiest: examples that chose it flatter it. So 
 examples, in an order that was fixed before: the safest first, each at the full confidence, up to the first that fails.
 The probability that any of those that passed breaks the tolerance is then at most that of a single test (fixed-sequence
 testing; Angelopoulos et al. 2021, "Learn then Test"), as far as resamples tell it. Needs no JAX.
+
+`Bench` turns a calibration's points into records: one store, one session, windows of its examples.
 """
+
+from __future__ import annotations
 
 import itertools
 import math
+import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from speccascade_jax.evaluation.points import Point
-from speccascade_jax.evaluation.studies.calibration.bench import Bench, Records, Window
-from speccascade_jax.evaluation.studies.calibration.tolerance import Tolerance
-from speccascade_jax.results.analysis.bootstrap import Bootstrap
+import numpy as np
+
+from speccascade_jax.evaluation import experiment
+from speccascade_jax.evaluation.points import Evaluation, Point, Settings
+from speccascade_jax.evaluation.session import Session
+from speccascade_jax.results.analysis.bootstrap import LEAST_EXAMPLES, Bootstrap
+from speccascade_jax.results.store.result_store import Record, ResultStore
+
+Records = tuple[Record, ...]
+"""One point's, one per seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """Neighbouring examples: `judged` of them from `first` on, of which the first `timed` are timed too."""
+
+    first: int
+    judged: int
+    timed: int
+
+    @property
+    def end(self) -> int:
+        """The first example behind it."""
+        return self.first + self.judged
+
+    def of(self, evaluation: Evaluation) -> Evaluation:
+        """Returns the evaluation, on these examples."""
+        return replace(evaluation, first_example=self.first, quality_examples=self.judged, latency_examples=self.timed)
+
+    def part(self, judged: int) -> Window:
+        """Returns its first `judged` examples, with the same share of them timed, but enough for an interval."""
+        timed = max(math.ceil(self.timed * judged / self.judged), LEAST_EXAMPLES)
+        return replace(self, judged=judged, timed=min(timed, judged, self.timed))
+
+
+class Bench:
+    """Measures points and remembers them in a store, so that a calibration that was killed goes on.
+
+    Args:
+        store: where records go, and where those of an earlier calibration are found; their keys hold all examples that
+            were loaded, so that one with other numbers of examples begins anew.
+        session: with the examples of all windows loaded.
+        seeds: each point is measured once with each.
+    """
+
+    def __init__(self, store: ResultStore, session: Session, seeds: Sequence[int] = (0,)):
+        self.store, self.session, self.seeds = store, session, tuple(seeds)
+
+    def measure(self, points: Sequence[Point], window: Window) -> dict[Point, Records]:
+        """Measures points on a window; the α's of one method and block size share batches and programs.
+
+        Args:
+            points: of one sampling; their own window and seed do not matter.
+
+        Raises:
+            FloatingPointError: a point failed on some example, and so cannot be compared with the others.
+        """
+        # the target is timed like the others: a table of the store needs it in their panel
+        placed = {
+            point: [replace(point, evaluation=window.of(point.evaluation), seed=seed) for seed in self.seeds]
+            for point in points
+        }
+        groups: dict[tuple[Settings, int], list[Point]] = defaultdict(list)
+        for one in itertools.chain(*placed.values()):
+            groups[replace(one.settings, alpha=None), one.seed].append(one)
+        experiment.measure(list(groups.values()), self.store, self.session)
+        held = {record["key"]: record for record in self.store.records}
+        for one in itertools.chain(*placed.values()):
+            if failed := {"failed_examples", "failed_timings"} & held[self.session.key(one)].keys():
+                why = held[self.session.key(one)].get("failure", "runs that were timed ended early")
+                raise FloatingPointError(f"{one.label()} has {min(failed)} and cannot be compared: {why}")
+        return {point: tuple(held[self.session.key(one)] for one in ones) for point, ones in placed.items()}
+
+
+def mean(records: Records, part: str, name: str) -> float:
+    """Returns the mean over seeds of a number of the records, `measures` that are undefined counted as 0."""
+    return statistics.fmean(record[part][name] or 0.0 for record in records)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerance:
+    """Bounds of quality and latency relative to the target alone; at least one of them.
+
+    Under a bound of quality the fastest setting is looked for, under one of latency alone the best.
+
+    Attributes:
+        max_loss: share of the target's quality that may be lost: at 0.01, quality >= 0.99 of the target's.
+        max_latency: largest latency over the target's: 0.6 is no slower than 0.6 of the target.
+        confidence: share of paired resamples of the examples in which every bound must be kept.
+
+    Raises:
+        ValueError: no bound, or a value without meaning.
+    """
+
+    max_loss: float | None = None
+    max_latency: float | None = None
+    confidence: float = 0.9
+
+    def __post_init__(self) -> None:
+        if self.max_loss is None and self.max_latency is None:
+            raise ValueError(
+                "max_loss and max_latency are both None: give one, for example max_loss=0.01, at most 1% lost"
+            )
+        if self.max_loss is not None and not 0 <= _number("max_loss", self.max_loss) < 1:
+            raise ValueError(f"max_loss={self.max_loss} is no share in [0, 1): 0.01 allows 1% of the target's quality")
+        if self.max_latency is not None and not _number("max_latency", self.max_latency) > 0:
+            raise ValueError(f"max_latency={self.max_latency} is not above 0: 0.6 allows 0.6 of the target's latency")
+        if not 0.5 < _number("confidence", self.confidence) < 1:
+            raise ValueError(f"confidence={self.confidence} is not between 0.5 and 1: 0.9 is the usual choice")
+
+    def describe(self) -> str:
+        """Says the bounds in words."""
+        loss, latency = self.max_loss, self.max_latency
+        bounds = [] if loss is None else [f"at most {100 * loss:g}% of the target's quality lost"]
+        bounds += [] if latency is None else [f"latency at most {latency:g} of the target's"]
+        return " and ".join(bounds)
+
+    def kept(self, ours: Sequence[Record], target: Sequence[Record], bootstrap: Bootstrap) -> np.ndarray:
+        """Tells whether every bound is kept, bool `[1 + samples]`: first on all examples, then on each resample.
+
+        Examples judged and examples timed are resampled each on their own.
+
+        Args:
+            ours, target: records of one setting and of the target alone, one per seed, on the same examples; ValueError
+                if they cannot be paired.
+        """
+        kept = np.ones(1 + bootstrap.samples, bool)
+        if self.max_loss is not None:
+            quality, reference = bootstrap.qualities(ours, target)
+            kept &= quality >= (1 - self.max_loss) * reference
+        if self.max_latency is not None:
+            kept &= bootstrap.latencies(ours) <= self.max_latency
+        return kept
+
+    def check(self, target: Sequence[Record]) -> None:
+        """Refuses a target without quality: chance, on few examples, but every candidate keeps the bound."""
+        quality = target[0]["quality"]
+        if self.max_loss is not None and not quality["value"] > 0:
+            raise ValueError(
+                f"the target's {quality['metric']} is {quality['value']:g} on {quality['examples']} examples, so no "
+                "share of it can be lost: check pair and task, or give max_latency instead of max_loss"
+            )
+
+    def share(self, ours: Sequence[Record], target: Sequence[Record], bootstrap: Bootstrap) -> float:
+        """Returns the share of resamples in which every bound is kept; arguments and errors as `kept`."""
+        return float(self.kept(ours, target, bootstrap)[1:].mean())
+
+    def cost(self, ours: Sequence[Record]) -> float:
+        """Returns what is to be low: relative latency, or minus quality where nothing bounds it; a mean over seeds."""
+        if self.max_loss is None:
+            return -statistics.fmean(record["quality"]["value"] for record in ours)
+        return statistics.fmean(record["relative_latency"]["value"] for record in ours)
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{name}={value!r} is not a finite number; 0.01 is one")
+    return float(value)
+
 
 FIRST_RUNG = 32
 
@@ -39,7 +201,7 @@ class Choice(NamedTuple):
 
 
 def rungs(whole: Window, first: int = FIRST_RUNG) -> list[Window]:
-    """Windows from the same example on, each twice as long as the one before, the last `whole`; none below `first`."""
+    """Returns windows from one example on, each twice as long as the last, up to `whole`; none below `first`."""
     sizes = [whole.judged]
     while math.ceil(sizes[0] / 2) >= first:
         sizes.insert(0, math.ceil(sizes[0] / 2))
@@ -55,7 +217,7 @@ def search(
     fresh: Window,
     least: int = 4,
 ) -> Choice:
-    """Measure the candidates on the windows one after the other, fewer and fewer of them; test the last on fresh ones.
+    """Measures candidates on one window after the other, fewer and fewer of them; tests the last on fresh examples.
 
     Args:
         bench: what measures and remembers; target: the target alone.
@@ -85,7 +247,7 @@ def search(
 
 
 def ranked(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """In layers: first those than whom nobody is both surer to keep the tolerance and cheaper, then so of the rest.
+    """Ranks in layers: first those than whom nobody is both surer and cheaper, then so of the rest.
 
     On few examples nobody can tell where on the way from safe to cheap the answer lies: a layer holds all of that way.
     Within a layer those come first who more likely than not keep the tolerance, by cost.
@@ -99,18 +261,18 @@ def ranked(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 
 def _dominates(one: Verdict, other: Verdict) -> bool:
-    """Whether one is at least as sure and at most as dear as the other, and not its equal in both."""
+    """Tells whether one is at least as sure and at most as dear as the other, and not its equal in both."""
     no_worse = one.share >= other.share and one.cost <= other.cost
     return no_worse and (one.share > other.share or one.cost < other.cost)
 
 
 def _safety(verdict: Verdict) -> tuple[float, float]:
-    """A key of sorting: first who keeps the tolerance most surely; among equals, at the lowest cost."""
+    """Returns a key of sorting: first who keeps the tolerance most surely; among equals, at the lowest cost."""
     return -verdict.share, verdict.cost
 
 
 def survivors(verdicts: Sequence[Verdict], confidence: float, least: int) -> list[Verdict]:
-    """Who goes on: half of them, but at least `least`; the safest always, nobody else below `1 − confidence`."""
+    """Returns who goes on: half, but at least `least`; the safest always, nobody else below `1 − confidence`."""
     half, safe = max(math.ceil(len(verdicts) / 2), least), min(verdicts, key=_safety)
     possible = [verdict for verdict in ranked(verdicts) if verdict.share >= 1 - confidence][:half]
     if any(verdict is safe for verdict in possible):
@@ -119,7 +281,7 @@ def survivors(verdicts: Sequence[Verdict], confidence: float, least: int) -> lis
 
 
 def choose(verdicts: Sequence[Verdict], confidence: float) -> Choice:
-    """The cheapest of those that pass.
+    """Chooses the cheapest of those that pass.
 
     Args:
         verdicts: in the order of the test; one passes that keeps the tolerance in at least `confidence` of the

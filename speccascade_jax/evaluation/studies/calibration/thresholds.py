@@ -12,9 +12,8 @@ from rich.console import Console
 
 from speccascade_jax.core.checks import whole
 from speccascade_jax.core.names import DRAFT, TARGET
-from speccascade_jax.evaluation.points import Point, Settings
-from speccascade_jax.evaluation.studies.calibration.bench import Bench, Window, mean
-from speccascade_jax.evaluation.validation import validate
+from speccascade_jax.evaluation.points import Point, Settings, validate
+from speccascade_jax.evaluation.studies.calibration.halving import Bench, Window, mean
 from speccascade_jax.methods.settings import sampling_of
 from speccascade_jax.results.report.tables.grid import Grid
 from speccascade_jax.rules import deferral
@@ -23,6 +22,11 @@ STEP = 0.1
 THRESHOLDS = tuple(round(STEP * n, 3) for n in range(1, 11))
 NEARLY_ALL = 0.9
 BASELINES = ("spec_decode", "sd_reference")
+_NUMBERS = {
+    "quality": ("quality", "value"), "latency": ("relative_latency", "value"),
+    "acceptance": ("measures", "acceptance_rate"), "utilisation": ("measures", "draft_utilisation"),
+}  # fmt: skip
+"""Number of a step -> where records have it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,17 +103,11 @@ def show(trail: Trail, settings: AppendixD) -> None:
         f"{settings.baseline} is fastest in blocks of {trail.block_size}: {trail.baseline_acceptance:.1%} of drafted "
         f"tokens kept. Floor: {trail.floor:.2f}. The end: {trail.stopped}."
     )
-    rows = [
-        [
-            f"{step.threshold:g}",
-            str(step.block_size),
-            f"{step.quality:.2f}" + ("" if step.held else " (too low)"),
-            f"{step.latency:.2f}",
-            f"{step.acceptance:.1%}",
-            f"{step.utilisation:.1%}",
-        ]
-        for step in trail.steps
-    ]
+    rows = []
+    for step in trail.steps:
+        quality = f"{step.quality:.2f}" + ("" if step.held else " (too low)")
+        numbers = [f"{step.latency:.2f}", f"{step.acceptance:.1%}", f"{step.utilisation:.1%}"]
+        rows.append([f"{step.threshold:g}", str(step.block_size), quality, *numbers])
     header = ["τ", "L", "quality", "latency / target's", "kept of examined", "kept of drafted"]
     Console(width=140).print(Grid(title=title, header=header, rows=rows, notes=[note]).rich())
 
@@ -202,16 +200,9 @@ def _climb(
     while threshold <= largest:
         point = fuzzy(base, settings, length, threshold)
         records = bench.measure([point], window)[point]
-        quality = mean(records, "quality", "value")
-        step = Step(
-            threshold=threshold,
-            block_size=length,
-            quality=quality,
-            latency=mean(records, "relative_latency", "value"),
-            acceptance=mean(records, "measures", "acceptance_rate"),
-            utilisation=mean(records, "measures", "draft_utilisation"),
-            held=quality >= floor,
-        )
+        numbers = {name: mean(records, *place) for name, place in _NUMBERS.items()}
+        held = numbers["quality"] >= floor
+        step = Step(threshold=threshold, block_size=length, held=held, **numbers)
         steps.append(step)
         if not step.held:
             return steps, "quality fell below the floor"

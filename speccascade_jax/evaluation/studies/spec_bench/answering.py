@@ -1,4 +1,7 @@
-"""Spec-Bench with one of our methods: conversations at batch 1, timed turn by turn, beside the target alone.
+"""Spec-Bench (Xia et al. 2024) with one of our methods: conversations at batch 1, timed, beside the target alone.
+
+No row of `data.tasks.table`: it compares speed, most of its questions have no reference that a metric could use, and
+its second turns contain the model's own answers.
 
 Answers are written in the schema that Spec-Bench's own `evaluation/speed.py` and `evaluation/equal.py` read
 (github.com/hemingkx/Spec-Bench), one file for the method and one for the target; the table printed here follows the
@@ -11,27 +14,90 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from speccascade_jax.core.checks import several, whole
+from speccascade_jax.api import collect, make_prompt
+from speccascade_jax.core import names
+from speccascade_jax.core.checks import check_seed, several, whole
 from speccascade_jax.core.names import TARGET
+from speccascade_jax.core.types import Array, Round
+from speccascade_jax.data import directory
+from speccascade_jax.data.tasks.task import json_lines
+from speccascade_jax.evaluation import code_digests
 from speccascade_jax.evaluation.curves import curve
 from speccascade_jax.evaluation.environment import hardware
 from speccascade_jax.evaluation.heads import Heads
-from speccascade_jax.evaluation.points import ModelPair, Settings, recorded
+from speccascade_jax.evaluation.points import ModelPair, Settings, recorded, warn_of_ranges
 from speccascade_jax.evaluation.session import load_source
-from speccascade_jax.evaluation.studies.spec_bench import questions as spec_bench
-from speccascade_jax.evaluation.studies.spec_bench.conversing import ConversationTooLong, Speaker
-from speccascade_jax.evaluation.studies.spec_bench.questions import CATEGORIES, Question
+from speccascade_jax.methods.build import build
 from speccascade_jax.methods.settings import sampling_of
+from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.pairs.prompts import excess, stop_ids, text_ids
 from speccascade_jax.results.store import record_key
 from speccascade_jax.results.store.result_store import Record, ResultStore, parse_lines
 from speccascade_jax.storage.files import expanded, point_key
+
+MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+"""The sub-categories that count as one category, "mt_bench"."""
+
+CATEGORIES = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
+
+
+@dataclass(frozen=True)
+class Question:
+    """One conversation: what is said in each turn. `category` is as in the file, sub-categories apart."""
+
+    question_id: int
+    category: str
+    turns: tuple[str, ...]
+
+    @property
+    def group(self) -> str:
+        """The one of the six categories that it counts for."""
+        return "mt_bench" if self.category in MT_BENCH else self.category
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversation:
+    """How a conversation is written as one text, without what a tokenizer puts in front of every text.
+
+    Attributes:
+        user: a turn of the user, `{text}`, up to where the model answers; answer: an answer of the model, `{text}`.
+        system: an instruction, `{text}`; left out where there is none. system_in_turn: it is part of the first turn,
+            where otherwise it stands before it.
+        stop: what ends an answer; where the vocabulary has it as one token, generation stops there too.
+    """
+
+    user: str
+    answer: str
+    system: str = "{text}\n\n"
+    system_in_turn: bool = False
+    stop: tuple[str, ...] = ()
+
+    def prompt(self, turns: Sequence[str], answers: Sequence[str], instruction: str = "") -> str:
+        """Returns the text before the next answer; ValueError if there is not one more turn than answers."""
+        if len(turns) != len(answers) + 1:
+            raise ValueError(f"{len(turns)} turns and {len(answers)} answers; the model answers the last turn only")
+        begin = self.system.format(text=instruction) if instruction else ""
+        if self.system_in_turn:
+            turns, begin = [begin + turns[0], *turns[1:]], ""
+        answered = zip(turns, answers, strict=False)
+        said = [self.user.format(text=turn) + self.answer.format(text=answer) for turn, answer in answered]
+        return begin + "".join(said) + self.user.format(text=turns[-1])
+
+    def postprocess(self, text: str) -> str:
+        """Returns an answer without what follows its end."""
+        text = text.lstrip()
+        ends = [at for stop in self.stop if (at := text.find(stop)) >= 0]
+        return text[: min(ends, default=len(text))].strip()
+
 
 OVERALL = "overall"
 
@@ -109,7 +175,7 @@ def run(
 
     Args:
         pair, settings, seed: as of a point; the target alone decodes under the same sampling.
-        conversation: a name in `questions.CONVERSATIONS`; instruction: the system's, if any.
+        conversation: a name in `CONVERSATIONS`; instruction: the system's, if any.
         questions: a file in Spec-Bench's format, relative to the data directory.
         categories: of the six; per_category: how many questions of each at most, `None` for all.
         max_new_tokens: of one answer.
@@ -131,18 +197,17 @@ def run(
     if settings.method == TARGET:
         raise ValueError(f"{TARGET} is measured beside every method; choose another method")
     whole("max_prompt_length", max_prompt_length, 1)
-    form, asked = spec_bench.get_conversation(conversation), spec_bench.read(questions)
+    form, asked = get_conversation(conversation), read_questions(questions)
     chosen = choose(asked, categories, per_category)
     loaded = replace(load_source(pair), max_prompt_length=max_prompt_length)
-    speakers = [
-        Speaker(loaded, each, form, instruction=instruction, max_new_tokens=max_new_tokens, seed=seed)
-        for each in (settings, Settings(method=TARGET, **sampling_of(settings)))
-    ]
+    both = settings, Settings(method=TARGET, **sampling_of(settings))
+    speakers = [Speaker(loaded, each, form, instruction, max_new_tokens, seed) for each in both]
     check_first_turns(speakers[0], chosen)
+    code = code_digests.digest(speakers[0].decoder, lambda: speakers[0].controls)
     identity: Record = {"settings": record_key.canonical(settings), "form": asdict(form)}
     identity |= {"seed": speakers[0].seed, "max_new_tokens": speakers[0].max_new_tokens}  # as whole numbers
     identity |= {"instruction": instruction, "device": hardware()}
-    identity |= {"weights": loaded.fingerprint, **Heads(loaded).fingerprint(settings), "code": speakers[0].code()}
+    identity |= {"weights": loaded.fingerprint, **Heads(loaded).fingerprint(settings), "code": code}
     files = [_answer_file(output, pair, speaker.settings) for speaker in speakers]
     for file in files:
         check_file(file, [_key(question, file, identity) for question in asked])
@@ -171,6 +236,108 @@ def choose(questions: Sequence[Question], categories: Sequence[str], per_categor
     if not chosen:
         raise ValueError(f"there are no questions of {', '.join(categories)}: give others as categories or questions")
     return chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """One answer: text, generated tokens, calls of the target, seconds, and the tokens that each round committed."""
+
+    text: str
+    new_tokens: int
+    target_calls: int
+    seconds: float
+    accept_lengths: list[int]
+
+
+class ConversationTooLong(ValueError):  # noqa: N818 (no fault of anyone's: answers grow as they like)
+    """A turn has no room left; says which, and how much it needs."""
+
+
+def committed(turn: Round) -> Array:
+    """Returns the tokens that a round committed, int32 `[B]`."""
+    return turn.num_new
+
+
+@dataclass(eq=False)
+class Speaker:
+    """One method that holds conversations; it stops at the ends of turns that the vocabulary has as one token.
+
+    Args:
+        pair: with a vocabulary; settings: as of a point.
+        conversation: how texts are written; instruction: what the system says first.
+        max_new_tokens: of one answer; seed: of all randomness.
+
+    Raises:
+        ValueError: as `build` and `Method.controls`; a method that is more than one generation; a pair without a
+            vocabulary.
+    """
+
+    pair: Pair
+    settings: Settings
+    conversation: Conversation
+    instruction: str = ""
+    max_new_tokens: int = 1024
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        pair, settings = self.pair, self.settings
+        self.max_new_tokens, self.seed = whole("max_new_tokens", self.max_new_tokens, 1), check_seed(self.seed)
+        if pair.vocabulary is None:
+            raise ValueError(f"pair {pair.name!r} has no vocabulary, but Spec-Bench is text; give one to Pair.load")
+        ends = stop_ids(pair.vocabulary, self.conversation.stop)
+        heads = Heads(pair)
+        heads.check([settings])
+        warn_of_ranges([settings], pair.target.model.vocab_size)
+        self.decoder = build(pair, settings, stop_ids=ends, head=heads.of(settings))
+        if self.decoder.engine is None:
+            name = self.decoder.method.name
+            raise ValueError(f"method {name!r} decides about whole outputs, which conversations do not wait for")
+        self.controls = self.decoder.controls(1)
+        self._compiled: set[tuple[int, ...]] = set()
+
+    def converse(self, question: Question) -> list[Turn]:
+        """Returns all turns of a question; each prompt contains the answers before it; errors as `prompt`."""
+        said: list[Turn] = []
+        for _ in question.turns:
+            said.append(self.answer(self.prompt(question, [turn.text for turn in said]), question.question_id))
+        return said
+
+    def prompt(self, question: Question, answers: Sequence[str] = ()) -> str:
+        """Returns the text before a question's next answer.
+
+        Raises:
+            ConversationTooLong: it has more tokens than the pair takes, or than the models have positions for.
+        """
+        turn = len(answers) + 1
+        text = self.conversation.prompt(question.turns[:turn], answers, self.instruction)
+        if too_long := excess(self.pair, len(text_ids(self.pair, text)), self.max_new_tokens):
+            where = f"question {question.question_id} ({question.group}), turn {turn}"
+            raise ConversationTooLong(f"{where}, has {too_long}")
+        return text
+
+    def answer(self, text: str, example_id: int = 0) -> Turn:
+        """Lets the models write after `text`; compilation is not timed."""
+        prompt = jax.device_put(make_prompt(self.pair, [text], max_new_tokens=self.max_new_tokens))
+        inputs = prompt.tokens if prompt.encoder_tokens is None else prompt.encoder_tokens
+
+        given: dict[str, Any] = {"controls": self.controls, "max_new_tokens": self.max_new_tokens, "record": committed}
+        given |= {"example_ids": np.asarray([example_id])}
+        run = partial(self.decoder.generate, prompt, self.seed, **given)
+        if inputs.shape not in self._compiled:
+            jax.block_until_ready(run())
+            self._compiled.add(inputs.shape)
+        begin = time.perf_counter()
+        generation = jax.block_until_ready(run())
+        seconds = time.perf_counter() - begin
+        out = collect(self.pair, generation, prompt, draft_alone=self.decoder.method.draft_alone)
+        assert out.texts is not None  # a pair without a vocabulary was refused
+        return Turn(
+            text=self.conversation.postprocess(out.texts[0]),
+            new_tokens=int(out.lengths[0]),
+            target_calls=int(out.stats["rows"]["target_calls"][0]),
+            seconds=seconds,
+            accept_lengths=np.asarray(generation.record)[: int(generation.num_rounds), 0].tolist(),
+        )
 
 
 @dataclass(frozen=True)
@@ -265,3 +432,52 @@ def _key(question: Question, file: Path, settings: Record) -> str:
 def _answer_file(folder: str, pair: ModelPair, settings: Settings) -> Path:
     alpha = "" if settings.alpha is None else f"-{settings.alpha:g}"
     return expanded(folder) / f"{Path(pair.name).name}-{curve(settings)}{alpha}.jsonl"
+
+
+def read_questions(file: str = "spec_bench/dev_half.jsonl") -> list[Question]:
+    """Reads the questions of a file in Spec-Bench's format, relative to the data directory.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a question of no known category, or without a turn.
+    """
+    found = []
+    for record in json_lines(directory.require(file)):
+        question = Question(record["question_id"], record["category"], tuple(record["turns"]))
+        if question.group not in CATEGORIES or not question.turns:
+            raise ValueError(
+                f"question {question.question_id} has category {question.category!r} and {len(question.turns)} turns; "
+                f"Spec-Bench's categories are {', '.join((*CATEGORIES, *MT_BENCH))}"
+            )
+        found.append(question)
+    return found
+
+
+def get_conversation(name: str) -> Conversation:
+    """Returns the row of `CONVERSATIONS` called `name`; ValueError if there is none."""
+    if name in CONVERSATIONS:
+        return CONVERSATIONS[name]
+    raise ValueError(
+        f"unknown conversation {name!r}; {names.hint(name, CONVERSATIONS)}there are {', '.join(CONVERSATIONS)}"
+    )
+
+
+# Marks and spaces are those that the models were trained with; the beginning-of-sequence token is the tokenizer's.
+CONVERSATIONS = {
+    "plain": Conversation(user="User: {text}\nAssistant:", answer=" {text}\n", stop=("\nUser:",)),
+    "vicuna": Conversation(
+        user="USER: {text} ASSISTANT:", answer=" {text}</s>", system="{text} ", stop=("</s>", "USER:"),
+    ),
+    "llama2": Conversation(
+        user="[INST] {text} [/INST]", answer=" {text} </s><s>",
+        system="<<SYS>>\n{text}\n<</SYS>>\n\n", system_in_turn=True, stop=("</s>",),
+    ),
+    "gemma": Conversation(
+        user="<start_of_turn>user\n{text}<end_of_turn>\n<start_of_turn>model\n", answer="{text}<end_of_turn>\n",
+        system_in_turn=True, stop=("<end_of_turn>",),
+    ),
+    "chatml": Conversation(
+        user="<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n", answer="{text}<|im_end|>\n",
+        system="<|im_start|>system\n{text}<|im_end|>\n", stop=("<|im_end|>",),
+    ),
+}  # fmt: skip

@@ -15,20 +15,17 @@ from rich.table import Table
 from speccascade_jax.core.checks import several
 from speccascade_jax.core.names import DRAFT, TARGET
 from speccascade_jax.core.types import Prompt
+from speccascade_jax.engine.counters import summarise
 from speccascade_jax.engine.generate import Generation, failures, model_names
-from speccascade_jax.engine.measures import summarise
-from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
+from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings, validate
 from speccascade_jax.evaluation.session import Session
-from speccascade_jax.evaluation.studies.survey import bounds as bounding
 from speccascade_jax.evaluation.studies.survey import estimates
 from speccascade_jax.evaluation.studies.survey.estimates import Survey
-from speccascade_jax.evaluation.validation import validate
 from speccascade_jax.methods.settings import check_sampling_alone, sampling_of
 from speccascade_jax.models.sharding import on_devices
 from speccascade_jax.results.analysis import histograms
 from speccascade_jax.rules import deferral
-from speccascade_jax.storage.files import plain, write_atomically
-from speccascade_jax.storage.reports import check_replaceable
+from speccascade_jax.storage.files import check_replaceable, plain, write_atomically
 
 
 class Written(NamedTuple):
@@ -107,7 +104,7 @@ def survey(
     print(histograms.line(counted))
     bounded = [_bounded(session, run) for run in runs]
     if bounded:
-        bounding.show(bounded, point.evaluation.quality_examples)
+        show_bounds(bounded, point.evaluation.quality_examples)
     if output:
         at = point.coordinates()
         kept = {name: at[name] for name in ("pair", "task", *sampling)}
@@ -217,7 +214,7 @@ def _fuzzy_points(point: Point, names: Sequence[str], taus: Sequence[float], blo
     """The fuzzy method at every τ for every fuzzy rule of `names`, checked; its draft is sampled unless told."""
     if any(not 0 < tau < math.inf for tau in taus):
         raise ValueError(f"bounds={tuple(taus)} must be thresholds above 0: at 0 nothing is kept of the draft")
-    fuzzy = [name for name in names if bounding.is_fuzzy(name)]
+    fuzzy = [name for name in names if estimates.is_fuzzy(name)]
     if len(taus) and not fuzzy:
         raise ValueError(f"bounds={tuple(taus)} are thresholds of fuzzy rules: add one to rules, as 'fuzzy_tv_scaled'")
     chosen = point.settings  # the method's own draft is greedy unless a temperature is named
@@ -244,23 +241,52 @@ def _bounded(session: Session, run: Point) -> dict[str, Any]:
     """A row of bounds: the method run, or for `kl` the target, and its outputs surveyed."""
     rule, tau = run.method.rule(run.settings).name, run.settings.alpha
     assert tau is not None
-    along = bounding.outputs_of(bounding.threshold(rule))
+    along = estimates.outputs_of(estimates.threshold(rule))
     writer = run if along == "rule" else written_by("target", run)
     found = take(session, writer, {rule: (tau,)})
     greedy = run.settings.draft_temperature == 0
-    return {"rule": rule, "tau": tau, "along": along} | bounding.bound(found, rule, tau, along, greedy)._asdict()
+    return {"rule": rule, "tau": tau, "along": along} | estimates.bound(found, rule, tau, along, greedy)._asdict()
+
+
+RATES = {
+    "rule": "rule", "alpha": "α", "rejection": "rejected", "deferral": "deferred",
+    "real_rejection": "really rejected", "real_deferral": "really deferred", "error": "error",
+    "error_along_its_own_outputs": "error along its own outputs",
+}  # fmt: skip
+BOUNDS = {
+    "rule": "rule", "tau": "τ", "along": "along", "tokens": "tokens per\noutput", "share": "share",
+    "incurred": "divergence\nincurred", "bound": "N · share\n· τ", "standing": "standing",
+}  # fmt: skip
 
 
 def show(rows: Sequence[Mapping[str, Any]], along: str, positions: int) -> None:
-    """Print the rows as a table."""
-    heads = {"rule": "rule", "alpha": "α", "rejection": "rejected", "deferral": "deferred"}
-    heads |= {"real_rejection": "really rejected", "real_deferral": "really deferred", "error": "error"}
-    heads |= {"error_along_its_own_outputs": "error along its own outputs"}
-    names = [name for name in heads if name in rows[0]]
+    """Prints the rows as a table."""
     note = f"Estimates along {positions:,} positions of the {along} outputs: a rule that runs writes other prefixes."
-    table = Table(title="Rejection and deferral rates", caption=note, title_justify="left", caption_justify="left")
+    _print("Rejection and deferral rates", note, RATES, rows)
+
+
+def show_bounds(rows: Sequence[Mapping[str, Any]], outputs: int) -> None:
+    """Prints rows (`Bound`'s fields, `rule`, `tau` and `along`) as a table."""
+    note = (
+        f"Means over {outputs:,} outputs. Share: of tokens, those with Div < τ. Incurred: Div(p̃, q̃) summed over those; "
+        "its mean is the divergence of whole outputs for the KLs, and no less than it for tv. tv and js of outputs are "
+        "at most 1 anyway: a larger bound says nothing."
+    )
+    rounded = [
+        {name: value if isinstance(value, str) else f"{value:.3g}" for name, value in row.items()} for row in rows
+    ]
+    _print("Divergence from the target", note, BOUNDS, rounded, unbroken="rule")
+
+
+def _print(
+    title: str, note: str, heads: Mapping[str, str], rows: Sequence[Mapping[str, Any]], unbroken: str = ""
+) -> None:
+    """Prints the entries of rows that have a head; `unbroken` is a column whose cells are not wrapped."""
+    table = Table(title=title, caption=note, title_justify="left", caption_justify="left")
+    names = [name for name in heads if name in rows[0]]
     for name in names:
-        table.add_column(heads[name], justify="left" if name == "rule" else "right")
+        left = name in ("rule", "along", "standing")
+        table.add_column(heads[name], justify="left" if left else "right", no_wrap=name == unbroken)
     for row in rows:
         table.add_row(*(_cell(row[name], signed=name.startswith("error")) for name in names))
     Console(width=120).print(table)

@@ -1,7 +1,5 @@
 """Colours and markers of curves, the same in every picture. Needs no plotting library."""
 
-from __future__ import annotations
-
 import colorsys
 from collections.abc import Iterable
 

@@ -1,15 +1,19 @@
-"""The figures: quality less the target's against relative latency and against the rejection rate, a file per setting.
+"""The figures of panels, a file per setting: quality against latency and rejection rate, and fronts of thresholds.
 
-One line per rule through its α's; bars are paired 95% intervals of the difference to the target on the same examples,
-where records hold them; hollow markers are inconclusive points.
+Quality is less the target's, against relative latency and against the rejection rate: one line per rule through its
+α's; bars are paired 95% intervals of the difference to the target on the same examples, where records hold them; hollow
+markers are inconclusive points. Fronts are paper 3's Figure 4: verification rate over discard rate, a curve per family.
 """
 
 import io
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
+import numpy as np
 
 matplotlib.use("Agg")
 
@@ -18,14 +22,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
-from speccascade_jax.results.analysis.bootstrap import Interval
-from speccascade_jax.results.analysis.curve_labels import SHARES, metric_name
-from speccascade_jax.results.analysis.panels import Panel, Value, share_of
-from speccascade_jax.results.analysis.relative_to_target import Place, Places, places
+from speccascade_jax.results.analysis import forward_times
+from speccascade_jax.results.analysis.bootstrap import Bootstrap, Interval
+from speccascade_jax.results.analysis.families import GAMMA, Families, Family, rates
+from speccascade_jax.results.analysis.panels import SHARES, Panel, Spot, metric_name, share_of
+from speccascade_jax.results.analysis.significance import Place, Places, places
 from speccascade_jax.results.report.figures.styles import styles
 from speccascade_jax.storage.files import write_atomically
 
-Horizontal = Callable[[Place], Value | Interval | None]
+Horizontal = Callable[[Place], Interval | None]
 
 
 def draw_all(
@@ -41,13 +46,15 @@ def draw_all(
         raise ValueError("the records hold no method beside target and draft alone: nothing to plot")
     paths: list[Path] = []
     for panel in panels:
-        paths.append(unused(folder, stem if len(panels) == 1 else f"{stem}-{slug(panel.title())}", form, paths))
+        paths.append(_unused(panel, folder, stem, form, paths, alone=len(panels) == 1))
         draw(panel, paths[-1], share)
     return paths
 
 
-def unused(folder: Path, name: str, form: str, taken: Sequence[Path]) -> Path:
-    """The file `name.form`, numbered where another figure took it: settings may differ in what titles leave out."""
+def _unused(panel: Panel, folder: Path, stem: str, form: str, taken: Sequence[Path], alone: bool) -> Path:
+    """Returns a panel's file, numbered where another figure took it: titles leave out some settings."""
+    title = re.sub(r"[^A-Za-z0-9._]+", "-", panel.title().replace("γ", "g").replace(" = ", "")).strip("-")
+    name = stem if alone else f"{stem}-{title}"
     path = folder / f"{name}.{form}"
     return folder / f"{name}-{len(taken) + 1}.{form}" if path in taken else path
 
@@ -59,9 +66,7 @@ def draw(panel: Panel, path: Path, share: str = "rejection_rate") -> None:
     """
     found = places(panel)
     timed = any(spot.latency for spot in panel.spots)
-    figure, plots = plt.subplots(
-        1, 1 + timed, figsize=(12 if timed else 7.5, 5.8), sharey=True, layout="constrained", squeeze=False
-    )
+    figure, plots = subplots(1, 1 + timed, (12 if timed else 7.5, 5.8), sharey=True)
     first, last = plots[0, 0], plots[0, -1]
     if timed:
         _axes(first, panel, found, lambda place: place.latency)
@@ -115,6 +120,17 @@ def _baselines(axes: Axes, panel: Panel, found: Places) -> None:
                      label=f"Fastest within {found.margin:g} of the target")  # fmt: skip
 
 
+def subplots(rows: int, columns: int, size: tuple[float, float], **more: Any) -> tuple[Figure, Any]:
+    """Makes a figure and its axes `[rows, columns]`, laid out so that nothing overlaps."""
+    return plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **more)
+
+
+def plain(axes: Axes, **grid: Any) -> None:
+    """Gives axes a faint grid, and no frame at the top and on the right."""
+    axes.grid(**grid, lw=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
 def save(figure: Figure, path: Path) -> None:
     """Write a figure, replacing an old one in a single step, and close it."""
     content = io.BytesIO()
@@ -146,8 +162,7 @@ def _axes(axes: Axes, panel: Panel, found: Places, horizontal: Horizontal) -> No
     if panel.target:
         axes.axhline(0.0, color="0.25", ls=":", lw=1.4, zorder=0, label="Target's quality")
         axes.axhspan(-found.margin, 0.0, color="#2E7D32", alpha=0.06, lw=0, zorder=0)
-    axes.grid(alpha=0.25, lw=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain(axes, alpha=0.25)
     _ends(axes, panel, found, horizontal)
 
 
@@ -166,11 +181,93 @@ def _ends(axes: Axes, panel: Panel, found: Places, horizontal: Horizontal) -> No
     axes.set_xlim(low, max([high, *(x.value + 0.16 * (high - low) for _, x in shown)]))  # room for the names
 
 
-def bars(values: Sequence[Value | Interval]) -> list[list[float]]:
+def bars(values: Sequence[Interval]) -> list[list[float]]:
     """Distances below and above, never negative: a resampled interval need not hold the value."""
     return [[max(v.value - v.low, 0.0) for v in values], [max(v.high - v.value, 0.0) for v in values]]
 
 
-def slug(text: str) -> str:
-    """`text` as a part of a file's name."""
-    return re.sub(r"[^A-Za-z0-9._]+", "-", text.replace("γ", "g").replace(" = ", "")).strip("-")
+FIXED = ("#000000", "D")
+SYMBOLS = (("#0072B2", "o"), ("#D55E00", "^"), ("#009E73", "s"), ("#CC79A7", "v"), ("#E69F00", "P"), ("#56B4E9", "X"))
+LINES = 7
+
+
+def draw_fronts(every: Sequence[Families], folder: Path, stem: str, form: str = "png") -> tuple[list[Path], list[str]]:
+    """Draws paper 3's Figure 4: one file per panel, `<stem>-pareto.png` or `<stem>-pareto-<setting>.png`.
+
+    Returns:
+        The paths, and why panels have none: records without counts of single examples, or of too few.
+    """
+    bootstrap, paths, missing = Bootstrap(), list[Path](), list[str]()
+    for families in every:
+        path = _unused(families.panel, folder, f"{stem}-pareto", form, paths, alone=len(every) == 1)
+        try:
+            _draw_front(families, path, bootstrap)
+        except ValueError as error:
+            missing.append(f"{families.panel.title()}: {error}")
+        else:
+            paths.append(path)
+    return paths, missing
+
+
+def _draw_front(families: Families, path: Path, bootstrap: Bootstrap) -> None:
+    """Writes one panel's figure, replacing an old one in a single step.
+
+    Raises:
+        ValueError: records without counts of single examples, or of too few.
+    """
+    every = (*families.fixed, *families.adaptive)
+    # refused before a figure is begun; the bootstrap keeps what it has computed
+    _rates([*families.oracles.values(), *(spot for family in every for spot in family.spots.values())], bootstrap)
+    figure, axes = plt.subplots(figsize=(7.5, 5.6), layout="constrained")
+    spare, fixed = itertools.cycle(SYMBOLS), itertools.cycle(("-", "--", ":"))
+    for family in every:
+        colour, marker = FIXED if family.symbol == GAMMA else next(spare)
+        _family(axes, family, bootstrap, colour, marker, next(fixed) if family.symbol == GAMMA else "-")
+    for name, spot in families.oracles.items():
+        (x,), (y,) = _rates([spot], bootstrap)
+        axes.plot(x.value, y.value, "*", ms=15, color="#999999", mec="black", label=name, clip_on=False, zorder=4)
+    drawn = _iso_latency(axes, families)
+    axes.set_xlabel("discard rate: discarded tokens per generated token   (← fewer)")
+    axes.set_ylabel("verification rate: target calls per generated token   (↓ fewer)")
+    plain(axes, alpha=0.2)
+    axes.legend(frameon=False, fontsize=9)
+    sizes = f"{families.panel.setting['quality_examples']} examples; bars: 95% bootstrap over examples{drawn}"
+    axes.set_title(f"{families.panel.title()}\n", fontsize=11)
+    axes.text(0.5, 1.02, sizes, transform=axes.transAxes, ha="center", fontsize=8, color="0.35")
+    save(figure, path)
+
+
+def _rates(spots: Sequence[Spot], bootstrap: Bootstrap) -> list[list[Interval]]:
+    """Returns discard and verification rates with their intervals."""
+    pairs = [rates(spot, bootstrap) for spot in spots]
+    return [[bootstrap.interval(pair[n]) for pair in pairs] for n in (0, 1)]
+
+
+def _family(axes: Axes, family: Family, bootstrap: Bootstrap, colour: str, marker: str, line: str) -> None:
+    """A family's points in the order of γ or h, its numbers beside them."""
+    xs, ys = _rates(list(family.spots.values()), bootstrap)
+    places = [x.value for x in xs], [y.value for y in ys]
+    axes.errorbar(*places, xerr=bars(xs), yerr=bars(ys), fmt="none", ecolor=colour, elinewidth=0.8,
+                  alpha=0.4, zorder=1)  # fmt: skip
+    name = f"{family.name}, {family.symbol} {min(family.spots):g} … {max(family.spots):g}"
+    axes.plot(*places, color=colour, marker=marker, ls=line, lw=1.4, ms=5.5, label=name, zorder=3)
+    side = (6, 5) if family.symbol == GAMMA else (-6, -11)
+    for at, x, y in zip(family.spots, *places, strict=True):
+        axes.annotate(f"{at:g}", (x, y), xytext=side, textcoords="offset points", fontsize=7.5, color=colour,
+                      ha="left" if side[0] > 0 else "right")  # fmt: skip
+
+
+def _iso_latency(axes: Axes, families: Families) -> str:
+    """Lines of equal time per token by equation 2.3, slope −c_1/c_2; says so, or why there are none."""
+    try:
+        times = forward_times.speculative(families.records)
+        forward_times.suggested_threshold(times.draft, times.target)  # refuses times that make no line
+    except ValueError:
+        return ""
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    slope = -times.draft / (times.target - times.draft)
+    for start in np.linspace(low, high - slope * (right - left), LINES + 2)[1:-1]:
+        axes.plot([left, right], [start, start + slope * (right - left)], color="0.85", lw=0.8, zorder=0)
+    axes.set_xlim(left, right)
+    axes.set_ylim(low, high)
+    return f"; grey: equal time, slope −{-slope:.2f}"

@@ -42,12 +42,8 @@ class Grid:
 
     def rich(self) -> Table:
         """For a terminal."""
-        table = Table(
-            title=escape(self.title),
-            caption=escape("\n".join(self.notes)),
-            title_justify="left",
-            caption_justify="left",
-        )
+        table = Table(title=escape(self.title), caption=escape("\n".join(self.notes)), title_justify="left")
+        table.caption_justify = "left"
         for n, name in enumerate(self.header):
             # a header wraps before it makes its column wider than the cells are
             width = max(map(len, [*(row[n] for row in self.rows), *name.split()]), default=1)

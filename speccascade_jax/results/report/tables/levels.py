@@ -3,12 +3,7 @@
 Needs no JAX.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-from speccascade_jax.results.analysis.curve_labels import label
-from speccascade_jax.results.analysis.panels import Panel
+from speccascade_jax.results.analysis.panels import Panel, label
 from speccascade_jax.results.report.tables.grid import NONE, Grid
 from speccascade_jax.results.store.result_store import Record
 
@@ -43,17 +38,12 @@ def _rows(record: Record) -> list[list[str]]:
     # what an engine counts as steps of its draft, without its tail's, is how often the model below was called
     below = [engine["draft_steps"] - engine.get("tail_steps", 0) for engine in engines]
     calls = [engines[0]["target_calls"], *below]
-    rows = [_engine_row(engine, own / tokens) for engine, own in zip(engines, calls, strict=False)]
+    forms = {"block_efficiency": ".2f", "acceptance_rate": ".1%", "draft_utilisation": ".1%"}
+    rows = []
+    for engine, own in zip(engines, calls, strict=False):
+        shown = [NONE if engine[name] is None else f"{engine[name]:{form}}" for name, form in forms.items()]
+        rows.append([engine["model"], f"{own / tokens:.3f}", *shown])
     rows.append(["lowest draft", f"{calls[-1] / tokens:.3f}", NONE, NONE, NONE])
     if tails := sum(engine.get("tail_steps", 0) for engine in engines):
         rows.append(["tails", f"{tails / tokens:.3f}", NONE, NONE, NONE])
     return [[*(first if n == 0 else ["", ""]), *row] for n, row in enumerate(rows)]
-
-
-def _engine_row(engine: dict[str, Any], calls: float) -> list[str]:
-    own = [engine["block_efficiency"], engine["acceptance_rate"], engine["draft_utilisation"]]
-    shown = [
-        NONE if each is None else text.format(each)
-        for text, each in zip(("{:.2f}", "{:.1%}", "{:.1%}"), own, strict=True)
-    ]
-    return [engine["model"], f"{calls:.3f}", *shown]

@@ -2,25 +2,34 @@
 
 A row for every way of choosing, a group of columns for every domain, which is a task. Several sets of drafters stand in
 one table, each with its own rows; beside them drafters that nothing chose among. Two rows are made of others: each
-query's best arm, known afterwards, and with it what a perfect policy would have gained. Needs no JAX.
+query's best arm, known afterwards, and with it what a perfect policy would have gained. Times are per token. Needs no
+JAX.
 """
 
-from __future__ import annotations
-
 import itertools
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from speccascade_jax.results.analysis import significance
-from speccascade_jax.results.analysis.bootstrap import Bootstrap
+from speccascade_jax.results.analysis.bootstrap import Bootstrap, Interval
 from speccascade_jax.results.analysis.panels import Panel, Spot
-from speccascade_jax.results.report.tables.best_arms import ORACLE, fixed_arm, oracle, per_token, ratio, selects
 from speccascade_jax.results.report.tables.grid import NONE, Grid
+from speccascade_jax.results.store.result_store import Record
 
-_APART = ("task", "split", "max_new_tokens", "first_example", "quality_examples", "latency_examples")
+_APART = (
+    "task", "split", "max_new_tokens", "first_example", "quality_examples", "latency_examples", "examples", "stop_ids",
+)  # fmt: skip
+"""What domains of one table may differ in."""
 Drafters = tuple[str, ...]
+ORACLE = "each query's best arm"
+TIMES = ("latency", "target_latency")
+"""A record's entries with times: of its runs, and of the target's beside them."""
+ALONE = " alone"
+"""Behind a drafter's name: nothing chose it, it is the method's only one."""
 
 
 def selection_grids(panels: Sequence[Panel]) -> list[Grid]:
@@ -44,8 +53,12 @@ def selection_grids(panels: Sequence[Panel]) -> list[Grid]:
 
 
 def _setting(panel: Panel) -> str:
-    told = {name: value for name, value in panel.setting.items() if name not in _APART}
-    return repr(sorted((name, value) for name, value in told.items() if name not in ("examples", "stop_ids")))
+    return repr(sorted((name, value) for name, value in panel.setting.items() if name not in _APART))
+
+
+def _setting_title(panels: list[Panel]) -> str:
+    """Returns what all panels share: the title without a task."""
+    return panels[0].title().partition(", ")[2]
 
 
 def _sets(panels: list[Panel]) -> dict[Drafters, str]:
@@ -63,10 +76,8 @@ def _drafters(spot: Spot) -> Drafters:
 def _way(spot: Spot) -> str:
     """How a spot chooses among its drafters."""
     told = spot.records[0]["selection"]
-    return f"always {told['choose']}" if fixed_arm(spot) is not None else _policy(told)
-
-
-def _policy(told: dict[str, Any]) -> str:
+    if fixed_arm(spot) is not None:
+        return f"always {told['choose']}"
     return f"{told['choose']} π ({told['trained']})" if "trained" in told else str(told["choose"])
 
 
@@ -80,29 +91,19 @@ def _ways(columns: list[dict[str, Spot]], sets: dict[Drafters, str]) -> list[str
     return sorted(dict.fromkeys(way for column in columns for way in column), key=order)
 
 
-ALONE = " alone"
-"""Behind a drafter's name: nothing chose it, it is the method's only one."""
-
-
 def _column(panel: Panel, sets: dict[Drafters, str]) -> dict[str, Spot]:
     """Row -> its spot, with times per token; and each query's best arm of every set, where that can be told."""
     found = [(_way(spot) + sets[_drafters(spot)], per_token(spot)) for spot in panel.spots if selects(spot)]
-    for (name, *_), same in itertools.groupby(sorted(found, key=_together(sets)), key=_together(sets)):
-        if best := oracle([spot for _, spot in same]):
+    arms = defaultdict[tuple[str, ...], list[Spot]](list)  # what an oracle may choose among: by one method and α
+    for _, spot in found:
+        point = spot.records[0]["point"]
+        arms[sets[_drafters(spot)], point["method"], str(point["rule"]), str(point["alpha"])].append(spot)
+    for (name, *_), spots in sorted(arms.items()):
+        if best := oracle(spots):
             found.append((ORACLE + name, best))
     found += [(name, per_token(spot)) for name, spot in _alone(panel)]
     names = [name for name, _ in found]
     return {name if names.count(name) == 1 else f"{name}, {spot.name()}": spot for name, spot in found}
-
-
-def _together(sets: dict[Drafters, str]) -> Any:
-    """Sorts rows by what an oracle may choose among: a set's arms, by one method and α."""
-
-    def key(row: tuple[str, Spot]) -> tuple[str, ...]:
-        point = row[1].records[0]["point"]
-        return sets[_drafters(row[1])], point["method"], str(point["rule"]), str(point["alpha"])
-
-    return key
 
 
 def _alone(panel: Panel) -> list[tuple[str, Spot]]:
@@ -123,7 +124,8 @@ def _grid(panels: list[Panel], columns: list[dict[str, Spot]], sets: dict[Drafte
         spots, noise = [column.get(way) for way in ways], significance.noise(panel)
         real = [None if spot and spot.label == ORACLE else spot for spot in spots]
         marks = significance.latency_marks(real, bootstrap, noise)
-        rows[0] += _target_cells(panel)
+        target = panel.target
+        rows[0] += [f"{target.quality.value:.2f}", "1.00", _ms(target), NONE, NONE] if target else [NONE] * 5
         for row, spot, mark in zip(rows[1:], spots, marks, strict=True):
             row += _cells(spot, mark, bootstrap, noise)
     header.append("mean speed-up")
@@ -131,7 +133,7 @@ def _grid(panels: list[Panel], columns: list[dict[str, Spot]], sets: dict[Drafte
     for row, way in zip(rows[1:], ways, strict=True):
         known = [speed for column in columns if way in column and (speed := _speed_up(column[way])) is not None]
         row.append(f"{np.mean(known):.2f}" if len(known) == len(columns) else NONE)
-    return Grid(title=f"Selection: {_title(panels[0])}", header=header, rows=rows, notes=_notes(panels, sets))
+    return Grid(title=f"Selection: {_setting_title(panels)}", header=header, rows=rows, notes=_notes(panels, sets))
 
 
 _SHOWN = ("speed-up", "ms/token", "accepted", "choices")
@@ -148,9 +150,12 @@ def _notes(panels: list[Panel], sets: dict[Drafters, str]) -> list[str]:
         f"{ORACLE}: the arm that was fastest for a query in the other trials, and its time in this one.",
         *(f"{panel.setting['task']}: {panel.sizes()}." for panel in panels),
     ]
-    lossy = sorted({name for panel in panels for spot in panel.spots if selects(spot) for name in _lossy(spot)})
+    lossy = set[str]()
+    for told in (spot.records[0]["selection"] for panel in panels for spot in panel.spots if selects(spot)):
+        rules = dict(zip(told["arms"], told["rules"], strict=True))
+        lossy |= {f"{arm} ({rules[arm]})" for arm in told["lossy_arms"] or ()}
     if lossy:
-        notes.append(f"LOSSY: outputs of rows that {' or '.join(lossy)} drafted do not have the target's law.")
+        notes.append(f"LOSSY: outputs of rows that {' or '.join(sorted(lossy))} drafted do not have the target's law.")
     return notes
 
 
@@ -161,18 +166,17 @@ def _costs(panels: list[Panel], columns: list[dict[str, Spot]], sets: dict[Draft
     for way, over in _pairs(ways, list(sets.values())):
         cells = []
         for panel, column in zip(panels, columns, strict=True):
-            found = None
+            between = None
             if way in column and over in column:
-                found = significance.latency_between(
-                    column[way], column[over], bootstrap, significance.self_noise(panel)
-                )
-            cells.append(NONE if found is None else f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]")
+                noise = significance.self_noise(panel)
+                between = significance.latency(column[way], bootstrap, noise, over=column[over])
+            cells.append(between.text(".3f") if between else NONE)
         rows.append([way, over, *cells])
     if all(cell == NONE for row in rows for cell in row[2:]):
         return None
     header = ["time per token of", "over that of", *(str(panel.setting["task"]) for panel in panels)]
     note = "Both relative to the target beside them, on the same resamples of queries; brackets: 95% intervals."
-    return Grid(title=f"What choosing costs: {_title(panels[0])}", header=header, rows=rows, notes=[note])
+    return Grid(title=f"What choosing costs: {_setting_title(panels)}", header=header, rows=rows, notes=[note])
 
 
 def _pairs(ways: list[str], sets: list[str]) -> list[tuple[str, str]]:
@@ -186,23 +190,6 @@ def _pairs(ways: list[str], sets: list[str]) -> list[tuple[str, str]]:
     return [(way, over) for way, over in found if way in ways and over in ways]
 
 
-def _title(panel: Panel) -> str:
-    return panel.title().partition(", ")[2]
-
-
-def _lossy(spot: Spot) -> list[str]:
-    told = spot.records[0]["selection"]
-    rules = dict(zip(told["arms"], told["rules"], strict=True))
-    return [f"{arm} ({rules[arm]})" for arm in told["lossy_arms"] or ()]
-
-
-def _target_cells(panel: Panel) -> list[str]:
-    target = panel.target
-    if target is None:
-        return [NONE] * 5
-    return [f"{target.quality.value:.2f}", "1.00", _ms(target), NONE, NONE]
-
-
 def _ms(spot: Spot) -> str:
     times = [record["latency"]["ms_per_token"]["value"] for record in spot.records if record.get("latency")]
     return f"{np.mean(times):.3f}" if times else NONE
@@ -211,18 +198,17 @@ def _ms(spot: Spot) -> str:
 def _cells(spot: Spot | None, mark: str, bootstrap: Bootstrap, noise: float) -> list[str]:
     if spot is None:
         return [NONE] * 5
-    speed, told, shown = _speed_up(spot), spot.measures.get("draft_utilisation"), NONE
+    speed, utilisation, shown = _speed_up(spot), spot.measures.get("draft_utilisation"), NONE
     if speed is not None:
-        shown = f"{speed:.2f}{mark}"
-        found = significance.latency(spot, bootstrap, noise)
-        shown += "" if found is None else f" [{1 / found.high:.2f}, {1 / found.low:.2f}]"
+        latency = significance.latency(spot, bootstrap, noise)
+        shown = f"{speed:.2f}{mark}" + (f" {latency.inverse().brackets('.2f')}" if latency else "")
     quality = NONE if spot.label == ORACLE else f"{spot.quality.value:.2f}"
-    return [quality, shown, _ms(spot), NONE if told is None else f"{told.value:.1%}", _choices(spot)]
+    return [quality, shown, _ms(spot), NONE if utilisation is None else f"{utilisation.value:.1%}", _choices(spot)]
 
 
 def _speed_up(spot: Spot) -> float | None:
-    found = ratio(spot)
-    return None if found is None else 1 / found
+    latency = ratio(spot)
+    return None if latency is None else 1 / latency
 
 
 def _choices(spot: Spot) -> str:
@@ -235,3 +221,87 @@ def _choices(spot: Spot) -> str:
         counts += np.bincount(record["per_example"]["arm"], minlength=len(counts))
     shares = counts / max(counts.sum(), 1)
     return ", ".join(f"{arm} {share:.0%}" for arm, share in zip(told["arms"], shares, strict=True))
+
+
+def selects(spot: Spot) -> bool:
+    """Whether a drafter was chosen for each query."""
+    return "selection" in spot.records[0]
+
+
+def fixed_arm(spot: Spot) -> int | None:
+    """The place of the arm that a selection always takes; `None` where it is no such."""
+    told = spot.records[0].get("selection", {"choose": None, "arms": ()})
+    return told["arms"].index(told["choose"]) if told["choose"] in told["arms"] else None
+
+
+def per_token(spot: Spot) -> Spot:
+    """The spot with every query's time divided by the tokens that it wrote: sampled outputs differ in length."""
+
+    def divided(timed: dict[str, Any]) -> dict[str, Any]:
+        each = np.asarray(timed["per_example_ms"]) / np.maximum(timed["per_example_tokens"], 1)
+        return {**timed, "per_example_ms": each.tolist()}
+
+    def of(record: Record) -> Record:
+        return record | {name: divided(record[name]) for name in TIMES} if record.get("latency") else record
+
+    return _with_ratio(spot, [of(record) for record in spot.records])
+
+
+def ratio(spot: Spot) -> float | None:
+    """Time per token over the target's, of a spot of `per_token`; mean over seeds."""
+    timed = [record for record in spot.records if record.get("latency")]
+    times = [[np.sum(record[name]["per_example_ms"]) for name in TIMES] for record in timed]
+    return float(np.mean([own / beside for own, beside in times])) if times else None
+
+
+def _with_ratio(spot: Spot, records: Sequence[Record]) -> Spot:
+    """Returns the spot with these records, and the latency that they make."""
+    spot = replace(spot, records=tuple(records))
+    latency = ratio(spot)
+    return spot if latency is None else replace(spot, latency=Interval(latency, latency, latency))
+
+
+def oracle(spots: Sequence[Spot]) -> Spot | None:
+    """What each query's best arm would have taken, from spots of `per_token`; `None` without enough trials.
+
+    The arm is the fastest one in the other trials, as a ratio to the target beside it: the fastest of one trial is
+    partly luck, which would be counted as speed.
+
+    Args:
+        spots: of one set of drafters, by one method; those that always take one arm are what the best is taken from.
+    """
+    always = [spot for spot in spots if fixed_arm(spot) is not None]
+    by_seed = [{record["point"]["seed"]: record for record in spot.records if _tried(record)} for spot in always]
+    if len(always) < 2 or not (seeds := set.intersection(*map(set, by_seed))):
+        return None
+    places = np.asarray([fixed_arm(spot) for spot in always])
+    records = [_best_of([found[seed] for found in by_seed], places) for seed in sorted(seeds)]
+    like = replace(always[0], method=ORACLE, label=ORACLE, ms_per_example=None, measures={}, seeds=len(seeds))
+    return _with_ratio(replace(like, inconclusive=False), records)
+
+
+def _tried(record: Record) -> bool:
+    return bool(record.get("latency")) and len(record["latency"]["per_example_ms"]) > 1
+
+
+def _best_of(timed: list[Record], places: np.ndarray) -> Record:
+    """A record of each query's best arm, from records of one arm always each; `places`: of these arms."""
+    own, beside = (np.asarray([each[name]["per_example_ms"] for each in timed]) for name in TIMES)
+    ratios = own / beside  # [arms, trials, examples]
+    best = (ratios.sum(1, keepdims=True) - ratios).argmin(0)[None]
+
+    def picked(values: np.ndarray) -> np.ndarray:
+        found: np.ndarray = np.take_along_axis(values, best, axis=0)[0]
+        return found
+
+    tokens = np.maximum(picked(np.asarray([each["latency"]["per_example_tokens"] for each in timed])), 1)
+    like, total = timed[0], (picked(own) * tokens).sum(1) / tokens.sum(1)  # as every record's: all time over all tokens
+    latency = {"per_example_ms": picked(own).tolist(), "per_example_tokens": tokens.tolist()}
+    return {
+        **like,
+        "key": ORACLE,
+        "latency": {**like["latency"], **latency, "ms_per_token": {"value": float(np.median(total))}},
+        "target_latency": {**like["target_latency"], "per_example_ms": picked(beside).tolist()},
+        "selection": {**like["selection"], "choose": ORACLE},
+        "per_example": {"arm": places[best].ravel().tolist()},
+    }

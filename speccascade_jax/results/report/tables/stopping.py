@@ -1,21 +1,25 @@
-"""Paper 3's tables: forward times (Table 2), throughputs (Table 1), theorem 3.1's threshold, and dominance (Figure 4).
+"""Tables of families: paper 3's, and block-wise verification beside token-wise.
 
-What stands in the cells and what must be said below; the numbers come from `results.analysis`: `forward_times`,
-`throughput` and `pareto`. Brackets hold 95% bootstrap intervals over examples. Needs no JAX.
+Forward times (paper 3, Table 2), throughputs (Table 1), theorem 3.1's threshold, dominance (Figure 4), and tokens per
+call of the target both ways (METHODS section 10). What stands in the cells and what must be said below; the numbers
+come from `results.analysis`: `forward_times` and `families`. Brackets hold 95% bootstrap intervals over examples.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
-from speccascade_jax.results.analysis import forward_times, pareto, provenance
+from speccascade_jax.results.analysis import families as comparing
+from speccascade_jax.results.analysis import forward_times, panels, provenance
 from speccascade_jax.results.analysis.bootstrap import Bootstrap, Interval
 from speccascade_jax.results.analysis.families import GAMMA, Families, Family
-from speccascade_jax.results.analysis.forward_times import Fit
+from speccascade_jax.results.analysis.forward_times import Fit, Throughputs
 from speccascade_jax.results.analysis.panels import Spot
-from speccascade_jax.results.analysis.throughput import Throughputs
 from speccascade_jax.results.report.tables.grid import NONE, Grid
+from speccascade_jax.results.store.result_store import Record
 
 _RESAMPLES = (
     f"[low, high]: 95% bootstrap over examples, {Bootstrap().samples:,} resamples, the same for every entry; seeds are "
@@ -27,6 +31,7 @@ _PREDICTED = (
     "ms, {:.3g} ms per generation (R² {:.3f}); the target alone from its own fit. Intervals hold the errors of "
     "both fits, records taken as a whole."
 )
+_WEIGHED = "other than once (w_rej), which moves all that h is compared with away from that probability"
 _MEASURED = (
     "Measured: of the timed runs, at batch 1; a speed-up is over the target's runs beside, and intervals resample "
     "trials too."
@@ -63,11 +68,9 @@ def forward_time_grids(families: Families) -> list[Grid]:
 
 def _fit_cells(fit: Fit, plain: Fit) -> list[str]:
     cells = [str(fit.generations)]
-    for one, names in ((fit, ("draft_steps", "target_calls", "generation")), (plain, ("draft_steps", "target_calls"))):
-        value = {"draft_steps": one.draft, "target_calls": one.target, "generation": one.constant}
-        for name in names:
-            error = one.errors.get(name)
-            cells.append(NONE if error is None else f"{value[name] * 1e3:.3f} ± {error * 1e3:.3f}")
+    for one, names in ((fit, forward_times.COEFFICIENTS), (plain, forward_times.NAMES)):
+        values, errors = dict(zip(forward_times.COEFFICIENTS, one.times, strict=True)), one.errors
+        cells += [f"{values[n] * 1e3:.3f} ± {errors[n] * 1e3:.3f}" if n in errors else NONE for n in names]
         cells.append(f"{one.r_squared:.3f}")
     return cells
 
@@ -97,8 +100,13 @@ def _best_grid(found: Throughputs) -> Grid:
             if over and over.low > 0:
                 bold.add((len(rows), len(row) - 1))
         rows.append(row)
+    ways = ((found.predicted, found.speed_up_predicted), (found.measured, found.speed_up_measured))
     for name, spot in {families.target.label: families.target, **families.oracles}.items():
-        rows.append([name, *_single_cells(found, spot)])
+        row = [name]  # nothing with a number to choose, and an oracle need not have been timed
+        for tokens, speed_up in ways[: 1 + _timed(spot)]:
+            faster = "1.00×" if spot is families.target else _rate(found, speed_up(spot), ".2f", "×")
+            row += [NONE, _rate(found, tokens(spot)), faster, NONE]
+        rows.append(row if len(row) > 5 else [*row, *[NONE] * 4])
     columns = ("best at", "tokens/s", "speed-up", "over best fixed γ")
     header = ["Method", *(f"{how}: {what}" for how in ("predicted", "measured") for what in columns)]
     notes = [_resting(found), _MEASURED, _RESAMPLES, "Bold: faster than the best fixed γ beyond the interval.", _CHOSEN]
@@ -106,23 +114,10 @@ def _best_grid(found: Throughputs) -> Grid:
     return Grid(title=f"Throughput: {families.panel.title()}", header=header, rows=rows, notes=notes, bold=bold)
 
 
-def _single_cells(found: Throughputs, spot: Spot) -> list[str]:
-    """The cells of what has no number to choose; an oracle need not have been timed."""
-    cells, target = list[str](), spot is found.families.target
-    kinds = [(found.predicted, found.speed_up_predicted, True), (found.measured, found.speed_up_measured, _timed(spot))]
-    for tokens, speed_up, known in kinds:
-        if known:
-            faster = "1.00×" if target else _rate(found, speed_up(spot), ".2f", "×")
-            cells += [NONE, _rate(found, tokens(spot)), faster, NONE]
-        else:
-            cells += [NONE] * 4
-    return cells
-
-
 def _prediction_grid(found: Throughputs) -> Grid:
     rows, errors = list[list[str]](), list[float]()
     for name, at, spot in _places(found.families):
-        discard, verification = (_rate(found, each, ".3f") for each in pareto.rates(spot, found.bootstrap))
+        discard, verification = (_rate(found, each, ".3f") for each in comparing.rates(spot, found.bootstrap))
         row = [name, at, verification, discard, _rate(found, found.predicted(spot))]
         if _timed(spot):
             errors.append(found.error(spot))
@@ -141,7 +136,8 @@ def _prediction_grid(found: Throughputs) -> Grid:
 
 def _threshold_grid(found: Throughputs) -> Grid:
     rows, notes = list[list[str]](), list[str]()
-    for family in (each for each in _token_wise(found.families) if each.on_rejection):
+    own = _token_wise(found.families)
+    for family in (each for each in own if each.on_rejection):
         try:
             given = found.suggestion(family)
         except ValueError as error:
@@ -155,25 +151,24 @@ def _threshold_grid(found: Throughputs) -> Grid:
         best, lost = f"{given.best.at:g}", found.bootstrap.interval(given.lost)
         row = [family.name, f"{given.at:.3f}", _rate(found, given.tokens), how, best]
         rows.append([*row, _rate(found, given.best.tokens), _percent(lost)])
-    own = _token_wise(found.families)
     weighted = [f"{each.name} ({each.w_rej:g})" for each in own if each.w_rej not in (None, 1.0)]
     jointly = [each.name for each in found.families.adaptive if each not in own]
-    why = "Left out, for the loss of their heads weighed rejections other than once (w_rej), which moves all that h is"
     header = ["Method", "suggested h", "tokens/s there", "read off", "best h", "tokens/s there", "left on the table"]
     notes += [
         "Theorem 3.1 with Δ = 0: h = 1 − t_draft / t_target, of P(some token is rejected): methods that compare h with "
         "anything else (max q, entropy) are left out.",
-        *([f"{why} compared with away from that probability: {', '.join(weighted)}."] if weighted else []),
-        *(
-            [f"Left out, for blocks do not end at the first token that is rejected: {', '.join(jointly)}."]
-            * bool(jointly)
-        ),
+        *_left_out(f"the loss of their heads weighed rejections {_WEIGHED}", weighted),
+        *_left_out("blocks do not end at the first token that is rejected", jointly),
         "Tokens/s are predicted; between two measured thresholds they are taken as linear in h.",
         _resting(found),
         _RESAMPLES,
     ]
     title = f"Theorem 3.1's threshold: {found.families.panel.title()}"
     return Grid(title=title, header=header, rows=rows, notes=notes)
+
+
+def _left_out(why: str, names: list[str]) -> list[str]:
+    return [f"Left out, for {why}: {', '.join(names)}."] * bool(names)
 
 
 def _token_wise(families: Families) -> list[Family]:
@@ -187,13 +182,13 @@ def dominance_grids(families: Families) -> list[Grid]:
     Raises:
         ValueError: records without counts, or with no fixed blocks and stop thresholds of one law.
     """
-    compared = list(pareto.compare(families, Bootstrap()))
+    compared = list(comparing.compare(families, Bootstrap()))
     if not compared:
         raise ValueError(
             "no stop thresholds and fixed blocks of the same law to compare; sweep both, the blocks by their rule "
             "(spec_decode) over several block_sizes"
         )
-    bold = {(n, 6) for n, each in enumerate(compared) if each.verdict == pareto.DOMINATES}
+    bold = {(n, 6) for n, each in enumerate(compared) if each.verdict == comparing.DOMINATES}
     alone = [family.name for family in families.adaptive if not families.rival(family)]
     header = ["Front of", "against", "discard rate", "verification rate", "front's there", "difference", "verdict"]
     notes = [
@@ -207,14 +202,13 @@ def dominance_grids(families: Families) -> list[Grid]:
         f"{families.panel.setting['quality_examples']} examples.",
         *provenance.notes([families.panel]),
     ]
-    title, rows = f"Verification against discard rate: {families.panel.title()}", list(map(_dominance_row, compared))
+    rows = []
+    for each in compared:
+        front = NONE if np.isnan(each.front) else f"{each.front:.4f}" + (" (level)" if each.level else "")
+        row = [each.family.name, f"{each.fixed.name}, γ = {each.block}", *(f"{rate:.4f}" for rate in each.rates)]
+        rows.append([*row, front, each.difference.text("+.4f") if each.difference else NONE, each.verdict])
+    title = f"Verification against discard rate: {families.panel.title()}"
     return [Grid(title=title, header=header, rows=rows, notes=notes, bold=bold)]
-
-
-def _dominance_row(each: pareto.Comparison) -> list[str]:
-    front = NONE if np.isnan(each.front) else f"{each.front:.4f}" + (" (level)" if each.level else "")
-    row = [each.family.name, f"{each.fixed.name}, γ = {each.block}", *(f"{rate:.4f}" for rate in each.rates), front]
-    return [*row, _cell(each.difference, "+.4f") if each.difference else NONE, each.verdict]
 
 
 def _places(families: Families) -> Iterator[tuple[str, str, Spot]]:
@@ -242,20 +236,95 @@ def _timed(spot: Spot) -> bool:
 
 def _rate(found: Throughputs, scores: np.ndarray, form: str = ".1f", unit: str = "") -> str:
     """`scores` `[1 + samples]` with their interval."""
-    return _cell(found.bootstrap.interval(scores), form, unit)
-
-
-def _cell(interval: Interval, form: str, unit: str = "") -> str:
-    return f"{interval.value:{form}}{unit} [{interval.low:{form}}, {interval.high:{form}}]"
+    return found.bootstrap.interval(scores).text(form, unit)
 
 
 def _percent(interval: Interval) -> str:
-    return _cell(Interval(*(100 * each for each in interval)), "+.1f") + " %"
+    return Interval(*(100 * each for each in interval)).text("+.1f") + " %"
+
+
+_TOKEN_WISE = "token"
+_NO_PART = ("verify", "curve", "family", "details")
+"""What of a point says no more than how it is verified."""
+
+
+class _Both(NamedTuple):
+    """A point verified token by token, and jointly; `name` and `symbol` (of γ or h, which is `at`) are its row's."""
+
+    name: str
+    symbol: str
+    at: float
+    token_wise: Spot
+    jointly: Spot
+
+
+def verification_grids(families: Families) -> list[Grid]:
+    """Block efficiency both ways: a column per block size, and per stop threshold in a table of its own.
+
+    Raises:
+        ValueError: no method was verified both ways; records without counts of single examples.
+    """
+    if not (rows := _both_ways(families.panel.spots)):
+        raise ValueError("no method was verified both ways: sweep it with verify = ('token', 'block')")
+    by_symbol = defaultdict[str, list[list[_Both]]](list)
+    for row in rows:
+        by_symbol[row[0].symbol].append(row)
+    return [_verification_grid(families, symbol, same) for symbol, same in by_symbol.items()]
+
+
+def _verification_grid(families: Families, symbol: str, rows: list[list[_Both]]) -> Grid:
+    """Makes the table of rows that run along γ, or along one stop threshold."""
+    panel, bootstrap = families.panel, Bootstrap()
+    columns, lower, cells = sorted({each.at for row in rows for each in row}), 0, list[list[str]]()
+    for row in rows:
+        found = dict.fromkeys(columns, NONE)
+        for each in row:
+            counts = [bootstrap.counts(spot.records) for spot in (each.token_wise, each.jointly)]
+            before, after = (count["committed"] / count["target_calls"] for count in counts)
+            gain = bootstrap.interval(after / before - 1)
+            found[each.at] = f"{before[0]:.2f} → {after[0]:.2f} {gain.text('+.1%')}"
+            lower += gain.high < 0
+        cells.append([row[0].name, *found.values()])
+    notes = [
+        "Committed tokens per call of the target, token-wise → block-wise, and the gain [95% bootstrap over examples, "
+        f"{bootstrap.samples:,} resamples, both ways on the same ones]; seeds are averaged, not resampled.",
+        f"Block-wise lower, beyond the interval: {lower} of {sum(map(len, rows))}.",
+        f"{panel.sizes()}.",
+        *provenance.notes([panel]),
+    ]
+    header = ["Method", *(f"{symbol} = {at:g}" for at in columns)]
+    return Grid(title=f"Verification: {panel.title()}", header=header, rows=cells, notes=notes)
+
+
+def _both_ways(spots: list[Spot]) -> list[list[_Both]]:
+    """Returns points that were verified both ways, those together that differ in γ or h alone."""
+    alike = defaultdict[str, dict[str, Spot]](dict)
+    for spot in spots:
+        record = spot.records[0]
+        weights = [panels.setting(record, name) for name in (panels.HEAD, panels.POLICY)]
+        alike[f"{_same(record)} {weights}"][record["point"].get("verify", _TOKEN_WISE)] = spot
+    rows = defaultdict[str, list[_Both]](list)
+    for ways in alike.values():
+        if _TOKEN_WISE in ways and len(ways) > 1:
+            both = ways.pop(_TOKEN_WISE), next(iter(ways.values()))
+            record = both[0].records[0]
+            point, swept = record["point"], panels.is_swept(record)
+            number, symbol = ("block_size", "γ") if swept else ("stop_threshold", str(point["symbol"]))
+            name = panels.label(record, threshold=False) + ("" if point["alpha"] is None else f" α {point['alpha']:g}")
+            if point[number] is not None:  # neither γ nor h: no column
+                rows[_same(record, number)].append(_Both(name, symbol, point[number], *both))
+    return sorted(rows.values(), key=lambda row: panels.place(row[0].token_wise.records[0], row[0].name))
+
+
+def _same(record: Record, *but: str) -> str:
+    apart = (*_NO_PART, "seed", *but)
+    return repr({name: value for name, value in sorted(record["point"].items()) if name not in apart})
 
 
 GRIDS: dict[str, Callable[[Families], list[Grid]]] = {
     "forward_times": forward_time_grids,
     "throughput": throughput_grids,
     "dominance": dominance_grids,
+    "verification": verification_grids,
 }
 """What `experiments/tables.py` is asked for -> the tables of one panel."""

@@ -1,7 +1,7 @@
 """Paper 1's Table 2 and the list of all points, from panels: what stands in the cells, and what must be said below.
 
 Numbers in brackets are paired bootstrap intervals against the target alone; the marks compare within a column
-(`comparisons`). Needs no JAX.
+(`significance`). Needs no JAX.
 """
 
 from collections import defaultdict
@@ -10,32 +10,25 @@ from typing import Any
 
 import numpy as np
 
-from speccascade_jax.results.analysis import baselines, provenance, significance
+from speccascade_jax.results.analysis import provenance, significance
 from speccascade_jax.results.analysis.bootstrap import Bootstrap, Interval
-from speccascade_jax.results.analysis.panels import (
-    LOSS,
-    Panel,
-    Row,
-    Spot,
-    Value,
-    latency_of,
-    order,
-    share_of,
-    short_name,
-    table2,
-)
+from speccascade_jax.results.analysis.panels import LOSS, Panel, Row, Spot, latency_of, share_of, short_name, table2
 from speccascade_jax.results.analysis.significance import BEST, TIE
 from speccascade_jax.results.report.tables.grid import NONE, Grid
 from speccascade_jax.results.store.result_store import to_csv
 
+MEASURES = (
+    ("rejected", "rejection_rate", ".1%"), ("draft wrote", "draft_share", ".1%"),
+    ("block efficiency", "block_efficiency", ".2f"),
+)  # fmt: skip
+"""Columns of the list of points: header, measure of a record, and format."""
 
-def grids(
-    panels: Sequence[Panel], points: bool = False, tolerance: float = 0.0, margin: float = 0.0, loss: float = LOSS
-) -> list[Grid]:
-    """Table 2, or with `points` the list of all points, for every setting; arguments as `panels.table2`."""
+
+def grids(panels: Sequence[Panel], points: bool = False, *limits: float) -> list[Grid]:
+    """Table 2, or with `points` the list of all points, for every setting; `limits` are those of `panels.table2`."""
     if points:  # ends without a method stand beside another panel, or are all there is
         return [points_grid(panel) for panel in panels if panel.curves] or [points_grid(panel) for panel in panels]
-    return table2_grids(panels, tolerance, margin, loss)
+    return table2_grids(panels, *limits)
 
 
 def table2_grids(
@@ -56,15 +49,14 @@ def table2_grids(
 def _table2_grid(panels: Sequence[Panel], tolerance: float, margin: float, loss: float) -> Grid:
     results = [{row.method: row for row in table2(panel, tolerance, margin, loss)} for panel in panels]
     found = {name: curve[0] for panel in panels for name, curve in panel.curves.items()}
-    methods = sorted(found, key=lambda name: order(found[name]))
+    methods, bootstrap = sorted(found, key=lambda name: found[name].order()), Bootstrap()
     names = [f"{panel.setting['task']}, {short_name(panel.setting['pair'])}" for panel in panels]
     header = ["Method"] + [f"Speed-up at target's quality: {n}" for n in names]
     header += [f"Speed-up at {loss:g} {p.metric} less at most: {n}" for p, n in zip(panels, names, strict=True)]
     header += [f"Best {p.metric} no slower than target: {n}" for p, n in zip(panels, names, strict=True)]
-    both, bootstrap = [[each.get(method) for method in methods] for each in results], Bootstrap()
-    columns = [_speed_column(panel, rows, bootstrap) for panel, rows in zip(panels, both, strict=True)]
-    columns += [_near_column(panel, rows, bootstrap) for panel, rows in zip(panels, both, strict=True)]
-    columns += [_quality_column(panel, rows, bootstrap) for panel, rows in zip(panels, both, strict=True)]
+    rows_of = [[each.get(method) for method in methods] for each in results]
+    by_panel = [_columns(panel, rows, bootstrap) for panel, rows in zip(panels, rows_of, strict=True)]
+    columns = [column for same in zip(*by_panel, strict=True) for column in same]
     rows = [[found[method].label, *cells] for method, *cells in zip(methods, *columns, strict=True)]
     bold = {(r, c) for r, row in enumerate(rows) for c, x in enumerate(row) if c and x.endswith(BEST)}
     for end, speeds in (("target", [_alone(p, bootstrap) for p in panels]), ("draft", [NONE] * len(panels))):
@@ -77,47 +69,47 @@ def _table2_grid(panels: Sequence[Panel], tolerance: float, margin: float, loss:
     return Grid(title=title, header=header, rows=rows, notes=notes, bold=bold)
 
 
+def _columns(panel: Panel, rows: Sequence[Row | None], bootstrap: Bootstrap) -> tuple[list[str], ...]:
+    """Returns the three columns of a panel. Speed-ups at a loss say what they cost in quality, and are not marked."""
+    fast, near, best = ([getattr(row, name) if row else None for row in rows] for name in Row._fields[1:])
+    floor = significance.noise(panel)
+
+    def speed(spot: Spot) -> str:
+        ratio = significance.latency(spot, bootstrap, floor)
+        return _joined(f"{_times(spot)}{_at(spot)}", ratio and ratio.inverse().brackets(".2f"))
+
+    def cost(spot: Spot) -> str:
+        return _gain(panel, spot, bootstrap) or f"{spot.quality.value:.2f}"
+
+    def quality(spot: Spot) -> str:
+        gain = significance.quality_gain(panel, spot, bootstrap)
+        return _joined(f"{spot.quality.value:.2f}{_at(spot)}", gain and gain.brackets("+.2f"))
+
+    fastest = zip(fast, significance.latency_marks(fast, bootstrap, floor), strict=True)
+    highest = zip(best, significance.quality_marks(best, bootstrap), strict=True)
+    return (
+        [_joined(speed(spot), mark) if spot else NONE for spot, mark in fastest],
+        [f"{speed(spot)}; {cost(spot)}" if spot else NONE for spot in near],
+        [_joined(quality(spot), mark) if spot else NONE for spot, mark in highest],
+    )
+
+
 def _alone(panel: Panel, bootstrap: Bootstrap) -> str:
     """The target timed against itself: what else than 1 comes out is noise."""
     if panel.target is None or panel.target.latency is None:
         return NONE
-    return _joined(_times(panel.target), _brackets(_inverse(significance.latency(panel.target, bootstrap))))
+    ratio = significance.latency(panel.target, bootstrap)
+    return _joined(_times(panel.target), ratio and ratio.inverse().brackets(".2f"))
 
 
 def _times(spot: Spot) -> str:
     return f"{1 / latency_of(spot):.2f}×"
 
 
-def _speed_column(panel: Panel, rows: Sequence[Row | None], bootstrap: Bootstrap) -> list[str]:
-    spots, floor = [row.fastest if row else None for row in rows], significance.noise(panel)
-    cells = [NONE] * len(rows)
-    for n, (spot, mark) in enumerate(zip(spots, significance.latency_marks(spots, bootstrap, floor), strict=True)):
-        if spot:
-            speed = _inverse(significance.latency(spot, bootstrap, floor))
-            cells[n] = _joined(f"{_times(spot)}{_at(spot)}", _brackets(speed), mark)
-    return cells
-
-
-def _near_column(panel: Panel, rows: Sequence[Row | None], bootstrap: Bootstrap) -> list[str]:
-    """Speed-ups with their intervals, and what they cost in quality with its own; nothing here is marked."""
-    cells, floor = [NONE] * len(rows), significance.noise(panel)
-    for n, row in enumerate(rows):
-        if row and row.near:
-            speed = _inverse(significance.latency(row.near, bootstrap, floor))
-            gain = significance.quality_gain(panel, row.near, bootstrap)
-            cost = _joined(f"{gain.value:+.2f}", _brackets(gain, "+")) if gain else f"{row.near.quality.value:.2f}"
-            cells[n] = f"{_joined(f'{_times(row.near)}{_at(row.near)}', _brackets(speed))}; {cost}"
-    return cells
-
-
-def _quality_column(panel: Panel, rows: Sequence[Row | None], bootstrap: Bootstrap) -> list[str]:
-    spots = [row.best if row else None for row in rows]
-    cells = [NONE] * len(rows)
-    for n, (spot, mark) in enumerate(zip(spots, significance.quality_marks(spots, bootstrap), strict=True)):
-        if spot:
-            gain = significance.quality_gain(panel, spot, bootstrap)
-            cells[n] = _joined(f"{spot.quality.value:.2f}{_at(spot)}", _brackets(gain, "+"), mark)
-    return cells
+def _gain(panel: Panel, spot: Spot, bootstrap: Bootstrap, over: Spot | None = None) -> str:
+    """Returns quality less the target's, or another spot's, with its interval; empty where there is none."""
+    gain = significance.quality_gain(panel, spot, bootstrap, over)
+    return gain.text("+.2f") if gain else ""
 
 
 def _notes(panels: Sequence[Panel], tolerance: float, margin: float, loss: float, bootstrap: Bootstrap) -> list[str]:
@@ -146,7 +138,8 @@ def _notes(panels: Sequence[Panel], tolerance: float, margin: float, loss: float
 
 def _warnings(panel: Panel, bootstrap: Bootstrap) -> list[str]:
     """What a panel's numbers do not show by themselves."""
-    notes = [*significance.uncompared(panel), *significance.noise_notes(panel), *baselines.notes(panel, bootstrap)]
+    notes = [*significance.uncompared(panel), *significance.noise_notes(panel)]
+    notes += significance.random_notes(panel, bootstrap)
     if panel.setting["temperature"] and panel.cooler:
         listed = ", ".join(f"{spot.quality.value:.2f} at T = {at:g}" for at, spot in panel.cooler.items())
         notes.append(f"The target alone at lower temperatures, which sharpen as some rules do: {listed}.")
@@ -175,13 +168,8 @@ def points_grid(panel: Panel) -> Grid:
     timed = any(spot.latency for spot in (*ends, *spots))
     rows = [_cells(panel, spot, both, bootstrap, timed) for spot, both in zip([*ends, *spots], marks, strict=True)]
     brackets = "[low, high]: of the difference to the target's" + ("; of the relative latency" if timed else "")
-    notes = [
-        panel.sizes(),
-        *panel.asides(),
-        *_explained(brackets),
-        *_warnings(panel, bootstrap),
-        *provenance.notes([panel]),
-    ]
+    notes = [panel.sizes(), *panel.asides(), *_explained(brackets), *_warnings(panel, bootstrap)]
+    notes += provenance.notes([panel])
     bold = {(r, c) for r, both in enumerate(marks) for c, mark in zip((2, 5), both, strict=True) if mark == BEST}
     cells = [list(row.values()) for row in rows]
     return Grid(title=panel.title(), header=list(rows[0]), rows=cells, notes=notes, bold=bold)
@@ -192,7 +180,7 @@ def beside_grid(panel: Panel, method: str, share: str = "draft_share") -> Grid:
 
     Args:
         panel: whose points; method: a curve of it, say "random_accept".
-        share: a name in `labels.SHARES`.
+        share: a name in `panels.SHARES`.
 
     Raises:
         ValueError: the panel has no such curve, or it has no such share.
@@ -205,10 +193,9 @@ def beside_grid(panel: Panel, method: str, share: str = "draft_share") -> Grid:
     rows, bootstrap = list[list[str]](), Bootstrap()
     for own, spot in _placed([spot for spot in panel.spots if spot.method != method], share):
         at, other = others[int(np.argmin([abs(each - own) for each, _ in others]))]
-        gain = significance.quality_gain(panel, spot, bootstrap, other)
         row = [spot.label, _number(spot.alpha), f"{own:.1%}", f"{spot.quality.value:.2f}"]
         row += [_number(other.alpha), f"{at:.1%}", f"{other.quality.value:.2f}"]
-        rows.append([*row, _joined(f"{gain.value:+.2f}", _brackets(gain, "+")) if gain else NONE])
+        rows.append([*row, _gain(panel, spot, bootstrap, other) or NONE])
     words = share.replace("_", " ")
     header = ["Method", "α", words, panel.metric, f"{others[0][1].label}: α", "its share", panel.metric, "difference"]
     notes = [panel.sizes(), _explained(f"Beside the nearest {words}. [low, high]: of the difference")[0]]
@@ -227,27 +214,22 @@ def _number(alpha: float | None) -> str:
 
 def _cells(panel: Panel, spot: Spot, marks: tuple[str, str], bootstrap: Bootstrap, timed: bool) -> dict[str, str]:
     """A row of the list of points: column -> cell; those of latency only where `timed`."""
-    gain = significance.quality_gain(panel, spot, bootstrap)
     cells = {
         "Method": spot.label + (" (inconclusive)" if spot.inconclusive else ""),
         "α": _number(spot.alpha) if spot.axis == "α" else f"{spot.axis} {_number(spot.alpha)}",
         panel.metric: _joined(f"{spot.quality.value:.2f}", marks[0]),
         "spread": _range(spot.quality),
-        f"{panel.metric} − target's": _joined(f"{gain.value:+.2f}", _brackets(gain, "+")) if gain else NONE,
+        f"{panel.metric} − target's": _gain(panel, spot, bootstrap) or NONE,
     }
     if timed:
         cells |= dict.fromkeys(("rel. latency", "its spread", "ms per example"), NONE)
     if spot.latency:
         ratio = significance.latency(spot, bootstrap, 0.0 if spot is panel.target else significance.noise(panel))
-        cells["rel. latency"] = _joined(f"{spot.latency.value:.3f}", _brackets(ratio, digits=3), marks[1])
+        cells["rel. latency"] = _joined(f"{spot.latency.value:.3f}", ratio and ratio.brackets(".3f"), marks[1])
         cells["its spread"] = _range(spot.latency, 3)
     if timed and spot.ms_per_example is not None:
         cells["ms per example"] = f"{spot.ms_per_example:.1f}"
-    for column, name, form in (
-        ("rejected", "rejection_rate", ".1%"),
-        ("draft wrote", "draft_share", ".1%"),
-        ("block efficiency", "block_efficiency", ".2f"),
-    ):
+    for column, name, form in MEASURES:
         cells[column] = f"{spot.measures[name].value:{form}}" if name in spot.measures else NONE
     return cells | {"seeds": str(spot.seeds)}
 
@@ -272,41 +254,41 @@ def _csv_columns(panel: Panel, row: Row, bootstrap: Bootstrap) -> dict[str, Any]
     """Both summaries with their spreads, and with the intervals that stand in brackets in the other forms."""
     fast, near, best = row.fastest, row.near, row.best
     floor = significance.noise(panel)
-    paired = _inverse(significance.latency(fast, bootstrap, floor)) if fast else None
+
+    def paired(spot: Spot | None) -> Interval | None:
+        ratio = significance.latency(spot, bootstrap, floor) if spot else None
+        return ratio.inverse() if ratio else None
+
+    def gain(spot: Spot | None) -> Interval | None:
+        return significance.quality_gain(panel, spot, bootstrap) if spot else None
+
+    _, low, high = paired(fast) or (None,) * 3
     return {
-        **_spread("speed_up", _inverse(fast.latency) if fast else None),
+        **_spread("speed_up", fast.latency.inverse() if fast and fast.latency else None),
         "speed_up_alpha": fast.alpha if fast else None,
-        **_spread("near_speed_up", _inverse(significance.latency(near, bootstrap, floor)) if near else None),
+        **_spread("near_speed_up", paired(near)),
         "near_alpha": near.alpha if near else None,
-        **_spread("near_quality_gain", significance.quality_gain(panel, near, bootstrap) if near else None),
+        **_spread("near_quality_gain", gain(near)),
         **_spread("best_quality", best.quality if best else None),
         "best_quality_alpha": best.alpha if best else None,
         "seeds": max((spot.seeds for spot in (fast, best) if spot), default=None),
-        "speed_up_paired_low": paired.low if paired else None,
-        "speed_up_paired_high": paired.high if paired else None,
-        **_spread("best_quality_gain", significance.quality_gain(panel, best, bootstrap) if best else None),
+        "speed_up_paired_low": low,
+        "speed_up_paired_high": high,
+        **_spread("best_quality_gain", gain(best)),
     }
 
 
-def _spread(name: str, entry: Value | Interval | None) -> dict[str, float | None]:
+def _spread(name: str, entry: Interval | None) -> dict[str, float | None]:
     return dict(zip((name, f"{name}_low", f"{name}_high"), entry or (None,) * 3, strict=True))
-
-
-def _inverse(ratio: Value | Interval | None) -> Interval | None:
-    return Interval(1 / ratio.value, 1 / ratio.high, 1 / ratio.low) if ratio else None
 
 
 def _at(spot: Spot) -> str:
     return spot.name().removeprefix(spot.label)
 
 
-def _range(value: Value, digits: int = 2) -> str:
+def _range(value: Interval, digits: int = 2) -> str:
     return f"{value.low:.{digits}f}–{value.high:.{digits}f}"
 
 
-def _brackets(interval: Interval | None, sign: str = "", digits: int = 2) -> str:
-    return f"[{interval.low:{sign}.{digits}f}, {interval.high:{sign}.{digits}f}]" if interval else ""
-
-
-def _joined(*parts: str) -> str:
+def _joined(*parts: str | None) -> str:
     return " ".join(part for part in parts if part)

@@ -1,7 +1,7 @@
 """`calibrate` from its arguments to the files it writes, with fake and with tabular models."""
 
-import dataclasses
 import json
+from dataclasses import asdict, replace
 
 import gin
 import numpy as np
@@ -15,7 +15,8 @@ from speccascade_jax.evaluation.studies.calibration import calibrating
 from speccascade_jax.evaluation.studies.calibration.thresholds import AppendixD
 from speccascade_jax.results.store import result_store
 from speccascade_jax.storage.files import plain
-from tests.support import calibration_fakes, text_pair
+from tests.support import text_pair
+from tests.support.calibration_fakes import SOURCE, TASK, FakeSession, examples_of
 from tests.support.recipes import resolve, stop_before_loading  # noqa: F401 (a fixture)
 
 HELD_OUT = set(range(180, 280))
@@ -37,9 +38,9 @@ def calibrate(tmp_path, monkeypatch):
     """`calibrate(max_loss=…)`, and `calibrate.loaded` of the last call."""
 
     def call(loaded=None, **given):
-        call.loaded = loaded or calibration_fakes.FakeSession(law, noise=0.5)
+        call.loaded = loaded or FakeSession(law, noise=0.5)
         monkeypatch.setattr(calibrating, "Session", lambda *_: call.loaded)
-        shared = {"pair": calibration_fakes.SOURCE, "evaluation": calibration_fakes.TASK, "settings": Settings()}
+        shared = {"pair": SOURCE, "evaluation": TASK, "settings": Settings()}
         shared |= {"methods": ("spec_decode", "opt"), "alphas": {"opt": (0.0, 0.1, 0.2, 0.3, 0.4)}}
         shared |= {"block_sizes": (3, 5), "output": str(call.folder / "found.jsonl")}
         shared |= {"search_examples": 120, "test_examples": 60, "held_out_examples": 100}
@@ -49,28 +50,23 @@ def calibrate(tmp_path, monkeypatch):
     return call
 
 
-def test_the_answer_is_measured_on_examples_that_the_search_did_not_see(calibrate):
+def test_the_answer_is_measured_on_examples_that_the_search_did_not_see_and_told_with_intervals(calibrate, capsys):
     report = calibrate(max_loss=0.035)
     chosen, *others = report["settings"]
     assert (chosen["name"], chosen["settings"]["method"], chosen["settings"]["alpha"]) == ("chosen", "opt", 0.2)
     assert [each["name"] for each in others] == ["runner-up 1", "runner-up 2", "runner-up 3", "target"]
-    on_held_out = [p for p in calibrate.loaded.asked if HELD_OUT & {*calibration_fakes.examples_of(p)}]
-    assert {*calibration_fakes.examples_of(on_held_out[0])} == HELD_OUT
+    on_held_out = [p for p in calibrate.loaded.asked if HELD_OUT & {*examples_of(p)}]
+    assert {*examples_of(on_held_out[0])} == HELD_OUT
     assert len(on_held_out) == 5 and on_held_out == calibrate.loaded.asked[-5:]
-    searched = set().union(*(calibration_fakes.examples_of(p) for p in calibrate.loaded.asked[:-5]))
+    searched = set().union(*(examples_of(p) for p in calibrate.loaded.asked[:-5]))
     assert searched == set(range(180))
-    tested = [p for p in calibrate.loaded.asked[:-5] if set(range(120, 180)) & {*calibration_fakes.examples_of(p)}]
-    assert {*calibration_fakes.examples_of(tested[0])} == set(range(120, 180)) and len(tested) <= 1 + 4
-
-
-def test_the_report_has_intervals_and_says_what_was_kept(calibrate, capsys):
-    report = calibrate(max_loss=0.035)
-    chosen, *_, target = report["settings"]
+    tested = [p for p in calibrate.loaded.asked[:-5] if set(range(120, 180)) & {*examples_of(p)}]
+    assert {*examples_of(tested[0])} == set(range(120, 180)) and len(tested) <= 1 + 4
     for name, about in (("difference_percent", -3.0), ("latency", 0.8)):
         value, low, high = chosen[name]
         assert low < value < high and value == pytest.approx(about, abs=0.3)
     assert chosen["kept"] is True and chosen["share"] > 0.9
-    assert target["difference_percent"] == [0, 0, 0] and target["latency"] is None
+    assert others[-1]["difference_percent"] == [0, 0, 0] and others[-1]["latency"] is None
     assert json.loads((calibrate.folder / "found.json").read_text()) == report
     said = capsys.readouterr().out
     assert "on 100 examples that nothing was chosen by" in said and "yes, 100%" in said and "runner-up 3" in said
@@ -79,7 +75,7 @@ def test_the_report_has_intervals_and_says_what_was_kept(calibrate, capsys):
 
 def test_held_out_numbers_are_not_those_of_the_search(calibrate):
     """A tolerance that the searched examples keep and the others do not is reported as it is."""
-    optimist = calibration_fakes.FakeSession(law, noise=0.5)
+    optimist = FakeSession(law, noise=0.5)
     optimist.law_on_held_out = lambda settings: (0.9, 0.5, 0.5) if settings.alpha else law(settings)
     record = optimist._record
 
@@ -109,7 +105,7 @@ def test_the_gin_file_is_a_run_with_the_files_of_a_run(calibrate):
         gin.clear_config()
         seen.append(resolve(experiment.run, [*files, calibrate.folder / "some.gin"]))
     wanted = [entry["settings"] for entry in report["settings"][:2]]
-    assert [plain(dataclasses.asdict(point.settings)) for point in seen] == wanted
+    assert [plain(asdict(point.settings)) for point in seen] == wanted
 
 
 def _uncommented(text: str) -> str:
@@ -129,9 +125,8 @@ def test_nothing_is_measured_twice_when_it_is_called_again(calibrate):
 
 
 def test_where_nothing_will_do_the_report_comes_before_the_error(calibrate, capsys):
-    with pytest.raises(
-        ValueError, match=r"no setting keeps the tolerance \(latency at most 0\.05 of .*\) in 90% .* 0%"
-    ):
+    refusal = r"no setting keeps the tolerance \(latency at most 0\.05 of .*\) in 90% .* 0%"
+    with pytest.raises(ValueError, match=refusal):
         calibrate(max_latency=0.05)
     said = capsys.readouterr().out
     assert "safest" in said and "on 60 examples of the test" in said
@@ -142,9 +137,8 @@ def test_where_nothing_will_do_the_report_comes_before_the_error(calibrate, caps
 
 def test_the_draft_alone_is_a_candidate(calibrate):
     chosen, *_ = calibrate(max_loss=0.3)["settings"]
-    assert chosen["settings"]["method"] == "autoregressive_draft" and chosen["latency"][0] == pytest.approx(
-        0.1, abs=0.02
-    )
+    assert chosen["settings"]["method"] == "autoregressive_draft"
+    assert chosen["latency"][0] == pytest.approx(0.1, abs=0.02)
 
 
 def test_appendix_d_is_a_mode(calibrate, capsys):
@@ -157,79 +151,75 @@ def test_appendix_d_is_a_mode(calibrate, capsys):
     pasted = (calibrate.folder / "found.gin").read_text()
     live = [line for line in pasted.splitlines() if line.startswith("  alpha")]
     assert live == [f"  alpha = {alphas[2]}"] and "  draft_temperature = 0.0" in pasted
-    on_held_out = [p for p in calibrate.loaded.asked if HELD_OUT & {*calibration_fakes.examples_of(p)}]
+    on_held_out = [p for p in calibrate.loaded.asked if HELD_OUT & {*examples_of(p)}]
     assert len(on_held_out) == 2 * 4 and on_held_out == calibrate.loaded.asked[-8:]
     assert "Appendix D with fuzzy_js_reference" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({}, "max_loss and max_latency are both None"),
-        ({"max_loss": 2}, "max_loss=2 is no share"),
-        ({"mode": "halfing"}, "mode='halfing' is not one of halving, appendix_d"),
-        ({"mode": "appendix_d", "max_loss": 0.1}, "leave max_loss and max_latency out"),
-        ({"mode": "appendix_d", "appendix_d": AppendixD(rule="diff")}, "rule='diff' has no divergence"),
-        ({"mode": "appendix_d", "settings": Settings(temperature=-1.0)}, "is negative"),
-        ({"max_loss": 0.1, "methods": ("optt",)}, "unknown method 'optt': did you mean opt"),
-        ({"max_loss": 0.1, "alphas": {"opt": (float("inf"),)}}, r"alphas\['opt'\]\[0\]=inf is not a finite number"),
-        ({"max_loss": 0.1, "alphas": {"diff": 0.1}}, r"alphas\['diff'\]=0.1 is one value where a tuple is meant"),
-        ({"max_loss": 0.1, "block_sizes": ()}, "block_sizes=.. is empty"),
-        ({"max_loss": 0.1, "search_examples": 40.5}, "search_examples=40.5 is not a whole number"),
-        ({"max_loss": 0.1, "methods": "opt"}, "methods='opt' is one value where a tuple is meant"),
-        ({"max_loss": 0.1, "seeds": ()}, "seeds=.. is empty"),
-        ({"max_loss": 0.1, "seeds": (1, 1)}, "names a point twice"),
-        ({"max_loss": 0.1, "search_examples": 5}, "search_examples=5 is too few for an interval: give at least 8"),
-        ({"max_loss": 0.1, "test_examples": 3}, "test_examples=3 is too few"),
-        ({"max_loss": 0.1, "held_out_examples": 7}, "held_out_examples=7 is too few"),
-        ({"max_loss": 0.1, "runners_up": -1}, "runners_up=-1 is not a whole number >= 0"),
-        ({"max_loss": 0.1, "output": "found.json"}, "output='found.json' does not end in .jsonl"),
-        (
-            {"max_loss": 0.1, "evaluation": dataclasses.replace(calibration_fakes.TASK, latency_examples=0)},
-            "latency_examples=0 is too few",
-        ),
-        (
-            {"max_loss": 0.1, "evaluation": dataclasses.replace(calibration_fakes.TASK, first_example=-1)},
-            "first_example=-1 is not a whole number >= 0",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({}, "max_loss and max_latency are both None"),
+    ({"max_loss": 2}, "max_loss=2 is no share"),
+    ({"mode": "halfing"}, "mode='halfing' is not one of halving, appendix_d"),
+    ({"mode": "appendix_d", "max_loss": 0.1}, "leave max_loss and max_latency out"),
+    ({"mode": "appendix_d", "appendix_d": AppendixD(rule="diff")}, "rule='diff' has no divergence"),
+    ({"mode": "appendix_d", "settings": Settings(temperature=-1.0)}, "is negative"),
+    ({"max_loss": 0.1, "methods": ("optt",)}, "unknown method 'optt': did you mean opt"),
+    ({"max_loss": 0.1, "alphas": {"opt": (float("inf"),)}}, r"alphas\['opt'\]\[0\]=inf is not a finite number"),
+    ({"max_loss": 0.1, "alphas": {"diff": 0.1}}, r"alphas\['diff'\]=0.1 is one value where a tuple is meant"),
+    ({"max_loss": 0.1, "block_sizes": ()}, "block_sizes=.. is empty"),
+    ({"max_loss": 0.1, "search_examples": 40.5}, "search_examples=40.5 is not a whole number"),
+    ({"max_loss": 0.1, "methods": "opt"}, "methods='opt' is one value where a tuple is meant"),
+    ({"max_loss": 0.1, "seeds": ()}, "seeds=.. is empty"),
+    ({"max_loss": 0.1, "seeds": (1, 1)}, "names a point twice"),
+    ({"max_loss": 0.1, "search_examples": 5}, "search_examples=5 is too few for an interval: give at least 8"),
+    ({"max_loss": 0.1, "test_examples": 3}, "test_examples=3 is too few"),
+    ({"max_loss": 0.1, "held_out_examples": 7}, "held_out_examples=7 is too few"),
+    ({"max_loss": 0.1, "runners_up": -1}, "runners_up=-1 is not a whole number >= 0"),
+    ({"max_loss": 0.1, "output": "found.json"}, "output='found.json' does not end in .jsonl"),
+    ({"max_loss": 0.1, "evaluation": replace(TASK, latency_examples=0)}, "latency_examples=0 is too few"),
+    ({"max_loss": 0.1, "evaluation": replace(TASK, first_example=-1)}, "first_example=-1 is not a whole number"),
+])  # fmt: skip
 def test_what_has_no_meaning_is_refused_before_anything_is_loaded(calibrate, monkeypatch, changes, message):
     with pytest.raises(ValueError, match=message):
         calibrate(**changes)
     assert not calibrate.loaded.asked and not calibrate.folder.exists()
 
 
+@pytest.mark.parametrize("suffix", [".json", ".gin"])
+def test_a_calibration_does_not_write_over_the_file_that_asks_for_it(calibrate, suffix):
+    calibrate.folder.mkdir()
+    own = calibrate.folder / f"found{suffix}"
+    own.write_text("# a configuration\ncalibrating.calibrate.mode = 'halving'\n")
+    with pytest.raises(ValueError, match=rf"found\{suffix} is no report of an earlier run"):
+        calibrate(max_loss=0.1)
+    assert own.read_text().startswith("# a configuration") and list(calibrate.folder.iterdir()) == [own]
+
+
 def test_a_task_with_too_few_examples_is_refused(pair, tmp_path, monkeypatch):
     monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
-    given = {"pair": calibration_fakes.SOURCE, "evaluation": calibration_fakes.TASK}
-    given |= {"settings": Settings(), "max_loss": 0.1}
+    given = {"pair": SOURCE, "evaluation": TASK, "settings": Settings(), "max_loss": 0.1}
+    given |= {"search_examples": 200, "test_examples": 8, "held_out_examples": 100}
     with pytest.raises(ValueError, match="200 examples in split 'test', fewer than the 308 asked for"):
-        calibrating.calibrate(
-            **given, search_examples=200, test_examples=8, held_out_examples=100, output=str(tmp_path / "out.jsonl")
-        )
+        calibrating.calibrate(**given, output=str(tmp_path / "out.jsonl"))
 
 
-def _some_german(folder) -> sc.Pair:
+def _some_german(pair) -> sc.Pair:
     """The tabular pair, its target shifted towards neighbours in the references: the draft shares no word with them."""
-    pair = text_pair.make(folder)
     counts, end = np.zeros((text_pair.PIECES, text_pair.PIECES)), pair.vocabulary.eos_id
     for example in TASKS["tiny_translation"].load():
         ids = [end, *pair.vocabulary.encode(example.reference)]  # a prompt's last token is the end too
         np.add.at(counts, (ids[:-1], ids[1:]), 1)
-    return dataclasses.replace(pair, target=sc.TableLM(np.asarray(pair.target.params) / 8 + 3 * np.log1p(counts)))
+    return replace(pair, target=sc.TableLM(np.asarray(pair.target.params) / 8 + 3 * np.log1p(counts)))
 
 
 @pytest.mark.laws
-def test_a_tabular_pair_is_calibrated_from_end_to_end(tmp_path, monkeypatch):
-    pair = _some_german(tmp_path)
-    monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
-    monkeypatch.setitem(
-        TASKS, "words", dataclasses.replace(TASKS["tiny_translation"], name="words", metrics=("rougeL",))
-    )
+def test_a_tabular_pair_is_calibrated_from_end_to_end(pair, tmp_path, monkeypatch):
+    german = _some_german(pair)
+    monkeypatch.setattr(session, "load_pair", lambda name, **_: german)
+    monkeypatch.setitem(TASKS, "words", replace(TASKS["tiny_translation"], name="words", metrics=("rougeL",)))
     small = text_pair.evaluation(task="words", quality_examples=64, quality_batch=16, latency_examples=8)
     given = {
-        "pair": calibration_fakes.SOURCE, "evaluation": small, "settings": Settings(), "methods": ("spec_decode",),
+        "pair": SOURCE, "evaluation": small, "settings": Settings(), "methods": ("spec_decode",),
         "block_sizes": (2,), "max_loss": 0.0, "search_examples": 64, "test_examples": 16,
         "held_out_examples": 24, "output": str(tmp_path / "out.jsonl"),
     }  # fmt: skip
@@ -244,6 +234,5 @@ def test_a_tabular_pair_is_calibrated_from_end_to_end(tmp_path, monkeypatch):
     (tested,), (held_out,) = judged[64], judged[80]
     assert (len(tested), len(held_out)) == (16, 24) and {len(each) for each in judged[0]} == {32, 64}
     assert not set(held_out) & set(tested) and not {*held_out, *tested} & set().union(*judged[0])
-    assert calibrating.calibrate(**given) == report and len(result_store.read_records(tmp_path / "out.jsonl")) == len(
-        records
-    )
+    assert calibrating.calibrate(**given) == report
+    assert len(result_store.read_records(tmp_path / "out.jsonl")) == len(records)

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from speccascade_jax.evaluation.studies.calibration import thresholds
-from speccascade_jax.evaluation.studies.calibration.bench import Bench, Window
+from speccascade_jax.evaluation.studies.calibration.halving import Bench, Window
 from speccascade_jax.evaluation.studies.calibration.thresholds import AppendixD
 from speccascade_jax.methods.settings import sampling_of
 from speccascade_jax.results.store.result_store import ResultStore
@@ -52,9 +52,8 @@ def test_the_draft_is_greedy_and_the_bonus_the_targets(tmp_path):
     _, loaded = _run(tmp_path)
     assert {tuple(sampling_of(each.settings).values()) for each in loaded.asked} == {(0.6, 0.9, 0, 0.0)}
     assert {each.settings.bonus for each in loaded.asked} == {"target", None}
-    assert {each.method.rule(each.settings).name for each in loaded.asked if each.settings.alpha} == {
-        "fuzzy_js_reference"
-    }
+    rules = {each.method.rule(each.settings).name for each in loaded.asked if each.settings.alpha}
+    assert rules == {"fuzzy_js_reference"}
 
 
 def test_blocks_grow_where_nearly_all_is_kept(tmp_path):
@@ -109,19 +108,16 @@ def test_a_first_threshold_that_loses_too_much_is_refused(tmp_path):
         found.check()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"rule": "chow"}, "rule='chow' has no divergence to bound: choose fuzzy_js_reference"),
-        ({"rule": "fuzzy_jss"}, "unknown rule 'fuzzy_jss': did you mean fuzzy_js"),
-        ({"baseline": "lossy"}, "baseline='lossy' is not one of spec_decode, sd_reference"),
-        ({"lengths": (10, 5)}, r"lengths=\(10, 5\) must be a tuple of rising block sizes"),
-        ({"lengths": 5}, "lengths=5 must be a tuple"),
-        ({"lengths": ()}, r"lengths=\(\) must be a tuple"),
-        ({"lengths": (0, 5)}, "lengths=0 is not a whole number >= 1"),
-        ({"lost": 1.0}, "lost=1.0 is no share between 0 and 1"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"rule": "chow"}, "rule='chow' has no divergence to bound: choose fuzzy_js_reference"),
+    ({"rule": "fuzzy_jss"}, "unknown rule 'fuzzy_jss': did you mean fuzzy_js"),
+    ({"baseline": "lossy"}, "baseline='lossy' is not one of spec_decode, sd_reference"),
+    ({"lengths": (10, 5)}, r"lengths=\(10, 5\) must be a tuple of rising block sizes"),
+    ({"lengths": 5}, "lengths=5 must be a tuple"),
+    ({"lengths": ()}, r"lengths=\(\) must be a tuple"),
+    ({"lengths": (0, 5)}, "lengths=0 is not a whole number >= 1"),
+    ({"lost": 1.0}, "lost=1.0 is no share between 0 and 1"),
+])  # fmt: skip
 def test_what_has_no_meaning_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         thresholds.check(BASE, AppendixD(**changes))

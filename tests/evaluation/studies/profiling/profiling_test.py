@@ -1,4 +1,4 @@
-"""A profile of a very small pair: every part of a round is there, and the parts add up to what the trace took."""
+"""A profile of a very small pair, whose parts add up to what the trace took, and tables of known numbers."""
 
 import json
 from functools import partial
@@ -14,6 +14,7 @@ from speccascade_jax.data.vocabularies import load
 from speccascade_jax.evaluation.points import Evaluation, ModelPair, Settings
 from speccascade_jax.evaluation.studies.profiling import profiling
 from speccascade_jax.evaluation.studies.profiling.traces import Spent
+from speccascade_jax.evaluation.studies.survey import surveying
 from speccascade_jax.models.t5 import T5, T5Config
 from tests.support import random_t5
 
@@ -24,7 +25,7 @@ SETTINGS = Settings(method="opt", alpha=0.2, block_size=3, temperature=1.0)
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory) -> ModelPair:
     folder = tmp_path_factory.mktemp("pair")
-    texts = [text for example in get_task("tiny_translation").load(limit=40) for text in (example.source,)]
+    texts = [example.source for example in get_task("tiny_translation").load(limit=40)]
     (folder / "vocabulary.model").write_bytes(load.train(texts, 320))
     for seed, part in enumerate(("target", "draft")):
         config = T5Config(320, 320, 16, 2, 8, 16, 1, 1)
@@ -94,14 +95,10 @@ def test_what_tracing_adds_is_measured(tmp_path):
 
 
 @pytest.mark.tools
-def test_totals(measured):
+def test_totals_are_kept_as_json_and_traces_on_request(measured, folder):
     assert (measured["batch"], measured["generations"]) == (2, 2)
     assert 1 <= measured["tokens_per_round"] <= SETTINGS.block_size + 1
     assert measured["tokens"] <= 2 * 2 * 8
-
-
-@pytest.mark.tools
-def test_json_and_traces_are_kept_on_request(measured, folder):
     assert json.loads((folder / "profile.json").read_text()) == measured
     assert len(list((folder / "trace").rglob("*.xplane.pb"))) == 2
 
@@ -137,17 +134,91 @@ def test_programs_of_an_older_source_are_not_taken_from_the_cache(persistent_cac
     assert "/second/" in program("second")
 
 
-@pytest.mark.parametrize(
-    ("setting", "said"),
-    [
-        ({"batch": 0}, "batch=0 is not a whole number >= 1"),
-        ({"generations": 1.5}, "generations=1.5 is not a whole number >= 1"),
-        ({"trials": 0}, "trials=0 is not a whole number >= 1"),
-        ({"top": -1}, "top=-1 is not a whole number >= 0"),
-        ({"settings": Settings(method="lossy", alpha=1.5)}, "alpha=1.5 is outside the domain"),
-    ],
-)
+def test_neither_survey_nor_profile_writes_over_a_store(tmp_path):
+    store = tmp_path / "sweep.jsonl"
+    store.write_text('{"key":"x","point":{}}\n')
+    given = {"pair": ModelPair(name="nowhere"), "evaluation": EVALUATION, "settings": Settings(), "output": str(store)}
+    for call in (partial(surveying.survey, rules=("opt",)), profiling.profile):
+        with pytest.raises(ValueError, match=r"sweep\.jsonl is no report"):
+            call(**given)
+    assert store.read_text() == '{"key":"x","point":{}}\n'
+
+
+@pytest.mark.parametrize(("setting", "said"), [
+    ({"batch": 0}, "batch=0 is not a whole number >= 1"),
+    ({"generations": 1.5}, "generations=1.5 is not a whole number >= 1"),
+    ({"trials": 0}, "trials=0 is not a whole number >= 1"),
+    ({"top": -1}, "top=-1 is not a whole number >= 0"),
+    ({"settings": Settings(method="lossy", alpha=1.5)}, "alpha=1.5 is outside the domain"),
+])  # fmt: skip
 def test_a_bad_setting_is_named_before_anything_is_loaded(setting, said):
     given = {"evaluation": EVALUATION, "settings": SETTINGS} | setting
     with pytest.raises(ValueError, match=said):
         profiling.profile(pair=ModelPair(name="no such pair"), **given)
+
+
+def _one(phase, us, module="", waiting=0.0, count=10, name="x"):
+    shape, op_name = "f32[1,9]{1,0}", "jit(generation)/jit(_generate)/while/body/score/dot_general;other"
+    times = {"us": us, "traced_us": 2 * us, "waiting_us": waiting, "count": count}
+    return {"name": name, "phase": phase.split("/"), "module": module, "opcode": "dot", "shape": shape,
+            "op_name": op_name, **times}  # fmt: skip
+
+
+@pytest.fixture
+def ten_rounds():
+    """10 rounds in 2 generations."""
+    totals = {"label": "a point", "batch": 1, "rounds": 10, "generations": 2, "tokens_per_round": 2.5}
+    totals |= {"traced_ms": 4.0, "untraced_ms": 1.2, "tracing_us": 0.3}
+    return totals | {
+        "instructions": [
+            _one("prefill", 100.0, "mlp", count=2),
+            _one("verify/rule", 0.0),
+            _one("score", 600.0, "mlp", name="large"),
+            _one("draft", 100.0),
+            _one("draft/model", 200.0, "mlp", waiting=50.0, count=60),
+            _one("draft/model", 100.0, "norms", count=60),
+        ],
+    }
+
+
+def test_parts_of_a_round_with_their_sums(ten_rounds):
+    grid = profiling.phases(ten_rounds)
+    assert grid.rows == [
+        ["draft", "40.0", "40.0%", "80.0", "5.0", "13.0"],
+        ["draft / model", "30.0", "30.0%", "60.0", "5.0", "12.0"],
+        ["draft / rest", "10.0", "10.0%", "20.0", "0.0", "1.0"],
+        ["score", "60.0", "60.0%", "120.0", "0.0", "1.0"],
+        ["verify", "0.0", "0.0%", "0.0", "0.0", "1.0"],
+        ["a round", "100.0", "100.0%", "200.0", "5.0", "15.0"],
+        ["prefill, per generation", "50.0", "–", "100.0", "0.0", "1.0"],
+    ]
+    assert grid.notes[0] == "2 generations, 5.0 rounds each, 2.50 tokens per round and row."
+    assert grid.notes[2] == (
+        "A generation: 0.55 ms by this table; 0.60 ms timed without the profiler (120 µs per round, prefill included); "
+        "2.00 ms traced, 55.0% of it in the table."
+    )
+
+
+@pytest.mark.parametrize(("untraced", "said"), [(2.9, False), (2.0, True), (4.0, True)])
+def test_a_table_that_the_clock_contradicts_says_so(ten_rounds, untraced, said):
+    """1.1 ms by the instructions, 1.8 ms that none of them took: 2.9 ms."""
+    notes = profiling.phases(ten_rounds | {"untraced_ms": untraced}).notes
+    assert any("disagree" in note for note in notes) == said
+
+
+def test_modules_by_phase(ten_rounds):
+    grid = profiling.modules(ten_rounds)
+    assert grid.header == ["module", "draft / model", "prefill", "score"]
+    assert grid.rows == [["mlp", "20.0", "50.0", "60.0"], ["norms", "10.0", "–", "–"]]
+
+
+def test_the_dearest_instructions_of_a_round_come_first(ten_rounds):
+    rows = profiling.dearest(ten_rounds, 2).rows
+    assert rows[0] == ["large: dot f32[1,9]", "60.0", "1.0", "score: mlp", "score/dot_general"]
+    assert [row[1] for row in rows] == ["60.0", "20.0"]
+
+
+def test_everything_is_printed(ten_rounds, capsys):
+    profiling.show(ten_rounds, 0)
+    said = capsys.readouterr().out
+    assert "Where a round's time goes: a point" in said and "dearest" not in said

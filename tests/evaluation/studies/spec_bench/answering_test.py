@@ -1,8 +1,9 @@
-"""Spec-Bench end to end with a tabular pair: its answer schema, its arithmetic, its timing."""
+"""Spec-Bench end to end with a tabular pair: its questions, texts of conversations, answers, arithmetic, timing."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -10,9 +11,10 @@ import pytest
 
 import speccascade_jax as sc
 from speccascade_jax.data import directory
+from speccascade_jax.data.tasks.table import TASKS
 from speccascade_jax.evaluation.points import ModelPair, Settings
-from speccascade_jax.evaluation.studies.spec_bench import answering, conversing
-from speccascade_jax.evaluation.studies.spec_bench.questions import Conversation, Question, get_conversation
+from speccascade_jax.evaluation.studies.spec_bench import answering
+from speccascade_jax.evaluation.studies.spec_bench.answering import Question, get_conversation
 from speccascade_jax.methods import table
 from speccascade_jax.methods.method import Decoder
 from speccascade_jax.pairs import prompts
@@ -38,13 +40,8 @@ def run(pair, tmp_path, monkeypatch):
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
 
     def run(**changes):
-        given = {
-            "pair": ModelPair(name="some/tiny"),
-            "settings": Settings(method="spec_decode", block_size=2),
-            "questions": "q.jsonl",
-            "max_new_tokens": LONGEST,
-            "output": str(tmp_path / "answers"),
-        }
+        given = {"pair": ModelPair(name="some/tiny"), "settings": Settings(method="spec_decode", block_size=2)}
+        given |= {"questions": "q.jsonl", "max_new_tokens": LONGEST, "output": str(tmp_path / "answers")}
         return answering.run(**given | changes)
 
     return run
@@ -58,9 +55,8 @@ def test_answers_have_the_schema_that_spec_benchs_scripts_read(run, tmp_path):
     rows = run()
     ours, target = (read(tmp_path, f"tiny-{name}.jsonl") for name in ("spec_decode", "autoregressive"))
     for answers, question in zip((*ours, *target), QUESTIONS * 2, strict=True):
-        assert {"question_id", "category", "answer_id", "model_id", "choices", "tstamp", "key", "checksum"} == set(
-            answers
-        )
+        names = {"question_id", "category", "answer_id", "model_id", "choices", "tstamp", "key", "checksum"}
+        assert set(answers) == names
         assert (answers["question_id"], answers["category"]) == (question["question_id"], question["category"])
         (choice,) = answers["choices"]
         assert set(choice) == {"index", "turns", "decoding_steps", "new_tokens", "wall_time", "accept_lengths"}
@@ -75,15 +71,16 @@ def test_answers_have_the_schema_that_spec_benchs_scripts_read(run, tmp_path):
     assert max(length for answer in ours for length in answer["choices"][0]["accept_lengths"]) > 1
     # greedy and lossless: the same answers, hence the same second prompts
     assert [answer["choices"][0]["turns"] for answer in ours] == [answer["choices"][0]["turns"] for answer in target]
-    assert [(row.category, row.questions, row.same) for row in rows] == [
-        ("mt_bench", 2, 2),
-        ("qa", 1, 1),
-        ("overall", 3, 3),
-    ]
+    counts = [(row.category, row.questions, row.same) for row in rows]
+    assert counts == [("mt_bench", 2, 2), ("qa", 1, 1), ("overall", 3, 3)]
 
 
-def test_the_second_prompt_contains_the_first_answer(pair, monkeypatch):
-    speaker = conversing.Speaker(pair, Settings(method="autoregressive"), PLAIN, max_new_tokens=LONGEST)
+@pytest.fixture
+def speaker(pair):
+    return answering.Speaker(pair, Settings(method="autoregressive"), PLAIN, max_new_tokens=LONGEST)
+
+
+def test_the_second_prompt_contains_the_first_answer(speaker, monkeypatch):
     asked, answer = [], speaker.answer
     monkeypatch.setattr(speaker, "answer", lambda text, number: asked.append(text) or answer(text, number))
     first, _ = speaker.converse(Question(81, "writing", ("The dog sleeps.", "And the cat?")))
@@ -93,8 +90,7 @@ def test_the_second_prompt_contains_the_first_answer(pair, monkeypatch):
     ]
 
 
-def test_compilation_is_not_timed(pair, monkeypatch):
-    speaker = conversing.Speaker(pair, Settings(method="autoregressive"), PLAIN, max_new_tokens=LONGEST)
+def test_compilation_is_not_timed(speaker, monkeypatch):
     clock, calls, generate = [0.0], [], speaker.decoder.generate
 
     def slow_at_first(_, *arguments, **more):
@@ -103,47 +99,37 @@ def test_compilation_is_not_timed(pair, monkeypatch):
         return generate(*arguments, **more)
 
     monkeypatch.setattr(Decoder, "generate", slow_at_first)
-    monkeypatch.setattr(conversing.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(answering.time, "perf_counter", lambda: clock[0])
     assert [speaker.answer("The dog sleeps.").seconds for _ in range(3)] == [1.0, 1.0, 1.0]
     assert len(calls) == 4
 
 
-def test_a_long_prompt_reaches_the_models_whole(pair, monkeypatch):
-    class ReachedError(Exception):
-        pass
-
-    def generate(decoder, prompt, *arguments, **more):
-        raise ReachedError(prompt)
-
-    monkeypatch.setattr(Decoder, "generate", generate)
-    speaker = conversing.Speaker(pair, Settings(method="autoregressive"), PLAIN, max_new_tokens=LONGEST)
+def test_a_long_prompt_reaches_the_models_whole(speaker, monkeypatch):
+    reached = []
+    monkeypatch.setattr(Decoder, "generate", lambda decoder, prompt, *_, **__: reached.append(prompt))
     text = speaker.prompt(Question(81, "writing", ("The dog sleeps, and the cat is not at home. " * 15,)))
-    ids = text_ids(pair, text)
-    with pytest.raises(ReachedError) as reached:
+    ids = text_ids(speaker.pair, text)
+    with pytest.raises(AttributeError):  # nothing was generated
         speaker.answer(text)
-    (prompt,) = reached.value.args
-    assert 300 < len(ids) == prompt.length[0]
-    assert prompt.tokens[0, : len(ids)].tolist() == ids
+    assert 300 < len(ids) == reached[0].length[0]
+    assert reached[0].tokens[0, : len(ids)].tolist() == ids
 
 
 def test_generation_stops_at_a_turns_end_that_is_one_token(pair):
     token = next(t for t in range(40, text_pair.PIECES) if pair.vocabulary.encode(pair.vocabulary.piece(t))[-1] == t)
-    ends = Conversation(user="{text}", answer="{text}", stop=(pair.vocabulary.piece(token), "zzqq zzqq"))
+    ends = answering.Conversation(user="{text}", answer="{text}", stop=(pair.vocabulary.piece(token), "zzqq zzqq"))
     for conversation, own in ((ends, (token,)), (PLAIN, ())):
-        speaker = conversing.Speaker(pair, Settings(method="autoregressive"), conversation)
+        speaker = answering.Speaker(pair, Settings(method="autoregressive"), conversation)
         assert speaker.decoder.require_engine().stop_ids == (*pair.vocabulary.stop_ids, *own)
 
 
 def answers(speeds: dict[str, list[tuple[list[int], list[float], list[int]]]]) -> list[dict]:
-    return [
-        {
-            "question_id": number,
-            "category": category,
-            "choices": [{"new_tokens": tokens, "wall_time": times, "accept_lengths": lengths, "turns": [str(number)]}],
-        }
-        for category, choices in speeds.items()
-        for number, (tokens, times, lengths) in enumerate(choices)
-    ]
+    found = []
+    for category, choices in speeds.items():
+        for number, (tokens, times, lengths) in enumerate(choices):
+            choice = {"new_tokens": tokens, "wall_time": times, "accept_lengths": lengths, "turns": [str(number)]}
+            found.append({"question_id": number, "category": category, "choices": [choice]})
+    return found
 
 
 def test_speeds_are_means_over_questions_and_accepted_tokens_over_rounds():
@@ -159,20 +145,17 @@ def test_speeds_are_means_over_questions_and_accepted_tokens_over_rounds():
         answering.table(ours, alone[:-1])
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"categories": ("writing",)}, "categories: 'writing' is not one of mt_bench"),
-        ({"categories": "qa"}, "is one value where a tuple is meant"),
-        ({"categories": ("rag",)}, "there are no questions of rag: give others"),
-        ({"conversation": "chat"}, "unknown conversation 'chat'"),
-        ({"per_category": 0}, "per_category=0 is not a whole number >= 1"),
-        ({"settings": Settings(method="autoregressive")}, "autoregressive is measured beside every method"),
-        ({"settings": Settings(method="seq_cascade", alpha=-3.0)}, "decides about whole outputs"),
-        ({"settings": Settings(method="chow")}, "rule 'chow' needs alpha"),
-        ({"max_new_tokens": 0}, "max_new_tokens=0"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"categories": ("writing",)}, "categories: 'writing' is not one of mt_bench"),
+    ({"categories": "qa"}, "is one value where a tuple is meant"),
+    ({"categories": ("rag",)}, "there are no questions of rag: give others"),
+    ({"conversation": "chat"}, "unknown conversation 'chat'"),
+    ({"per_category": 0}, "per_category=0 is not a whole number >= 1"),
+    ({"settings": Settings(method="autoregressive")}, "autoregressive is measured beside every method"),
+    ({"settings": Settings(method="seq_cascade", alpha=-3.0)}, "decides about whole outputs"),
+    ({"settings": Settings(method="chow")}, "rule 'chow' needs alpha"),
+    ({"max_new_tokens": 0}, "max_new_tokens=0"),
+])  # fmt: skip
 def test_what_has_no_meaning_is_refused(run, changes, message):
     with pytest.raises(ValueError, match=message):
         run(**changes)
@@ -193,9 +176,8 @@ def test_answers_of_others_are_never_touched(run, tmp_path, name, content):
 def test_answers_under_another_head_are_another_runs(run, pair, tmp_path, monkeypatch):
     asked = {"categories": ("qa",), "settings": Settings(method="specdecpp", stop_threshold=0.5, temperature=1.0)}
     for seed, said in ((0, None), (1, "holds answers of another run already")):
-        monkeypatch.setattr(
-            answering, "load_source", lambda source, seed=seed: replace(pair, head=head_for(pair, seed=seed))
-        )
+        headed = replace(pair, head=head_for(pair, seed=seed))
+        monkeypatch.setattr(answering, "load_source", lambda source, headed=headed: headed)
         with pytest.raises(ValueError, match=said) if said else nullcontext():
             assert run(**asked)
 
@@ -206,7 +188,7 @@ def lines(tmp_path) -> dict[str, list[str]]:
 
 def asked(monkeypatch, stop_at: int = 99) -> list[tuple[str, int]]:
     """Who is asked what from now on; the question number `stop_at` ends the process."""
-    said, converse = [], conversing.Speaker.converse
+    said, converse = [], answering.Speaker.converse
 
     def noted(speaker, question):
         if len(said) == stop_at:
@@ -214,7 +196,7 @@ def asked(monkeypatch, stop_at: int = 99) -> list[tuple[str, int]]:
         said.append((speaker.settings.method, question.question_id))
         return converse(speaker, question)
 
-    monkeypatch.setattr(conversing.Speaker, "converse", noted)
+    monkeypatch.setattr(answering.Speaker, "converse", noted)
     return said
 
 
@@ -234,25 +216,19 @@ def test_a_run_that_was_killed_goes_on_where_it_stood(run, tmp_path, monkeypatch
     assert [[json.loads(line)["question_id"] for line in each] for each in after.values()] == [[81, 92, 250]] * 2
     said.clear()
     assert run() == rows and rows[-1].questions == 3 and not said and lines(tmp_path) == after
-
-
-def test_answers_of_one_side_alone_are_kept(run, tmp_path, monkeypatch):
-    run()
-    file = tmp_path / "answers/tiny-autoregressive.jsonl"
-    kept = file.read_text().splitlines()
-    file.write_text("\n".join(kept[:2]) + "\n")
-    said = asked(monkeypatch)
+    one_side = tmp_path / "answers/tiny-autoregressive.jsonl"  # what the other alone has answered is kept
+    one_side.write_text("\n".join(after["tiny-autoregressive"][:2]) + "\n")
     assert run()[-1].questions == 3 and said == [("autoregressive", 250)]
 
 
-def test_a_run_of_more_questions_keeps_what_is_answered_and_one_of_other_settings_is_refused(run, monkeypatch):
+def test_a_run_of_more_questions_keeps_what_is_answered_and_one_of_other_settings_or_rules_is_refused(run, monkeypatch):
     said = asked(monkeypatch)
     run(per_category=1)
     assert run()[-1].questions == 3
     assert run(per_category=1)[-1].questions == 2  # of fewer again: the file holds more
-    assert sorted(said) == sorted(
-        (name, q["question_id"]) for name in ("autoregressive", "spec_decode") for q in QUESTIONS
-    )
+    run(per_category=1, seed=0.0, max_new_tokens=float(LONGEST))  # whole numbers are one run
+    both = ("autoregressive", "spec_decode")
+    assert sorted(said) == sorted((name, question["question_id"]) for name in both for question in QUESTIONS)
     plain = Settings(method="spec_decode", block_size=2)
     for changes in (
         {"seed": 1}, {"max_new_tokens": 8}, {"instruction": "Be kind."}, {"conversation": "vicuna"},
@@ -261,13 +237,6 @@ def test_a_run_of_more_questions_keeps_what_is_answered_and_one_of_other_setting
     ):  # fmt: skip
         with pytest.raises(ValueError, match="holds answers of another run already"):
             run(**changes)
-
-
-def test_a_changed_rule_is_another_runs_and_whole_numbers_are_one_run(run, monkeypatch):
-    run(per_category=1)
-    said = asked(monkeypatch)
-    run(per_category=1, seed=0.0, max_new_tokens=float(LONGEST))
-    assert not said
     rule = replace(RULES["spec_decode"], kept=None)  # the same law by other operations: nobody could tell
     monkeypatch.setitem(table.METHODS, "spec_decode", table.of_rule("spec_decode", rule))
     with pytest.raises(ValueError, match="holds answers of another run already"):
@@ -314,4 +283,81 @@ def test_positions_that_the_models_were_made_for_are_room_too(run, pair, capsys,
 def test_a_pair_without_a_vocabulary_is_refused(pair):
     bare = sc.Pair(target=pair.target, draft=pair.draft, name="bare")
     with pytest.raises(ValueError, match="pair 'bare' has no vocabulary"):
-        conversing.Speaker(bare, Settings(method="autoregressive"), PLAIN)
+        answering.Speaker(bare, Settings(method="autoregressive"), PLAIN)
+
+
+def test_half_of_the_questions_are_40_in_each_of_six_categories():
+    try:
+        questions = answering.read_questions()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    assert Counter(question.group for question in questions) == dict.fromkeys(answering.CATEGORIES, 40)
+    assert {(question.group, len(question.turns)) for question in questions} == {
+        (group, 2 if group == "mt_bench" else 1) for group in answering.CATEGORIES
+    }
+
+
+def test_sub_categories_count_as_one():
+    assert {Question(1, name, ("x",)).group for name in answering.MT_BENCH} == {"mt_bench"}
+    assert Question(1, "math_reasoning", ("x",)).group == "math_reasoning" and len(answering.MT_BENCH) == 8
+
+
+@pytest.mark.parametrize(("category", "turns"), [("cooking", ["x"]), ("qa", [])])
+def test_a_question_without_category_or_turn_is_refused(category, turns, tmp_path, monkeypatch):
+    monkeypatch.setenv(directory.VARIABLE, str(tmp_path))
+    (tmp_path / "q.jsonl").write_text(json.dumps({"question_id": 7, "category": category, "turns": turns}) + "\n")
+    with pytest.raises(ValueError, match=f"question 7 has category '{category}' and {len(turns)} turns.*mt_bench"):
+        answering.read_questions("q.jsonl")
+
+
+def test_a_missing_file_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv(directory.VARIABLE, str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="q.jsonl does not exist"):
+        answering.read_questions("q.jsonl")
+    with pytest.raises(FileNotFoundError, match="^/no/such/q.jsonl does not exist"):
+        answering.read_questions("/no/such/q.jsonl")
+
+
+SAID = {
+    "plain": "User: Hi\nAssistant: Hello\nUser: Bye\nAssistant:",
+    "vicuna": "USER: Hi ASSISTANT: Hello</s>USER: Bye ASSISTANT:",
+    "llama2": "[INST] Hi [/INST] Hello </s><s>[INST] Bye [/INST]",
+    "gemma": "<start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\nHello<end_of_turn>\n"
+    "<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n",
+    "chatml": "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
+    "<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n",
+}
+
+
+@pytest.mark.parametrize("name", answering.CONVERSATIONS)
+def test_the_second_turn_contains_the_first_answer(name):
+    assert get_conversation(name).prompt(["Hi", "Bye"], ["Hello"]) == SAID[name]
+
+
+@pytest.mark.parametrize(("name", "begin"), [
+    ("plain", "Be {kind}.\n\nUser: Hi"),
+    ("vicuna", "Be {kind}. USER: Hi ASSISTANT:"),
+    ("llama2", "[INST] <<SYS>>\nBe {kind}.\n<</SYS>>\n\nHi [/INST]"),
+    ("gemma", "<start_of_turn>user\nBe {kind}.\n\nHi<end_of_turn>"),
+    ("chatml", "<|im_start|>system\nBe {kind}.<|im_end|>\n<|im_start|>user\nHi<|im_end|>"),
+])  # fmt: skip
+def test_an_instruction_stands_once_where_the_model_expects_it(name, begin):
+    text = get_conversation(name).prompt(["Hi", "Bye"], ["Hello"], "Be {kind}.")
+    assert text.startswith(begin) and text.count("Be {kind}.") == 1
+
+
+def test_an_answer_ends_where_the_next_turn_begins():
+    assert get_conversation("plain").postprocess(" Hello there. \nUser: more") == "Hello there."
+    assert get_conversation("chatml").postprocess("Hello<|im_end|>\n<|im_start|>") == "Hello"
+    assert get_conversation("gemma").postprocess("\nHello ") == "Hello"
+
+
+def test_turns_and_answers_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="2 turns and 2 answers"):
+        get_conversation("plain").prompt(["a", "b"], ["c", "d"])
+    with pytest.raises(ValueError, match="unknown conversation 'vicuña'; .*there are plain, vicuna"):
+        get_conversation("vicuña")
+
+
+def test_it_is_no_task():
+    assert "spec_bench" not in TASKS

@@ -25,8 +25,8 @@ def loaded(pair):
 
 @pytest.fixture(autouse=True)
 def _this_evaluator(monkeypatch, loaded):
-    for module in (surveying, experiment):
-        monkeypatch.setattr(module, "Session", lambda *_: loaded)
+    monkeypatch.setattr(surveying, "Session", lambda *_: loaded)
+    monkeypatch.setattr(experiment, "open_session", lambda points: loaded)
 
 
 def test_estimates_are_printed_written_and_checked(tmp_path, capsys):
@@ -122,9 +122,8 @@ def test_fuzzy_rules_are_run_and_held_against_their_bound(tmp_path, capsys, monk
 
 def test_a_greedy_draft_is_run_and_named_where_it_is_asked_for(tmp_path, capsys):
     greedy, path = Settings(temperature=1.0, draft_temperature=0.0), tmp_path / "survey.json"
-    surveying.survey(
-        **SHARED, rules=("fuzzy_tv_scaled",), alphas=2, bounds=(0.6,), block_size=2, settings=greedy, output=str(path)
-    )
+    given = {"rules": ("fuzzy_tv_scaled",), "alphas": 2, "bounds": (0.6,), "block_size": 2}
+    surveying.survey(**SHARED, **given, settings=greedy, output=str(path))
     (row,) = json.loads(path.read_text())["bounds"]
     assert row["standing"].startswith("proven (") and "one-hot" in capsys.readouterr().out
 
@@ -132,9 +131,8 @@ def test_a_greedy_draft_is_run_and_named_where_it_is_asked_for(tmp_path, capsys)
 @pytest.mark.laws
 def test_a_sweep_is_planned_where_its_curves_move(tmp_path, loaded):
     store = tmp_path / "sweep.jsonl"
-    experiment.sweep(
-        **SHARED, methods=("token_v3", "chow"), alphas={"chow": (0.5,)}, temperatures=(1.0,), plan=4, output=str(store)
-    )
+    given = {"methods": ("token_v3", "chow"), "alphas": {"chow": (0.5,)}, "temperatures": (1.0,), "plan": 4}
+    experiment.sweep(**SHARED, **given, output=str(store))
     records = [json.loads(line) for line in store.read_text().splitlines()]
     found = {name: [r for r in records if r["point"]["method"] == name] for name in ("token_v3", "chow")}
     assert [r["point"]["alpha"] for r in found["chow"]] == [0.5]
@@ -142,20 +140,17 @@ def test_a_sweep_is_planned_where_its_curves_move(tmp_path, loaded):
     assert len(rates) == 4 and np.abs(np.diff(rates)).max() < 0.75 * (max(rates) - min(rates))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"along": "nobody"}, "along='nobody' is not one of target, draft, mixed"),
-        ({"rules": ()}, "rules=.. is empty"),
-        ({"bounds": 0.1}, "bounds=0.1 is one value where a tuple is meant"),
-        ({"check": (1.5,)}, "must be shares of a rule's range"),
-        ({"bounds": (0.1,)}, r"bounds=\(0.1,\) are thresholds of fuzzy rules: add one to rules"),
-        ({"bounds": (0.0,), "rules": ("fuzzy_js",)}, r"bounds=\(0.0,\) must be thresholds above 0"),
-        ({"histogram": "max_p"}, "no histogram of 'max_p'"),
-        ({"rules": ("chw",)}, "unknown rule 'chw': did you mean chow"),
-        ({"settings": Settings(temperature=-1.0)}, "is negative"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"along": "nobody"}, "along='nobody' is not one of target, draft, mixed"),
+    ({"rules": ()}, "rules=.. is empty"),
+    ({"bounds": 0.1}, "bounds=0.1 is one value where a tuple is meant"),
+    ({"check": (1.5,)}, "must be shares of a rule's range"),
+    ({"bounds": (0.1,)}, r"bounds=\(0.1,\) are thresholds of fuzzy rules: add one to rules"),
+    ({"bounds": (0.0,), "rules": ("fuzzy_js",)}, r"bounds=\(0.0,\) must be thresholds above 0"),
+    ({"histogram": "max_p"}, "no histogram of 'max_p'"),
+    ({"rules": ("chw",)}, "unknown rule 'chw': did you mean chow"),
+    ({"settings": Settings(temperature=-1.0)}, "is negative"),
+])  # fmt: skip
 def test_what_has_no_meaning_is_refused(changes, message):
     given = {"rules": ("chow",), "settings": Settings()} | changes
     with pytest.raises(ValueError, match=message):

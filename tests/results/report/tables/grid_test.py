@@ -62,15 +62,12 @@ def test_latex_is_a_booktabs_table():
 HARD = r"[a]*_#$%&{}~^\|<>"
 
 
-@pytest.mark.parametrize(
-    ("text", "written"),
-    [
-        (HARD, r"{[}a{]}{*}\_\#\$\%\&\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}\textbar{}$<$$>$"),
-        ("1.04× (α 0.3) [-0.2, +0.6] ≈", r"1.04$\times$ ($\alpha$ 0.3) {[}$-$0.2, +0.6{]} $\approx$"),
-        ("γ = 5, ≤ 1 –, − …", r"$\gamma$ = 5, $\leq$ 1 --, $-$ \dots{}"),
-        ("t5-small, 2026-01", "t5-small, 2026-01"),
-    ],
-)
+@pytest.mark.parametrize(("text", "written"), [
+    (HARD, r"{[}a{]}{*}\_\#\$\%\&\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}\textbar{}$<$$>$"),
+    ("1.04× (α 0.3) [-0.2, +0.6] ≈", r"1.04$\times$ ($\alpha$ 0.3) {[}$-$0.2, +0.6{]} $\approx$"),
+    ("γ = 5, ≤ 1 –, − …", r"$\gamma$ = 5, $\leq$ 1 --, $-$ \dots{}"),
+    ("t5-small, 2026-01", "t5-small, 2026-01"),
+])  # fmt: skip
 def test_latex_escapes(text, written):
     assert f"{written} & " in Grid(title="", header=["a", "b"], rows=[[text, ""]], notes=[]).latex()
 

@@ -1,13 +1,10 @@
-"""Cells and notes of paper 3's tables."""
-
-from __future__ import annotations
+"""Cells and notes of paper 3's tables, and of block-wise verification beside token-wise."""
 
 import re
 
 import pytest
 
 from speccascade_jax.results.analysis import families
-from speccascade_jax.results.report.tables import stopping
 from speccascade_jax.results.report.tables.stopping import GRIDS
 from tests.support import measured_records as made
 
@@ -24,9 +21,8 @@ def rows(grid):
 def test_forward_times_of_all_of_each_family_and_of_both_ends():
     (grid,) = grids("forward_times", made.sweep())
     found = {row[0]: row[1:] for row in grid.rows}
-    assert list(found) == [
-        "Both models, all", "SpecDecode (fixed γ)", "SpecDec++", "Target alone", "Draft alone",
-    ]  # fmt: skip
+    ends = ["Target alone", "Draft alone"]
+    assert list(found) == ["Both models, all", "SpecDecode (fixed γ)", "SpecDec++", *ends]
     assert found["Both models, all"][:5] == ["288", "2.000 ± 0.000", "11.000 ± 0.000", "4.000 ± 0.000", "1.000"]
     assert found["Target alone"][:4] == ["384", "–", "10.000 ± 0.000", "3.000 ± 0.000"]
     assert found["Draft alone"][1:3] == ["2.000 ± 0.000", "–"]
@@ -35,9 +31,8 @@ def test_forward_times_of_all_of_each_family_and_of_both_ends():
 
 def test_a_family_whose_counts_are_collinear_has_dashes_and_a_reason():
     records = [r for r in made.sweep() if r["point"]["block_size"] not in (2, 4, 6)]
-    records[2]["latency"]["per_example_draft_steps"] = [
-        [8 * n for n in trial] for trial in records[2]["latency"]["per_example_target_calls"]
-    ]
+    timed = records[2]["latency"]
+    timed["per_example_draft_steps"] = [[8 * n for n in trial] for trial in timed["per_example_target_calls"]]
     (grid,) = grids("forward_times", records)
     assert grid.rows[1] == ["SpecDecode (fixed γ)", *["–"] * 8]
     assert grid.notes[0].startswith("SpecDecode (fixed γ): draft_steps and target_calls are nearly collinear")
@@ -99,15 +94,12 @@ def test_thresholds_on_anything_but_a_rejection_get_no_suggestion():
 
 
 def test_heads_that_weigh_rejections_get_no_suggestion_but_a_note():
-    heads = [
-        made.headed(
-            made.record("specdecpp", 0.4, 0.3, stop=h, head=f"x/w{weight}.msgpack", family=f"specdecpp:w{weight}"),
-            f"{weight}",
-        )
-        | {"head": {"w_rej": weight}}
-        for weight in (1.0, 6.0)
-        for h in (0.3, 0.5)
-    ]
+    def head(weight, h):
+        named = {"head": f"x/w{weight}.msgpack", "family": f"specdecpp:w{weight}"}
+        record = made.record("specdecpp", 0.4, 0.3, stop=h, **named)
+        return made.headed(record, f"{weight}") | {"head": {"w_rej": weight}}
+
+    heads = [head(weight, h) for weight in (1.0, 6.0) for h in (0.3, 0.5)]
     *_, grid = grids("throughput", [*made.sweep(), *heads])
     assert [row[0] for row in grid.rows] == ["SpecDec++", "SpecDec++ w1.0"]
     (note,) = [note for note in grid.notes if "w_rej" in note]
@@ -145,10 +137,64 @@ def test_thresholds_without_fixed_blocks_of_their_law_are_refused():
     assert "BiLD α 0.5: no fixed blocks of the same law." in grid.notes
 
 
-def test_every_form_has_the_cells():
-    for what in GRIDS:
+def test_every_row_has_a_cell_for_every_column():
+    for what in ("forward_times", "throughput", "dominance"):
         for grid in grids(what, made.sweep()):
-            assert grid.rows[0][0] in grid.markdown() and grid.rows[0][0].split()[0] in grid.latex()
-            assert len(grid.csv().splitlines()) == 1 + len(grid.rows)
-            assert all(len(row) == len(grid.header) for row in grid.rows)
-    assert stopping.GRIDS.keys() == {"forward_times", "throughput", "dominance"}
+            assert grid.rows and all(len(row) == len(grid.header) for row in grid.rows)
+
+
+RATES = {3: (0.45, 0.43), 5: (0.36, 0.32), 8: (0.30, 0.24)}
+"""γ -> target calls per token, token-wise and block-wise."""
+
+
+def both(name="spec_decode", rates=RATES, ways=("token", "block"), **point):
+    """Records of a rule verified either way."""
+    found = []
+    for n, way in enumerate(ways):
+        own = {"verify": way, "family": name if way == "token" else f"{name}[{way}]", **point}
+        own |= {"curve": own["family"], "details": [] if way == "token" else ["block-wise"]}
+        found += [made.record(name, each[n], 0.5, block=block, **own) for block, each in rates.items()]
+    return found
+
+
+ENDS = [made.record("autoregressive", 1.0, 0.0), made.record("autoregressive_draft", 0.0, 0.0)]
+
+
+def verification(records):
+    (found,) = families.of_records([*ENDS, *records])
+    (one,) = GRIDS["verification"](found)
+    return one
+
+
+def test_a_row_per_method_and_a_column_per_block_size():
+    found = verification(both() + both("token_v3", alpha=0.9, rates={5: (0.3, 0.25)}))
+    assert found.header == ["Method", "γ = 3", "γ = 5", "γ = 8"]
+    lossless, cascade = found.rows
+    assert "block-wise" not in lossless[0] + cascade[0] and cascade[0].endswith("α 0.9")
+    assert cascade[1] == cascade[3] == "–" and "→" in cascade[2]
+    for cell, (before, after) in zip(lossless[1:], RATES.values(), strict=True):
+        numbers = [float(each) for each in re.findall(r"[\d.]+(?= →)|(?<=→ )[\d.]+", cell)]
+        assert numbers == pytest.approx([1 / before, 1 / after], rel=0.05)
+    assert "lower, beyond the interval: 0 of 4" in found.notes[1]
+
+
+def test_the_gain_is_paired_and_a_loss_is_counted():
+    (row,) = verification(both(rates={5: (0.30, 0.36), 8: (0.30, 0.30)})).rows
+    value, low, high = (float(each) for each in re.findall(r"([+−-][\d.]+)%", row[1]))
+    assert value == pytest.approx(-16.7, abs=1.5) and low < value < high < 0 and high - low < 3
+    assert "beyond the interval: 1 of 2" in verification(both(rates={5: (0.30, 0.36), 8: (0.30, 0.299)})).notes[1]
+
+
+def test_one_way_alone_says_what_to_do():
+    (found,) = families.of_records([*ENDS, *both(ways=("token",))])
+    with pytest.raises(ValueError, match=r"verified both ways: sweep it with verify = \('token', 'block'\)"):
+        GRIDS["verification"](found)
+
+
+def test_families_are_rivals_only_where_they_are_verified_alike():
+    named = {"verify": "block", "family": "specdecpp[block]"}
+    adaptive = [made.record("specdecpp", 0.4, 0.2, stop=h, **named) for h in (0.3, 0.6)]
+    (found,) = families.of_records([*ENDS, *both(), *adaptive])
+    (ours,) = found.adaptive
+    rival = found.rival(ours)
+    assert rival.verify == ours.verify == "block" and {each.verify for each in found.fixed} == {"token", "block"}

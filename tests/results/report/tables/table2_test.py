@@ -1,4 +1,4 @@
-"""Cells, marks and notes of Table 2 and of the list of points, the same in every form."""
+"""Cells, marks and notes of Table 2, of the list of points, and of the levels of a stack."""
 
 import csv
 import io
@@ -8,15 +8,12 @@ import pytest
 
 from speccascade_jax.results.analysis import panels
 from speccascade_jax.results.report.tables import table2
+from speccascade_jax.results.report.tables.levels import level_grids
 from tests.support import made_records as hand
 
-WINNER = [
-    hand.TARGET,
-    hand.point(panels.DRAFT, gain=-9, ratio=0.1),
-    hand.point("chow", gain=1, ratio=0.9),
-    hand.point("diff", gain=5, ratio=0.8),
-    hand.point("opt", gain=1, ratio=0.5),
-]
+RULES = {"chow": {"gain": 1, "ratio": 0.9}, "diff": {"gain": 5, "ratio": 0.8}, "opt": {"gain": 1, "ratio": 0.5}}
+WINNER = [hand.TARGET, hand.point(panels.DRAFT, gain=-9, ratio=0.1)]
+WINNER += [hand.point(name, **how) for name, how in RULES.items()]
 
 
 def table(records, **how):
@@ -43,7 +40,7 @@ def test_the_targets_row_is_what_it_timed_against_itself():
     assert any("the machine was busy, latencies mean little" in note for note in grid.notes)
     untimed = hand.point(panels.TARGET)
     del untimed["relative_latency"]
-    assert [row for row in table([untimed, *WINNER[1:]]).rows if row[0] == "Target alone"][0][1] == "–"
+    assert [row[1] for row in table([untimed, *WINNER[1:]]).rows if row[0] == "Target alone"] == ["–"]
 
 
 def test_points_below_requests_sent_at_random_are_said_to_be():
@@ -53,12 +50,8 @@ def test_points_below_requests_sent_at_random_are_said_to_be():
     assert "equal latency than 1 of 2 points: SpecCascade [Chow]." in " ".join(notes)
     assert any(note.startswith("Beyond the interval: ") for note in notes)
     assert any(note.endswith("than none of the points.") for note in table([*WINNER[:2], good]).notes)
-    near = [
-        hand.TARGET,
-        hand.point(panels.DRAFT, gain=-9, ratio=0.1),
-        hand.point("chow", gain=-5.2, ratio=0.5, noise=4),
-    ]
-    notes = " ".join(table(near).notes)  # half a point below, of an interval of one
+    near = hand.point("chow", gain=-5.2, ratio=0.5, noise=4)
+    notes = " ".join(table([*WINNER[:2], near]).notes)  # half a point below, of an interval of one
     assert "than 1 of 1 points" in notes and "None of these beyond the interval." in notes
     slow = hand.point("chow", gain=-1, ratio=1.5, noise=0.1)  # slower than the target, so it counts as the target
     assert any("than 1 of 1 points" in note for note in table([*WINNER[:2], slow]).notes)
@@ -86,13 +79,10 @@ def test_the_notes_explain_brackets_marks_and_what_they_leave_out():
 def test_older_records_have_no_marks_and_a_note_says_so():
     old = [hand.strip(hand.point("diff", gain=5, ratio=0.8)), hand.strip(hand.point("opt", gain=1, ratio=0.5))]
     grid = table([hand.TARGET, *old])
-    assert [re.fullmatch(r"[\d.]+(×; [\d.]+|×?)", cell) is not None for row in grid.rows[:2] for cell in row[1:]] == [
-        True
-    ] * 6
-    assert not grid.bold
-    assert any(
-        note.startswith("No interval and no mark for the quality of 2 and the latency of 2 of 3") for note in grid.notes
-    )
+    cells = [cell for row in grid.rows[:2] for cell in row[1:]]
+    assert len(cells) == 6 and all(re.fullmatch(r"[\d.]+(×; [\d.]+|×?)", cell) for cell in cells) and not grid.bold
+    said = "No interval and no mark for the quality of 2 and the latency of 2 of 3"
+    assert any(note.startswith(said) for note in grid.notes)
     (points,) = map(table2.points_grid, panels.panels([hand.TARGET, *old]))
     assert points.rows[1][4] == "–" and points.notes[-1].startswith("No interval and no mark")
 
@@ -115,17 +105,6 @@ def test_inconclusive_points_are_never_best():
     assert marked == ["SpecCascade [Diff]", "SpecCascade [OPT]"]
 
 
-def test_every_form_has_the_same_cells_marks_and_notes():
-    grid = table(WINNER)
-    for form in (grid.markdown(), grid.latex()):
-        said = form.replace(r"\*", "*").replace("{*}", "*").replace("{[}", "[").replace("{]}", "]")
-        said = said.replace(r"$\times$", "×").replace(r"$\approx$", "≈").replace(r"\%", "%").replace(r"\_", "_")
-        said = said.replace(r"$\alpha$", "α").replace(r"$\leq$", "≤").replace("--", "–")
-        for text in (*(cell for row in grid.rows for cell in row), *grid.notes):
-            assert text in said
-    assert grid.latex().isascii()
-
-
 def test_csv_holds_the_intervals_and_the_marks():
     chow, diff, opt = csv.DictReader(io.StringIO(table2.table2_csv(panels.panels(WINNER))))
     assert [line["best_quality_mark"] for line in (chow, diff, opt)] == ["", "*", ""]
@@ -142,20 +121,46 @@ def test_points_stand_beside_another_methods_at_the_nearest_share():
         record["point"]["alpha"], record["measures"]["draft_share"] = alpha, share
         return record
 
-    records = [
-        hand.TARGET,
-        at("opt", 0.2, gain=6, share=0.60),
-        at("opt", 0.5, gain=3, share=0.81),
-        at("random_accept", 0.5, gain=5, share=0.50),
-        at("random_accept", 0.7, gain=1, share=0.79),
-    ]
-    (panel,) = panels.panels(records)
+    own = [at("opt", 0.2, gain=6, share=0.60), at("opt", 0.5, gain=3, share=0.81)]
+    other = [at("random_accept", 0.5, gain=5, share=0.50), at("random_accept", 0.7, gain=1, share=0.79)]
+    (panel,) = panels.panels([hand.TARGET, *own, *other])
     grid = table2.beside_grid(panel, "random_accept")
-    assert [(row[1], row[2], row[4], row[5]) for row in grid.rows] == [
-        ("0.2", "60.0%", "0.5", "50.0%"),
-        ("0.5", "81.0%", "0.7", "79.0%"),
-    ]
+    shares = [("0.2", "60.0%", "0.5", "50.0%"), ("0.5", "81.0%", "0.7", "79.0%")]
+    assert [(row[1], row[2], row[4], row[5]) for row in grid.rows] == shares
     differences = [float(row[-1].split()[0]) for row in grid.rows]
     assert differences == pytest.approx([1, 2], abs=1.0) and "nearest draft share" in grid.notes[1]
     with pytest.raises(ValueError, match="no points of 'chow' with a draft_share: choose one of opt, random_accept"):
         table2.beside_grid(panel, "chow")
+
+
+RATES = {"block_efficiency": 2.0, "acceptance_rate": 0.5, "draft_utilisation": 0.4}
+
+
+def stack(**own):
+    """100 tokens by 20 calls of the target and 36 of a level, of which 30 were its own rounds."""
+    record = hand.point("spec_decode")
+    record["counts"] |= {"committed": 100, "target_calls": 20, "draft_steps": 36} | own
+    record["measures"] |= RATES
+    record["levels"] = [{"model": "middle", "target_calls": 30, "draft_steps": 50, **RATES}]
+    return record
+
+
+def rows_of(record):
+    (panel,) = panels.panels([record])
+    (grid,) = level_grids(panel)
+    return {row[2]: row[3] for row in grid.rows}
+
+
+def test_a_levels_calls_are_those_that_the_level_above_counts():
+    assert rows_of(stack()) == {"target": "0.200", "middle": "0.360", "lowest draft": "0.500"}
+
+
+def test_a_tails_calls_stand_apart():
+    found = rows_of(stack(draft_steps=46, tail_steps=10))
+    assert found == {"target": "0.200", "middle": "0.360", "lowest draft": "0.500", "tails": "0.100"}
+
+
+def test_without_levels_there_is_nothing_to_show():
+    (panel,) = panels.panels([hand.point("spec_decode")])
+    with pytest.raises(ValueError, match="only stacks have any"):
+        level_grids(panel)

@@ -1,0 +1,354 @@
+"""Methods of whole generations: one model alone, and two generations of the one loop in one program.
+
+A *sequence cascade* lets the draft write the whole output; the target writes anew where its score is too low
+(METHODS section 4; paper 1, eq. 1). The second generation runs only where some row needs it.
+
+Lemma 2.1's *oracle* is greedy speculative decoding that knows beforehand which drafts will not be kept (paper 3): the
+target writes alone; one pass of the draft along its output finds where the two disagree; then the engine decodes with
+blocks that end just there. `N_discarded = 0` and, as long as no block is cut at its cap, `N_target = |S ∪ {N}|`: no
+stop policy does better. It is an upper bound, not a method: its time would count the output twice.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade_jax.core import rngs
+from speccascade_jax.core.arrays import write_slots
+from speccascade_jax.core.controls import make_controls
+from speccascade_jax.core.protocols import LanguageModel
+from speccascade_jax.core.sampling import argmax, expand
+from speccascade_jax.core.types import Array, BoundModel, Controls, Params, Prompt, Round
+from speccascade_jax.drafters.model import ExitDrafter, ModelDrafter, NoDrafter
+from speccascade_jax.engine.engine import Engine
+from speccascade_jax.engine.generate import Generation, argument, generate, row_ids
+from speccascade_jax.methods.method import Method, Program
+from speccascade_jax.methods.settings import Settings, sampling_of
+from speccascade_jax.methods.speculation import Speculation
+from speccascade_jax.models.early_exit import HEAD, exit_params
+from speccascade_jax.models.teacher_forcing import along
+from speccascade_jax.pairs.head_files import Head
+from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.rules.acceptance import Speculative
+from speccascade_jax.rules.deferral import RULES
+from speccascade_jax.rules.rule import Alpha, checked_alpha
+from speccascade_jax.stopping.policies import Oracle
+
+# --- one model alone: the two ends of every plot
+
+
+def engine_of(model: LanguageModel, stop_ids: tuple[int, ...]) -> Engine:
+    """Returns an engine in which a model writes alone; its parameters are `{"target": …, "drafter": {}}`."""
+    lossless = Speculative(RULES["spec_decode"])
+    return Engine(target=model, drafter=NoDrafter(), verifier=lossless, stop_ids=stop_ids, bonus="target")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alone(Method):
+    """One model writes alone, through the same loop; rule, block size and bonus mean nothing.
+
+    Attributes:
+        model: which of the pair's.
+    """
+
+    model: str
+
+    @property
+    def draft_alone(self) -> bool:
+        return self.model != "target"
+
+    def resolved(self, settings: Settings) -> Settings:
+        """Drops rule, block size and bonus, which a sweep may name for all; refuses what drafts and what ends blocks.
+
+        Raises:
+            ValueError: such a setting.
+        """
+        parts = ("accept", "verify", "stop", "stop_threshold", "tree", "drafters", "choose", "policy", "lossy_arms")
+        self.refuse(settings, "one model writes", *parts, "tail")
+        return replace(settings, rule=None, block_size=None, bonus=None)
+
+    def controls(self, settings: Settings, rows: int) -> Controls:
+        """Returns the sampling of the model: the draft's own where it writes alone, else the target's."""
+        sampling = sampling_of(settings)
+        if self.draft_alone and settings.draft_temperature is not None:
+            sampling["temperature"] = settings.draft_temperature
+        return make_controls(rows, **sampling)
+
+    def program(
+        self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None
+    ) -> tuple[Engine, Params]:
+        self.resolved(settings)
+        bound = pair.model(self.model)
+        return engine_of(bound.model, stop_ids), {"target": bound.params, "drafter": {}}
+
+
+@dataclass(frozen=True)
+class TwoGenerations:
+    """The base of programs that are two generations: a `Chain`."""
+
+    def generate(
+        self, params: Params, prompt: Prompt, seed: int | Array = 0, *, example_ids: Any = None, **more: Any
+    ) -> Generation:
+        """Generates; arguments and result as of `engine.generate.generate`, but for the engine and the level."""
+        ids = row_ids(example_ids, prompt)
+        generation: Generation = _jitted(self, params, prompt, argument(seed, np.uint32), example_ids=ids, **more)
+        return generation
+
+    def traced(self, params: Params, prompt: Prompt, seed: Array, *, controls: Controls, **more: Any) -> Generation:
+        """Computes both generations inside jit."""
+        raise NotImplementedError
+
+
+@partial(jax.jit, static_argnames=("chain", "max_new_tokens", "record"))
+def _jitted(chain: TwoGenerations, params: Params, prompt: Prompt, seed: Array, **arguments: Any) -> Generation:
+    return chain.traced(params, prompt, seed, **arguments)
+
+
+# --- sequence cascades
+
+Score = Callable[[Array, Array], Array]
+"""`(log q of each token [B, L], which of them count [B, L]) -> score [B]`."""
+
+
+def total(logs: Array, counted: Array) -> Array:
+    """`Σ log q`: with `c = log(1 − α)` the threshold of paper 1's equation 1."""
+    return jnp.where(counted, logs, 0.0).sum(-1)
+
+
+def mean(logs: Array, counted: Array) -> Array:
+    """`Σ log q` per token."""
+    return total(logs, counted) / jnp.maximum(counted.sum(-1), 1)
+
+
+def lowest_tenth(logs: Array, counted: Array) -> Array:
+    """The 0.1-quantile of `log q` over the tokens, interpolated linearly: the draft's certainty where it is least."""
+    ordered = jnp.sort(jnp.where(counted, logs, jnp.inf), axis=-1)
+    at = 0.1 * jnp.maximum(counted.sum(-1) - 1, 0)
+    low = jnp.floor(at).astype(jnp.int32)
+    values = jnp.take_along_axis(ordered, jnp.stack([low, jnp.ceil(at).astype(jnp.int32)], axis=-1), axis=-1)
+    share = at - low
+    # not the difference of the two: that of infinities is no number
+    return jnp.where(share > 0, (1.0 - share) * values[:, 0] + share * values[:, 1], values[:, 0])
+
+
+SCORES: dict[str, Score | None] = {"sum": total, "mean": mean, "quantile": lowest_tenth, "random": None}
+"""Name -> score; "random" has none: one model writes each output, the target with probability `c`, and which one is
+decided before anything is written (paper 2's random allocation)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceMethod(Method):
+    """The draft writes whole outputs, and the target writes anew those whose score is below α; no rule decides.
+
+    Attributes:
+        score: a name in `SCORES`; trade_off: what α may be.
+    """
+
+    score: str
+    trade_off: Alpha
+
+    def alpha(self, settings: Settings) -> Alpha | None:
+        return self.trade_off
+
+    def resolved(self, settings: Settings) -> Settings:
+        """Returns the settings as they are; refuses parts of a speculation."""
+        self.refuse(settings, "it decides by a score", "rule")
+        parts = ("accept", "verify", "block_size", "bonus", "stop", "tree", "drafters", "choose", "policy")
+        self.refuse(settings, "the draft writes whole outputs", *parts, "lossy_arms", "tail")
+        return settings
+
+    def controls(self, settings: Settings, rows: int) -> Controls:
+        """Returns α, and the sampling of both models."""
+        if settings.stop_threshold is not None:
+            why = "nothing compares with one"
+            raise ValueError(f"{self.called} has no stop_threshold ({settings.stop_threshold}): {why}")
+        alpha = checked_alpha(self.trade_off, self.called, settings.alpha, rows)
+        return make_controls(rows, alpha=alpha, **sampling_of(settings))
+
+    def program(
+        self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None
+    ) -> tuple[Program, Params]:
+        """Returns two engines in which one model writes alone, and their parameters."""
+        self.resolved(settings)
+        draft, target = (engine_of(bound.model, stop_ids) for bound in (pair.draft, pair.target))
+        params = {name: {"target": pair.model(name).params, "drafter": {}} for name in ("draft", "target")}
+        return SequenceCascade(draft=draft, target=target, score=self.score), params
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceCascade(TwoGenerations):
+    """The draft alone, then the target alone where `score < α`; at random only one of them.
+
+    Parameters are `{"target": …, "draft": …}`.
+
+    Attributes:
+        draft, target: engines in which one model writes alone; score: a name in `SCORES`.
+    """
+
+    draft: Engine
+    target: Engine
+    score: str
+
+    def __post_init__(self) -> None:
+        if self.score not in SCORES:
+            raise ValueError(f"unknown score {self.score!r}: choose one of {', '.join(SCORES)}")
+
+    def traced(
+        self, params: Params, prompt: Prompt, seed: Array, *, controls: Controls, record: Any = None, **more: Any
+    ) -> Generation:
+        """Writes drafts, and anew those that score too low.
+
+        Raises:
+            ValueError: a `record`: it would be of rounds of either.
+        """
+        if record is not None:
+            raise ValueError("a sequence cascade has no rounds of its own to record: record one of its models alone")
+        # stages of their own (`rngs.STAGES`): what the target draws, or chance decides, repeats no bits of the draft's
+        key, ids = rngs.root(seed), more["example_ids"]
+        zero = jnp.zeros(ids.shape, jnp.int32)
+        uniform = rngs.RoundKeys(rngs.row_keys(key, ids, 2), zero, zero).uniform(zero, rngs.ACCEPT)
+        # the draft alone samples as the draft of the pair, under the target's name: it stands in its place
+        own = {"controls": replace(controls, target=controls.draft), "record": log_likelihood, "level": 1, **more}
+        write = partial(generate, self.draft, params["draft"], prompt, seed, **own)
+        if (score := SCORES[self.score]) is None:
+            anew = uniform < controls.alpha
+            first = _only(~anew, write)
+        else:
+            first = write()
+            counted = jnp.arange(more["max_new_tokens"])[None] < first.lengths[:, None]
+            anew = (score(first.record.T, counted) < controls.alpha) & (first.failed_at < 0).all(-1)
+        first = replace(first, record=None)
+
+        def write_anew(_: Generation) -> Generation:
+            again = generate(self.target, params["target"], prompt, seed, controls=controls, **more)
+            return _chosen(anew, again, first)
+
+        written: Generation = jax.lax.cond(anew.any(), write_anew, lambda first: _chosen(anew, first, first), first)
+        return written
+
+
+def _only(rows: Array, write: Callable[[], Generation]) -> Generation:
+    """Returns what `write` gives for `rows`, and nothing, no cost either, for the others; for none no call."""
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(write))
+    nothing = replace(nothing, failed_at=nothing.failed_at - 1)
+    written = jax.lax.cond(rows.any(), write, lambda: nothing)
+    aside = {"record": written.record, "num_rounds": written.num_rounds}  # all else lies row by row
+    both = (replace(generation, record=None, num_rounds=None) for generation in (written, nothing))
+    kept: Generation = jax.tree.map(lambda new, none: jnp.where(expand(rows, new.ndim), new, none), *both)
+    return replace(kept, **aside)
+
+
+def log_likelihood(turn: Round) -> Array:
+    """float32 `[B]`: the raw `log` of the token that a model writing alone has just committed."""
+    chosen = jnp.take_along_axis(turn.pair.log("p")[:, 0], turn.tokens[:, :1], axis=-1)[:, 0]
+    return jnp.where(turn.num_new > 0, chosen, 0.0)
+
+
+def _chosen(anew: Array, target: Generation, draft: Generation) -> Generation:
+    """Returns row by row the target's output or the draft's, and what both cost."""
+
+    def pick(ours: Array, theirs: Array) -> Array:
+        return jnp.where(expand(anew, ours.ndim), ours, theirs)
+
+    stats, written = jax.tree.map(pick, target.stats, draft.stats), draft.stats.committed
+    none = jnp.zeros_like(written)
+    counts: dict[str, Any] = {
+        "target_calls": jnp.where(anew, target.stats.target_calls, 0),
+        "drafted": written,
+        "discarded": jnp.where(anew, written, 0),
+        "draft_steps": draft.stats.target_calls,
+        "unverified": (~anew).astype(jnp.int32),
+        "unverified_tokens": jnp.where(anew, 0, written),
+        "deferred": anew.astype(jnp.float32),
+        "decided": none + 1,
+    }
+    return replace(
+        draft,
+        tokens=pick(target.tokens, draft.tokens),
+        lengths=pick(target.lengths, draft.lengths),
+        stats=replace(stats, **counts),
+        # failures of the model that stands in the target's place: the draft's own are the draft's
+        failed_at=pick(target.failed_at, draft.failed_at[:, ::-1]),
+        num_rounds=draft.num_rounds + jnp.where(anew.any(), target.num_rounds, 0),
+    )
+
+
+# --- the oracle
+
+
+@dataclass(frozen=True, kw_only=True)
+class OracleMethod(Speculation):
+    """Greedy, lossless speculation by one of the pair's models under the oracle; it is not timed."""
+
+    timed: ClassVar[bool] = False
+
+    def resolved(self, settings: Settings) -> Settings:
+        """Resolves as any speculation; refuses a tail, which the oracle would not end."""
+        if settings.tail is not None:
+            raise ValueError(f"{self.called} ends blocks where a draft is wrong: leave tail={settings.tail!r} out")
+        return super().resolved(settings)
+
+    def controls(self, settings: Settings, rows: int) -> Controls:
+        """Returns the controls of any speculation; refuses temperatures above 0."""
+        for name in ("temperature", "draft_temperature"):
+            value = getattr(settings, name)
+            if value is not None and np.max(np.asarray(value)) > 0:
+                raise ValueError(f"{self.called} is an oracle of greedy decoding, got {name}={value}: set it to 0")
+        return super().controls(settings, rows)
+
+    def program(
+        self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None
+    ) -> tuple[Program, Params]:
+        """Returns the engine, told where to stop, and its parameters."""
+        engine, params = super().program(pair, settings, stop_ids)
+        assert isinstance(engine, Engine)
+        return OracleStopping(engine), params
+
+
+@dataclass(frozen=True)
+class OracleStopping(TwoGenerations):
+    """`engine`, lossless and drafting under `Oracle`, told where to stop; its parameters are the engine's."""
+
+    engine: Engine
+
+    def __post_init__(self) -> None:
+        drafter = self.engine.drafter
+        if not (isinstance(drafter, ModelDrafter | ExitDrafter) and isinstance(drafter.stop, Oracle)):
+            kind = type(drafter).__name__
+            raise ValueError(f"the oracle tells a model's drafts when to stop; {kind} does not ask it")
+
+    def traced(
+        self, params: Params, prompt: Prompt, seed: Array, *, controls: Controls, record: Any = None, **more: Any
+    ) -> Generation:
+        """Writes by the target alone, then under the oracle; `controls` are greedy."""
+        alone, more = engine_of(self.engine.target, self.engine.stop_ids), {"controls": controls, **more}
+        first = generate(alone, {"target": params["target"], "drafter": {}}, prompt, seed, **more)
+        stops = stop_positions(_draft(self.engine.drafter, params), prompt, first.tokens, first.lengths)
+        params = {**params, "drafter": {**params["drafter"], "stop": stops}}
+        return generate(self.engine, params, prompt, seed, record=record, **more)
+
+
+def _draft(drafter: Any, params: Params) -> BoundModel:
+    """Returns the model that drafts; an early exit has the target's parameters."""
+    if isinstance(drafter, ModelDrafter):
+        return BoundModel(params=params["drafter"]["model"], model=drafter.model)
+    shared = exit_params(params["target"], drafter.exit.layer, params["drafter"].get(HEAD))
+    return BoundModel(params=shared, model=drafter.exit)
+
+
+def stop_positions(draft: BoundModel, prompt: Prompt, tokens: Array, lengths: Array) -> Array:
+    """Finds where the oracle ends a block: bool `[B, P + L + 1]` over a row's positions, prompt included.
+
+    True before every token of `tokens` `[B, L]` that is not the draft's first choice, and before the last of `lengths`
+    `[B]`, which the target writes itself: a bonus behind it would be thrown away.
+    """
+    place = jnp.arange(tokens.shape[1])[None]
+    disagree = argmax(along(draft, prompt, tokens)) != tokens
+    before = disagree | (place >= lengths[:, None] - 1)
+    everywhere = jnp.ones((tokens.shape[0], prompt.tokens.shape[1] + tokens.shape[1] + 1), bool)
+    return write_slots(everywhere, before, prompt.length, axis=1)

@@ -1,0 +1,141 @@
+"""What a T5 is, as data: its configuration, its parameters' shapes, and the configuration that these imply."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from speccascade_jax.core.checks import check_sizes
+from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, incomplete
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+# T5's vocabulary is padded for sharding: 32,000 pieces and 100 sentinels in 32,128 rows.
+PADDED_VOCABULARIES = {32128: 32100}
+EMBEDDING = "token_embedder/embedding"
+_BIAS = "encoder/relpos_bias/rel_embedding"
+_QUERY = "encoder/layers_0/attention/query/kernel"
+_STACKS = ("encoder", "decoder")
+
+
+@dataclass(frozen=True)
+class T5Config:
+    """Sizes and options of a T5 model (hashable: it is a static argument of jit).
+
+    Attributes:
+        vocab_size: real vocabulary entries; num_embeddings: rows of the embedding, padding included.
+        relative_buckets, relative_max_distance: of the relative position bias.
+        gated: `wi_0`, `wi_1` with tanh-approximate GELU (T5 1.1); otherwise one `wi` with ReLU (T5 1.0).
+        tied: logits through the embedding, scaled by `d_model ** -0.5`; otherwise `logits_dense`.
+        layer_dropout: how often training leaves out the last decoder layer for a row, the others less (`T5Module`);
+            like `dropout_rate` without meaning to what decodes, and no part of the representation that fingerprints
+            read.
+        dtype: computation dtype; parameters in another dtype are cast where used. Norms, softmax and
+            logits are float32 always.
+    """
+
+    vocab_size: int
+    num_embeddings: int
+    d_model: int
+    num_heads: int
+    head_dim: int
+    d_ff: int
+    num_encoder_layers: int
+    num_decoder_layers: int
+    relative_buckets: int = 32
+    relative_max_distance: int = 128
+    gated: bool = True
+    tied: bool = False
+    dropout_rate: float = 0.0
+    layer_dropout: float = field(default=0.0, repr=False, kw_only=True)
+    layer_norm_epsilon: float = 1e-6
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "num_decoder_layers", "num_encoder_layers")
+        if not 0 <= self.layer_dropout < 1:
+            raise ValueError(f"layer_dropout is {self.layer_dropout}: a share of the rows, in [0, 1)")
+
+
+def t5_shapes(c: T5Config) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the parameters of `T5Module(c)` by name.
+
+    Written out, because asking the module takes longer than reading the weights of a small model.
+    """
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (c.num_embeddings, c.d_model)}
+    for stack, layers in zip(_STACKS, (c.num_encoder_layers, c.num_decoder_layers), strict=True):
+        shapes[f"{stack}/relpos_bias/rel_embedding"] = (c.num_heads, c.relative_buckets)
+        shapes[f"{stack}/{stack}_norm/scale"] = (c.d_model,)
+        layer = _layer_shapes(c, stack)
+        shapes |= {f"{stack}/layers_{i}/{name}": shape for i in range(layers) for name, shape in layer.items()}
+    return shapes if c.tied else shapes | {"decoder/logits_dense/kernel": (c.d_model, c.num_embeddings)}
+
+
+def _layer_shapes(c: T5Config, stack: str) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of one layer's parameters: its parts, and a norm before each."""
+    parts = {"attention": "attention"}
+    if stack == "decoder":
+        parts = {"self_attention": "self_attention", "encoder_decoder_attention": "cross_attention"}
+    width, inner = c.num_heads * c.head_dim, ("wi_0", "wi_1") if c.gated else ("wi",)
+    shapes: dict[str, tuple[int, ...]] = {
+        f"pre_{norm}_layer_norm/scale": (c.d_model,) for norm in (*parts.values(), "mlp")
+    }
+    for part in parts:
+        shapes |= {f"{part}/{name}/kernel": (c.d_model, width) for name in ("query", "key", "value")}
+        shapes[f"{part}/out/kernel"] = (width, c.d_model)
+    shapes |= {f"mlp/{name}/kernel": (c.d_model, c.d_ff) for name in inner}
+    return shapes | {"mlp/wo/kernel": (c.d_ff, c.d_model)}
+
+
+def infer_t5(path: Path, shapes: Shapes) -> T5Config | None:
+    """Returns the configuration that names and `shapes` imply; `None`: they are no T5's.
+
+    What shapes can't tell keeps T5's values: GELU gates where `wi_0` is there and ReLU where `wi` is,
+    relative distances up to 128, epsilon 1e-6.
+
+    Args:
+        path: the checkpoint, for errors; shapes: parameter name -> shape, one layer each.
+
+    Raises:
+        CheckpointError: an array needed to tell its sizes is missing or has an odd shape.
+    """
+    if EMBEDDING not in shapes or not all(_layers(shapes, stack) for stack in _STACKS):
+        return None
+    rows, d_model = _sizes(path, shapes, EMBEDDING)
+    heads, buckets = _sizes(path, shapes, _BIAS)
+    _, joined = _sizes(path, shapes, _QUERY)
+    d_ff, _ = _sizes(path, shapes, "encoder/layers_0/mlp/wo/kernel")
+    if joined % heads:
+        raise CheckpointError(
+            f"{path}: array {_QUERY} has {joined} columns, which the {heads} heads of {_BIAS} don't divide: files of "
+            f"two models are mixed; {COPY_AGAIN}"
+        )
+    return T5Config(
+        vocab_size=PADDED_VOCABULARIES.get(rows, rows),
+        num_embeddings=rows,
+        d_model=d_model,
+        num_heads=heads,
+        head_dim=joined // heads,
+        d_ff=d_ff,
+        num_encoder_layers=_layers(shapes, "encoder"),
+        num_decoder_layers=_layers(shapes, "decoder"),
+        relative_buckets=buckets,
+        gated=any("/mlp/wi_0/" in name for name in shapes),
+        tied=not any(name.startswith("decoder/logits_dense/") for name in shapes),
+    )
+
+
+def _sizes(path: Path, shapes: Shapes, name: str) -> tuple[int, int]:
+    """Returns the shape of a matrix that must be there."""
+    if name not in shapes:
+        raise incomplete(path, [name], len(shapes) + 1)
+    if len(shapes[name]) != 2:
+        raise CheckpointError(f"{path}: array {name} has shape {list(shapes[name])}, but a T5 has a matrix there")
+    first, second = shapes[name]
+    return first, second
+
+
+def _layers(shapes: Shapes, stack: str) -> int:
+    """Returns one more than the highest layer, so that a hole shows as missing arrays."""
+    prefix = f"{stack}/layers_"
+    numbers = [name[len(prefix) :].split("/")[0] for name in shapes if name.startswith(prefix)]
+    return max((int(number) for number in numbers if number.isdigit()), default=-1) + 1

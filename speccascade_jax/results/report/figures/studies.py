@@ -1,0 +1,222 @@
+"""Figures of what studies wrote: divergences, acceptance between models, and policies that choose a drafter.
+
+Histograms of divergences are paper 2's Figure 3. Of acceptance: who accepts whose tokens, as a heat map, and where a
+token's time goes in the stacks that were run (paper 4). Of policies: by what they have seen, what they are rewarded
+for, while they serve (paper 5). Each figure replaces an old one in a single step.
+"""
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+from speccascade_jax.results.analysis.histograms import name_of
+from speccascade_jax.results.analysis.panels import short_name
+from speccascade_jax.results.report.figures import tradeoff
+from speccascade_jax.storage.files import expanded
+
+Report = dict[str, Any]
+"""What a study wrote: a survey, an optimised stack, or a row of a comparison of policies."""
+MARKS = ("o-", "s--", "^:", "d-.", "v-")
+
+
+def draw_histograms(surveys: Sequence[Report], path: Path) -> None:
+    """Draws paper 2's Figure 3: histograms of divergences, one panel per survey."""
+    columns = min(len(surveys), 3)
+    rows = -(-len(surveys) // columns)
+    size = (0.6 + 3.6 * columns, 0.9 + 2.6 * rows)
+    figure, plots = tradeoff.subplots(rows, columns, size, sharex=True, sharey=True)
+    for axes, survey in zip(plots.flat, surveys, strict=False):
+        _histogram(axes, survey)
+    for axes in plots.flat[len(surveys) :]:
+        axes.set_visible(False)
+    for axes in plots.flat[max(0, len(surveys) - columns) : len(surveys)]:
+        axes.tick_params(labelbottom=True)  # also above a place that stays empty
+    figure.supxlabel(f"{name_of(surveys[0]['histogram']['quantity'])} of draft and target", fontsize=10)
+    figure.supylabel("share of positions", fontsize=10)
+    tradeoff.save(figure, path)
+
+
+def _histogram(axes: Axes, survey: Report) -> None:
+    """Bars, the median as a line, and in words what is beyond the last edge."""
+    histogram = survey["histogram"]
+    edges, counts = np.asarray(histogram["edges"]), np.asarray(histogram["counts"])
+    total = counts.sum() + histogram["above"]
+    axes.bar(edges[:-1], counts / total, np.diff(edges), align="edge", color="#0072B2", edgecolor="white", lw=0.4)
+    median, last = histogram["median"], edges[-1]
+    shown = median is not None and median < last
+    if shown:
+        axes.axvline(median, color="#D55E00", ls="--", lw=1.2)
+    notes = [f"median {'infinite' if median is None else f'{median:.3g}'}{' (dashed)' if shown else ''}"]
+    notes += [f"{histogram['above'] / total:.1%} beyond {last:g}", f"{total:,} positions"]
+    backing = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}  # the dashed line may pass behind the words
+    look: Report = {"ha": "right", "va": "top", "fontsize": 8.5, "color": "0.25", "bbox": backing}
+    axes.text(0.98, 0.96, "\n".join(notes), transform=axes.transAxes, **look)
+    axes.set_title(f"{survey['task']}, {short_name(survey['pair'])}\nalong {survey['along']} outputs", fontsize=9.5)
+    axes.set_xlim(edges[0], last)
+    axes.locator_params(axis="x", nbins=4)  # more would touch the next panel's
+    tradeoff.plain(axes, alpha=0.25, axis="y")
+
+
+def read_acceptance(paths: Sequence[str | Path]) -> list[Report]:
+    """Reads what `experiments.optimize_hierarchy` wrote.
+
+    Raises:
+        ValueError: a file that is none of these; names it.
+    """
+    reports = []
+    for path in paths:
+        try:
+            report = json.loads(expanded(path).read_text())
+            report["names"], report["acceptance"], report["costs"], report["pair"], report["task"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is not a file that experiments.optimize_hierarchy wrote") from error
+        reports.append(report)
+    return reports
+
+
+def draw_acceptance(reports: Sequence[Report], path: Path) -> None:
+    """Draws who accepts whose tokens as heat maps, one per report, and below it the stacks that were run (paper 4)."""
+    size = 1.6 + 0.55 * max(len(report["names"]) for report in reports)
+    bars = max(len(_ran(report)) for report in reports)
+    heights = [size, 0.9 + 0.4 * bars] if bars else [size]
+    whole = (max(4.5, 0.6 + size) * len(reports), sum(heights))
+    figure, plots = tradeoff.subplots(len(heights), len(reports), whole, height_ratios=heights)
+    for column, report in enumerate(reports):
+        _heat_map(plots[0, column], report)
+        if bars:
+            _stacks(plots[1, column], report)
+    tradeoff.save(figure, path)
+
+
+def _ran(report: Report) -> list[Report]:
+    """The stacks whose calls were counted."""
+    return [row for row in report.get("rows", ()) if "calls_per_token" in row]
+
+
+def _stacks(axes: Axes, report: Report) -> None:
+    """A bar for every stack: calls of each model per token at their cost; beside it the time that was measured."""
+    colours = dict(zip(report["names"], itertools.cycle(map(plt.get_cmap("tab10"), range(10))), strict=False))
+    costs = dict(zip(report["names"], report["costs"], strict=True))
+    scale, unit = _unit(report)
+    for at, row in enumerate(_ran(report)):
+        left = 0.0
+        for name in report["names"]:
+            width = scale * costs[name] * row["calls_per_token"].get(name, 0.0)
+            axes.barh(at, width, left=left, height=0.6, color=colours[name], label=None if at else name)
+            left += width
+        if "seconds_per_token" in row and unit:
+            axes.plot(1e3 * row["seconds_per_token"], at, "kD", ms=5, label=None if at else "measured")
+            axes.axvline(1e3 * row["target_seconds_per_token"], color="0.4", ls="--", lw=1)
+    axes.set_yticks(range(len(_ran(report))), [row["name"] for row in _ran(report)], fontsize=8)
+    axes.invert_yaxis()
+    label = "ms per token: calls at the cost of one token\n(dashed: the target alone, measured)"
+    axes.set_xlabel(label if unit else "calls per token at the costs given", fontsize=8)
+    axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+
+
+def _unit(report: Report) -> tuple[float, str]:
+    """By what costs are multiplied to be shown, and the unit behind them: none where the costs were given."""
+    return (1e3, " ms") if report.get("unit", "ms") == "ms" else (1.0, "")
+
+
+def _heat_map(axes: Axes, report: Report) -> None:
+    names, matrix = report["names"], np.asarray(report["acceptance"], float)
+    above = np.triu(np.ones(matrix.shape, bool), 1)
+    axes.imshow(np.where(above, matrix, np.nan), cmap="YlGnBu", vmin=0.0, vmax=1.0)
+    for i, j in np.argwhere(above):
+        dark = matrix[i, j] > 0.6
+        axes.text(j, i, f"{matrix[i, j]:.2f}", ha="center", va="center", fontsize=8, color="w" if dark else "0.15")
+    for i, j in _links(report):
+        axes.add_patch(plt.Rectangle((j - 0.5, i - 0.5), 1, 1, fill=False, edgecolor="#D55E00", lw=2))
+    scale, unit = _unit(report)
+    costs = [f"{name}\n{scale * cost:.3g}{unit}" for name, cost in zip(names, report["costs"], strict=True)]
+    axes.set_xticks(range(len(names)), names, rotation=40, ha="right", fontsize=8)
+    axes.set_yticks(range(len(names)), costs, fontsize=8)
+    axes.set_xlabel("accepts", fontsize=9)
+    axes.set_ylabel("what this one drafts", fontsize=9)
+    heat = f"T = {report['temperature']:g}" if "temperature" in report else ""
+    axes.set_title(f"{report['task']}, {short_name(report['pair'])}, {heat}\nframed: the best stack", fontsize=9.5)
+    axes.spines[:].set_visible(False)
+
+
+def _links(report: Report) -> list[tuple[int, int]]:
+    """Row and column of each link of the stack that is best with overshoot counted, or of the last one."""
+    if not (rows := report.get("rows")):
+        return []
+    best = next((row for row in rows if row.get("name") == "overshoot optimum"), rows[-1])
+    return list(itertools.pairwise(report["names"].index(name) for name in best["models"]))
+
+
+def draw_curves(rows: Sequence[Report], path: Path) -> None:
+    """Held-out reward by the number of queries, a line per objective; dotted: one arm always, at random, the best."""
+    figure, axes = plt.subplots(figsize=(5.6, 3.8), layout="constrained")
+    for name, mark in zip(dict.fromkeys(row["objective"] for row in rows), itertools.cycle(MARKS), strict=False):
+        own = [row for row in rows if row["objective"] == name]
+        counts = sorted({row["queries"] for row in own})
+        found = [[row["reward"]["greedy"] for row in own if row["queries"] == count] for count in counts]
+        line = axes.plot(counts, [np.mean(each) for each in found], mark, ms=4, label=name)[0]
+        low, high = ([of(each) for each in found] for of in (min, max))
+        axes.fill_between(counts, low, high, color=line.get_color(), alpha=0.15)
+    levels = {name: np.mean([row["reward"][name] for row in rows]) for name in rows[0]["reward"]}
+    for name, value in levels.items():
+        if name not in ("greedy", "dynamic"):
+            axes.axhline(value, color="0.5", lw=0.8, ls=":")
+            axes.annotate(name, (1.0, value), xycoords=("axes fraction", "data"), fontsize=7, color="0.3", va="center")
+    axes.set_xscale("log")
+    axes.set_xlabel("queries learnt from")
+    axes.set_ylabel("reward of held-out queries")
+    axes.legend(fontsize=7, frameon=False)
+    tradeoff.save(figure, path)
+
+
+def draw_weights(rows: Sequence[Report], path: Path) -> None:
+    """How often each arm is chosen by `alignment_weight`, a panel per domain."""
+    domains = list(rows[0]["choices"])
+    figure, plots = tradeoff.subplots(1, len(domains), (3.6 * len(domains) + 0.8, 3.2), sharey=True)
+    weights = [row["alignment_weight"] for row in rows]
+    for axes, domain in zip(plots[0], domains, strict=True):
+        for arm, mark in zip(rows[0]["choices"][domain], itertools.cycle(MARKS), strict=False):
+            axes.plot(weights, [row["choices"][domain][arm] for row in rows], mark, ms=4, label=arm)
+        axes.set_title(domain, fontsize=9)
+        axes.set_xlabel("alignment weight")
+    plots[0, 0].set_ylabel("share of queries")
+    plots[0, 0].legend(fontsize=7, frameon=False)
+    tradeoff.save(figure, path)
+
+
+def draw_regret(rows: Sequence[Report], found: Report, path: Path) -> None:
+    """Above: regret per query so far against the best fixed arm; below: how often each learner took each phase's best.
+
+    Both over the queries of the stream; a vertical line is where the domain shifts.
+    """
+    count = len(rows)
+    shifts = [n for n in range(1, count) if rows[n]["phase"] != rows[n - 1]["phase"]]
+
+    def spent(name: str) -> np.ndarray:
+        runs = [row["runs"][name] for row in rows]
+        return np.asarray([1e3 * run["seconds"] / max(run["tokens"], 1) for run in runs])
+
+    arms = list(rows[0]["arms"])
+    best = [arms.index(phase["best"].removeprefix("always ")) for phase in found["phases"]]
+    figure, plots = plt.subplots(2, 1, figsize=(6.4, 5.2), sharex=True, layout="constrained")
+    queries, window = np.arange(1, count + 1), np.ones(max(1, count // 20))
+    for name in found["learners"]:
+        plots[0].plot(queries, np.cumsum(spent(name) - spent(found["best"])) / queries, lw=1.2, label=name)
+        right = np.asarray([row["runs"][name]["arm"] == best[row["phase"]] for row in rows], float)
+        mean = np.convolve(right, window, "same") / np.convolve(np.ones(count), window, "same")
+        plots[1].plot(queries, mean, lw=1.2)
+    plots[0].axhline(0.0, color="0.5", lw=0.8)
+    plots[0].set_ylabel(f"regret per query so far,\nms per token, against\n{found['best']}", fontsize=8)
+    plots[1].set_ylabel("took the phase's best drafter\n(running mean)", fontsize=8)
+    plots[1].set_xlabel("query")
+    for axes in plots:
+        for shift in shifts:
+            axes.axvline(shift + 0.5, color="0.4", ls="--", lw=0.8)
+    plots[0].legend(fontsize=7, frameon=False)
+    tradeoff.save(figure, path)

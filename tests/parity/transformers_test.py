@@ -1,0 +1,163 @@
+"""T5 and decoder-only models against Hugging Face transformers on the same random weights (needs torch, transformers).
+
+Each kind's weights go the whole way: their safetensors → ours → our own format → ours, before anything is compared.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from speccascade_jax import checkpoints
+from speccascade_jax.core.types import Prompt
+from speccascade_jax.models.t5 import T5Config, teacher_forced_logits
+from tests.support import parity_greedy
+
+pytestmark = pytest.mark.parity
+torch = pytest.importorskip("torch", reason="needs the parity extra: make parity")
+transformers = pytest.importorskip("transformers", reason="needs the parity extra: make parity")
+
+WIDTH, NEW = 40, 200
+SIZES = {
+    "vocab_size": 99, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": 2,
+    "pad_token_id": 0,
+}  # fmt: skip
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 16, "rope_theta": 500_000.0}
+DECODERS = {
+    # a window far shorter than the prompts
+    "gemma2": ("Gemma2", {"sliding_window": 8, "query_pre_attn_scalar": 12}),
+    "llama2": ("Llama", {"num_key_value_heads": 4, "rms_norm_eps": 1e-5}),
+    "llama3.1": ("Llama", {"rope_parameters": LLAMA3, "rms_norm_eps": 1e-5}),
+    "qwen2.5": ("Qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0}}),
+}
+T5S = {
+    "t5_1.0_tied_relu": T5Config(61, 61, 24, 3, 8, 40, 2, 2, gated=False, tied=True),
+    "t5_1.1_untied_gated": T5Config(61, 61, 32, 4, 6, 48, 2, 3),
+}
+
+
+def their_decoder(kind: str):
+    """A random model whose weights are large enough to show a mistake."""
+    family, options = DECODERS[kind]
+    config = getattr(transformers, f"{family}Config")(**SIZES | options)
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith(("norm.weight", "layernorm.weight")):
+                weight.add_(0.2 * torch.randn_like(weight))
+            else:
+                # a short embedding, or a tied model would only repeat its last token
+                gain = 1.0 if name.endswith("bias") else 0.3 if "embed" in name else 1.5
+                weight.copy_(torch.randn_like(weight) * gain * weight.shape[-1] ** -0.5)
+    return model
+
+
+def their_t5(config: T5Config):
+    """A random transformers model of these sizes with weights large enough to show a mistake."""
+    c = config
+    settings = transformers.T5Config(
+        vocab_size=c.num_embeddings, d_model=c.d_model, d_kv=c.head_dim, d_ff=c.d_ff, num_heads=c.num_heads,
+        num_layers=c.num_encoder_layers, num_decoder_layers=c.num_decoder_layers, tie_word_embeddings=c.tied,
+        relative_attention_num_buckets=c.relative_buckets, relative_attention_max_distance=c.relative_max_distance,
+        feed_forward_proj="gated-gelu" if c.gated else "relu", dropout_rate=0.0, decoder_start_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.T5ForConditionalGeneration(settings).eval()
+    with torch.no_grad():
+        model.shared.weight.mul_(0.3)  # else a tied model would only repeat its last token
+        for name, weight in model.named_parameters():
+            if "SelfAttention" in name or "EncDecAttention" in name:
+                weight.mul_(2.0)  # what stands where must matter
+    if not c.tied:
+        # transformers 5 shares it with the embedding whatever the configuration says.
+        model.lm_head.weight = torch.nn.Parameter(torch.randn(c.num_embeddings, c.d_model) * c.d_model**-0.5)
+    return model
+
+
+def whole_way(reference, folder):
+    """Their model, and ours after safetensors → ours → our own format → ours."""
+    reference.save_pretrained(folder / "theirs", safe_serialization=True)
+    model, params = checkpoints.load(folder / "theirs")
+    checkpoints.save(folder / "ours", model, params)
+    again, params = checkpoints.load(folder / "ours")
+    assert again == model
+    return reference, model, model.prepare(params)
+
+
+@pytest.fixture(scope="module", params=DECODERS)
+def decoders(request, tmp_path_factory):
+    return whole_way(their_decoder(request.param), tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module", params=T5S)
+def t5s(request, tmp_path_factory):
+    both = whole_way(their_t5(T5S[request.param]), tmp_path_factory.mktemp("t5"))
+    assert both[1].config == T5S[request.param]
+    return both
+
+
+def test_a_decoders_logits_equal_transformers(decoders):
+    """All at once, and cached in blocks, beyond the window and beyond the scaled rotary length."""
+    reference, model, params = decoders
+    tokens = np.random.default_rng(0).integers(3, 99, (3, WIDTH))
+    with torch.no_grad():
+        wanted = reference(input_ids=torch.tensor(tokens)).logits.numpy()
+    found = model._apply(params, jnp.asarray(tokens), method="__call__")
+    np.testing.assert_allclose(found, wanted, atol=2e-4, rtol=0)
+    prompt = Prompt(jnp.asarray(tokens[:, :21]), jnp.full((3,), 21))
+    cache = model.prefill(params, prompt, WIDTH, 6)
+    for at in (20, 25, 30, 35):
+        out, cache = model.extend(params, cache, jnp.asarray(tokens[:, at : at + 5]))
+        np.testing.assert_allclose(out.logits, wanted[:, at : at + 5], atol=2e-4, rtol=0)
+
+
+def test_a_decoders_greedy_generation_equals_transformers(decoders):
+    """200 steps, token for token, up to a position where the two best logits nearly tie."""
+    reference, model, params = decoders
+    tokens = np.random.default_rng(1).integers(3, 99, (2, WIDTH))
+    with torch.no_grad():
+        written = reference.generate(
+            torch.tensor(tokens), max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0
+        ).numpy()
+        logits = reference(input_ids=torch.tensor(written)).logits.numpy()
+    found = parity_greedy.tokens(model, params, Prompt(jnp.asarray(tokens), jnp.full((2,), WIDTH)), NEW)
+    parity_greedy.assert_equal_but_for_near_ties(found, written[:, WIDTH:], logits[:, WIDTH - 1 :])
+
+
+def test_a_t5s_logits_equal_transformers(t5s):
+    """Teacher-forced and cached logits, with padding and with distances beyond every exact bucket."""
+    theirs, model, params = t5s
+    rng = np.random.default_rng(0)
+    encoder = rng.integers(2, model.vocab_size, (3, 40), dtype=np.int32)
+    encoder[1, 25:] = 0
+    encoder[2, 7:] = 0
+    decoder = rng.integers(2, model.vocab_size, (3, 45), dtype=np.int32)
+    decoder[:, 0] = 0
+    with torch.no_grad():
+        wanted = theirs(
+            input_ids=torch.tensor(encoder, dtype=torch.long),
+            attention_mask=torch.tensor(encoder > 0, dtype=torch.long),
+            decoder_input_ids=torch.tensor(decoder, dtype=torch.long),
+        ).logits.numpy()
+    found = teacher_forced_logits(model, params, encoder, decoder)
+    np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=1e-4)
+    prompt = Prompt(jnp.zeros((3, 1), jnp.int32), jnp.ones((3,), jnp.int32), jnp.asarray(encoder))
+    cached, _ = model.extend(params, model.prefill(params, prompt, 48), decoder)
+    np.testing.assert_allclose(cached.logits, wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_a_t5s_greedy_generation_equals_transformers(t5s):
+    theirs, model, params = t5s
+    encoder = np.random.default_rng(1).integers(2, model.vocab_size, (2, 24), dtype=np.int32)
+    ids = torch.tensor(encoder, dtype=torch.long)
+    with torch.no_grad():
+        # no cache: transformers gives its own too few layers where the decoder has more than the encoder
+        settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "use_cache": False}
+        written = theirs.generate(ids, max_new_tokens=NEW, **settings)
+        logits = theirs(input_ids=ids, decoder_input_ids=written).logits.numpy()
+    prompt = Prompt(jnp.zeros((2, 1), jnp.int32), jnp.ones((2,), jnp.int32), jnp.asarray(encoder))
+    found = parity_greedy.tokens(model, params, prompt, NEW)
+    parity_greedy.assert_equal_but_for_near_ties(found, written.numpy()[:, 1:], logits)
