@@ -58,7 +58,7 @@ from speccascade_jax.core.types import DTYPES
 from speccascade_jax.evaluation.environment import device, versions
 from speccascade_jax.pairs.pair import load_pair
 from speccascade_jax.results.report.printing import clock_time
-from speccascade_jax.results.store.result_store import Record
+from speccascade_jax.results.store.record import Row
 from speccascade_jax.runtime import compilation_cache
 from speccascade_jax.storage.files import plain, write_atomically
 
@@ -121,12 +121,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure_all(names: Sequence[str], settings: Sizes, output: Path) -> Record:
+def measure_all(names: Sequence[str], settings: Sizes, output: Path) -> Row:
     """Run sections one after the other; prints each one's tables and rewrites `output` after each."""
     compilation_cache.switch_on()
     console = Console(width=None if sys.stdout.isatty() else 160)
     pair = load_pair(settings.pair)
-    record: Record = describe(settings, pair.name) | {"sections": {}}
+    record: Row = describe(settings, pair.name) | {"sections": {}}
     with _Steps(console, names) as steps:
         bench = Bench(settings, pair, steps.track)
         for name in names:
@@ -179,14 +179,14 @@ class _Steps:
         self._console.print(f"{self._name} done, {clock_time(elapsed)} elapsed, about {clock_time(left)} left\n")
 
 
-def _draw(module: Any, rows: Sequence[Record], path: Path, console: Console) -> None:
+def _draw(module: Any, rows: Sequence[Row], path: Path, console: Console) -> None:
     """The picture of sections that have one."""
     if hasattr(module, "draw"):
         module.draw(rows, path)
         console.print(f"plot: {path}")
 
 
-def describe(settings: Sizes, pair: str) -> Record:
+def describe(settings: Sizes, pair: str) -> Row:
     """What a run was and where: everything but the numbers."""
     return {
         "format": FORMAT,

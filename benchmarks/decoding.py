@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from benchmarks.setting import Bench, Rows
 from speccascade_jax.api import decode
@@ -15,6 +15,7 @@ from speccascade_jax.evaluation import latency
 from speccascade_jax.evaluation.points import Settings, recorded
 from speccascade_jax.pairs.pair import load_pair
 from speccascade_jax.results.analysis.bootstrap import Bootstrap
+from speccascade_jax.results.store.record import Record
 from speccascade_jax.runtime.program_memory import release_when_crowded
 
 CROWDED = 0.15
@@ -73,9 +74,9 @@ def _call(bench: Bench, texts: Sequence[str], method: Settings, temperature: flo
 
 def _row(method: Settings, own: latency.Timings, alone: latency.Timings) -> dict[str, Any]:
     """`speed_up`: the target's time over the method's, per call, its interval over examples and trials."""
-    same = {"key": "", "point": {"first_example": 0}, "fingerprints": {"examples": ""}}
+    same: dict[str, Any] = {"key": "", "point": {"first_example": 0}, "fingerprints": {"examples": ""}}
     record = same | {"latency": latency.latency(own), "target_latency": latency.latency(alone)}
-    ratio = Bootstrap().latency_ratio([record]) if own.seconds.shape[1] >= 8 else None
+    ratio = Bootstrap().latency_ratio([cast(Record, record)]) if own.seconds.shape[1] >= 8 else None
     value = float(alone.seconds.sum() / own.seconds.sum())
     interval = {"value": value, "low": value, "high": value}
     if ratio is not None:

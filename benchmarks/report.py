@@ -8,9 +8,7 @@ from typing import Any
 from benchmarks.columns import Column, Layout
 from benchmarks.layouts import LAYOUTS
 from speccascade_jax.results.report.tables.grid import NONE, Grid
-from speccascade_jax.results.store.result_store import Record
-
-Row = dict[str, Any]
+from speccascade_jax.results.store.record import Row
 
 
 def grid(name: str, rows: Sequence[Row]) -> Grid:
@@ -48,12 +46,12 @@ def _short(size: int) -> str:
     return f"{size // 1024}k" if size >= 1024 and size % 1024 == 0 else str(size)
 
 
-def grids(record: Record) -> list[Grid]:
+def grids(record: Row) -> list[Grid]:
     """All tables of a run, in the order they were measured."""
     return [grid(name, rows) for section in record["sections"].values() for name, rows in section["tables"].items()]
 
 
-def header(record: Record) -> str:
+def header(record: Row) -> str:
     """What was measured, where and when, in one paragraph."""
     machine, settings = record["device"], record["settings"]
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
@@ -64,6 +62,6 @@ def header(record: Record) -> str:
     )
 
 
-def markdown(record: Record) -> str:
+def markdown(record: Row) -> str:
     """The tables of a run for a page."""
     return "\n".join([header(record) + "\n", *(each.markdown() for each in grids(record))])

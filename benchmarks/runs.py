@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection
 from pathlib import Path
 
-from speccascade_jax.results.store.result_store import Record
+from speccascade_jax.results.store.record import Row
 
 
 def picked(what: str, text: str, known: Collection[str]) -> list[str]:
@@ -22,7 +22,7 @@ def picked(what: str, text: str, known: Collection[str]) -> list[str]:
     return [name for name in known if name in names]
 
 
-def read(path: Path, kind: int, part: str, command: str) -> Record:
+def read(path: Path, kind: int, part: str, command: str) -> Row:
     """What a run stored.
 
     Args:

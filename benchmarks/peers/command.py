@@ -27,10 +27,10 @@ from benchmarks.peers import measuring, report
 from benchmarks.peers.contenders import LIBRARIES
 from benchmarks.peers.pairs import PAIRS
 from benchmarks.peers.protocol import Worker, WorkerError
-from benchmarks.peers.report import Record
 from speccascade_jax.core.checks import whole
 from speccascade_jax.evaluation.environment import device
 from speccascade_jax.results.report.printing import clock_time
+from speccascade_jax.results.store.record import Row
 from speccascade_jax.runtime.paths import repository_root
 from speccascade_jax.storage.files import plain, write_atomically
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure_all(settings: Record, output: Path, resume: bool = False) -> Record:
+def measure_all(settings: Row, output: Path, resume: bool = False) -> Row:
     """Run the chosen pairs; writes `output` after each, and tables beside it (`.md`).
 
     Args:
@@ -72,7 +72,7 @@ def measure_all(settings: Record, output: Path, resume: bool = False) -> Record:
         ValueError: what is to be kept is of another run, see `continued`.
     """
     begin = time.monotonic()
-    record: Record = {
+    record: Row = {
         "format": FORMAT,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "device": device(),
@@ -104,7 +104,7 @@ def measure_all(settings: Record, output: Path, resume: bool = False) -> Record:
     return record
 
 
-def continued(record: Record, stored: Record, where: str) -> Record:
+def continued(record: Row, stored: Row, where: str) -> Row:
     """A stored run to which the pairs that it lacks are added: times of one table are of one machine and one code.
 
     Raises:
@@ -122,7 +122,7 @@ def continued(record: Record, stored: Record, where: str) -> Record:
     return stored | {"settings": record["settings"], "left_out": record["left_out"]}
 
 
-def started(names: Sequence[str], record: Record, stack: ExitStack, logs: Path) -> dict[str, Worker]:
+def started(names: Sequence[str], record: Row, stack: ExitStack, logs: Path) -> dict[str, Worker]:
     """The workers that could be started; their versions, and why others are left out, go into the record."""
     workers: dict[str, Worker] = {}
     for name in names:

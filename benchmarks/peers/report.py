@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from benchmarks.columns import number, optional, percent
 from benchmarks.peers.contenders import KEPT_QUALITY, LIBRARIES, LOOKUP, LOSSLESS, LOSSY, PLAIN
 from speccascade_jax.results.report.tables.grid import NONE, Grid
-
-Row = dict[str, Any]
-Record = dict[str, Any]
+from speccascade_jax.results.store.record import Row
 
 KINDS = {PLAIN: "the target alone", LOSSLESS: "lossless speculation", LOSSY: "lossy", LOOKUP: LOOKUP}
 
 
-def grids(record: Record) -> list[Grid]:
+def grids(record: Row) -> list[Grid]:
     """The summary, then a table per pair, then what our lossy settings are worth."""
     pairs = record["pairs"]
     made = [summary(pairs)] if pairs else []
@@ -23,7 +20,7 @@ def grids(record: Record) -> list[Grid]:
     return made + [quality(name, pair) for name, pair in pairs.items() if pair["quality"]]
 
 
-def summary(pairs: Mapping[str, Record]) -> Grid:
+def summary(pairs: Mapping[str, Row]) -> Grid:
     """The fastest setting of each library, type of weights and kind, ms a token at batch 1."""
     best: dict[tuple[str, str, str], dict[str, Row]] = {}
     for name, pair in pairs.items():
@@ -54,7 +51,7 @@ def summary(pairs: Mapping[str, Record]) -> Grid:
     )
 
 
-def settings(name: str, pair: Record) -> Grid:
+def settings(name: str, pair: Row) -> Grid:
     """All settings of a pair; a line's columns are its batch sizes."""
     sizes = sorted({row["batch"] for row in pair["rows"]})
     lines: dict[tuple[str, str, str], dict[int, Row]] = {}
@@ -81,7 +78,7 @@ def settings(name: str, pair: Record) -> Grid:
     )
 
 
-def quality(name: str, pair: Record) -> Grid:
+def quality(name: str, pair: Row) -> Grid:
     """Quality and target calls of every lossy rule and α that could have been timed."""
     found, chosen = pair["quality"], {(row["options"].get("rule"), row["options"].get("alpha")) for row in pair["rows"]}
     metric = found[0]["metric"]
@@ -151,7 +148,7 @@ def _near_ties(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def header(record: Record) -> str:
+def header(record: Row) -> str:
     """What ran where, in one paragraph."""
     machine = record["device"]
     counts = [row["turns"] for pair in record["pairs"].values() for row in pair["rows"]]
@@ -168,7 +165,7 @@ def header(record: Record) -> str:
     )
 
 
-def markdown(record: Record) -> str:
+def markdown(record: Row) -> str:
     """The whole run for a page."""
     missing = [f"Left out: {name} ({reason}).\n" for name, reason in record["left_out"].items()]
     return "\n".join([header(record) + "\n", *missing, *(each.markdown() for each in grids(record))])

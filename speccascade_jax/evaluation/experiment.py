@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 from speccascade_jax.core import validate_types
 from speccascade_jax.core.checks import several, whole
@@ -28,8 +28,9 @@ from speccascade_jax.results.analysis import panels
 from speccascade_jax.results.analysis.panels import SHARES
 from speccascade_jax.results.report import page, printing
 from speccascade_jax.results.store import outputs, result_store, shards
+from speccascade_jax.results.store.record import Record, Row
 from speccascade_jax.results.store.record_key import is_stale
-from speccascade_jax.results.store.result_store import Record, ResultStore
+from speccascade_jax.results.store.result_store import ResultStore
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.runtime import gin_errors, hosts
 from speccascade_jax.storage.files import expanded, write_atomically
@@ -52,7 +53,7 @@ def run(
         result_store.check_format(store.records, output)
         session = open_session([point])
         (key,) = measure([[point]], store, session, progress=False)
-        record: Record = next((record for record in store.records if record["key"] == key), {})
+        record: Record = next((record for record in store.records if record["key"] == key), cast(Record, {}))
         tell_without_outputs(store, point.evaluation, [key])
     if hosts.first():
         printing.print_record(record)
@@ -229,7 +230,7 @@ def measure(
     _agree(store, keys)
     stale = tell_stale(store, identities.values())
 
-    def earlier(point: Point) -> Record | None:
+    def earlier(point: Point) -> Row | None:
         if hosts.many():  # all processes must do the same, and only the first has the store
             return None
         identity = identities[point]
@@ -346,7 +347,7 @@ def _agree(store: Any, keys: list[str]) -> None:
 
 
 SHORTEST = 4
-_KEYS = ("key", "former_key")
+_KEYS: tuple[Literal["key", "former_key"], ...] = ("key", "former_key")
 """Entries of a record that it is found by: its key, and the one that it had in a former format."""
 AGAIN = "again-"
 """What stores of points that were run again begin with: they are not looked through for records."""

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from speccascade_jax.results.store.record import Latency, RecordInterval
 from speccascade_jax.runtime import hosts
 
 Run = Callable[[int, int], Any]
@@ -75,7 +76,7 @@ def _order(runs: int, turn: int) -> list[int]:
     return order if turn % 2 == 0 else order[::-1]
 
 
-def latency(timings: Timings, *, draft_alone: bool = False) -> dict[str, Any]:
+def latency(timings: Timings, *, draft_alone: bool = False) -> Latency:
     """Milliseconds per example and per token: median over trials, lowest and highest, and the trials themselves.
 
     `per_example_ms`, `[trials][examples]` in the task's order, with the same of the baseline that ran beside it is what
@@ -101,7 +102,7 @@ def latency(timings: Timings, *, draft_alone: bool = False) -> dict[str, Any]:
     }
 
 
-def relative_latency(method: Timings, baseline: Timings) -> dict[str, Any]:
+def relative_latency(method: Timings, baseline: Timings) -> RecordInterval:
     """The method's time over the baseline's: ratio of totals, and the ratio within each trial with its extremes.
 
     `per_token` is the same with each total divided by the tokens it made: sampled outputs differ in length.
@@ -112,6 +113,6 @@ def relative_latency(method: Timings, baseline: Timings) -> dict[str, Any]:
     return _over_trials(trials) | {"value": ratio, "per_token": ratio / tokens}
 
 
-def _over_trials(values: np.ndarray) -> dict[str, Any]:
+def _over_trials(values: np.ndarray) -> RecordInterval:
     low, median, high = (float(of(values)) for of in (np.min, np.median, np.max))
     return {"value": median, "low": low, "high": high, "trials": values.tolist()}

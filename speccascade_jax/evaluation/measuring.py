@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -33,7 +33,7 @@ from speccascade_jax.metrics import quality
 from speccascade_jax.pairs.prompts import decoder_context
 from speccascade_jax.results.store import outputs, trace
 from speccascade_jax.results.store.outputs import ENTRY, LETTERS, Output
-from speccascade_jax.results.store.result_store import FORMAT, Record
+from speccascade_jax.results.store.record import FORMAT, Record, Row, get_entry
 from speccascade_jax.runtime import own_files
 from speccascade_jax.runtime.program_memory import release_when_crowded
 
@@ -85,11 +85,11 @@ OWN = "own"
 """What records call an engine inside of a drafter of one's own."""
 
 
-Earlier = Callable[[Point], Record | None]
+Earlier = Callable[[Point], Row | None]
 """Returns what was judged of a point before: of other hardware, or without latency."""
 
 
-def never(point: Point) -> Record | None:
+def never(point: Point) -> Row | None:
     """Knows of nothing that was judged before."""
     return None
 
@@ -118,16 +118,17 @@ def evaluate_together(session: Session, points: Sequence[Point], earlier: Earlie
     yield from _timed(session, points, judged, (time.perf_counter() - begin) / len(points))
 
 
-def _timed(session: Session, points: Sequence[Point], judged: Sequence[Record], judging: float) -> Iterator[Record]:
+def _timed(session: Session, points: Sequence[Point], judged: Sequence[Row], judging: float) -> Iterator[Record]:
     """Times points that were judged, each in `judging` seconds, and yields their records."""
     started, begin = datetime.datetime.now(datetime.UTC), time.perf_counter()
     timed = time_beside_target(session, points)
     wall = (time.perf_counter() - begin) / len(points) + judging
     for point, result, times in zip(points, judged, timed, strict=True):
-        yield describe(session, point) | {"started": started.isoformat(), "wall_seconds": wall} | result | times
+        whole = describe(session, point) | {"started": started.isoformat(), "wall_seconds": wall} | result | times
+        yield cast(Record, whole)
 
 
-def describe(session: Session, point: Point) -> Record:
+def describe(session: Session, point: Point) -> Row:
     """Returns what a record says of its point before anything is measured."""
     key, judged, provenance = session.identity(point)
     return {
@@ -148,7 +149,7 @@ def describe(session: Session, point: Point) -> Record:
     }
 
 
-def judge(session: Session, points: Sequence[Point]) -> list[Record]:
+def judge(session: Session, points: Sequence[Point]) -> list[Row]:
     """Judges quality, counts and measures of each point, all points in shared batches.
 
     Examples in which a model gave NaN or infinite logits are left out of all three, not counted as bad outputs: the
@@ -168,7 +169,7 @@ def judge(session: Session, points: Sequence[Point]) -> list[Record]:
     plain = examples >= evaluation.first_example + evaluation.keep_traces
     rows = np.repeat(examples[np.lexsort((lengths[examples], plain))], len(points))
     which = np.tile(np.arange(len(points)), len(examples))
-    generations, told, noted = [], list[Record](), list[Seen]()
+    generations, told, noted = [], list[Row](), list[Seen]()
     alone, decoder = points[0].method.draft_alone, session.decoder(points[0].settings)
     traced = rows < evaluation.first_example + evaluation.keep_traces
     for chosen, kept in session.in_batches(np.arange(len(rows)), session.evaluation.quality_batch):
@@ -198,13 +199,13 @@ JUDGED = (
 """Entries that `judge` gives."""
 
 
-def judged_part(store: Path, record: Record, keep_outputs: bool) -> Record | None:
+def judged_part(store: Path, record: Record, keep_outputs: bool) -> Row | None:
     """Returns what `judge` would give again, of a record of the same judged key; `None` where outputs are lacking.
 
     Args:
         store: where the record lies; keep_outputs: whether its outputs are wanted too.
     """
-    part = {name: record[name] for name in JUDGED if name in record}
+    part: Row = {name: get_entry(record, name) for name in JUDGED if name in record}
     if not keep_outputs:
         return part
     kept = outputs.read(store, record)
@@ -217,7 +218,7 @@ def _score(
     measured: tuple[np.ndarray, np.ndarray, Any, tuple[list[Any], list[Any], Any], np.ndarray],
     rows: np.ndarray,
     noted: Sequence[Seen],
-) -> Record:
+) -> Row:
     """Scores one point, by what was measured and noted of each of its rows."""
     draft_alone = point.method.draft_alone
     failed = failures(measured[-1], model_names(draft_alone))
@@ -243,7 +244,7 @@ def _score(
     models = [level.model for level in levels_of(point.settings.drafters)]
     named = itertools.zip_longest(models, inner, tails[1:], fillvalue=None)
     levels = [{"model": model or OWN, **summarise(own), **_tail(tail)} for model, own, tail in named if own is not None]
-    record: Record = {
+    record: Row = {
         "counts": {name: value for name, value in summary.items() if type(value) is int} | _tail(tails[0]),
         "measures": {name: value for name, value in summary.items() if type(value) is not int},  # ratios
         **apart,
@@ -293,7 +294,7 @@ def _tail(steps: np.ndarray | None) -> dict[str, int]:
     return {} if steps is None else {"tail_steps": int(steps.sum())}
 
 
-def time_beside_target(session: Session, points: Sequence[Point]) -> list[Record]:
+def time_beside_target(session: Session, points: Sequence[Point]) -> list[Row]:
     """Measures latency of points of one sampling, absolute and relative to the target alone.
 
     Empty without latency examples, and for an oracle: what it knows beforehand cost time that no method has. A run that
@@ -316,7 +317,7 @@ def time_beside_target(session: Session, points: Sequence[Point]) -> list[Record
     ended, *early = (sum(len(failures(each.failed_at)) for _, each in runs) for runs in seen)
     records = []
     for point, timed, failed, runs in zip(points, timings, early, seen[1:], strict=True):
-        record: Record = {"failed_timings": ended + failed}
+        record: Row = {"failed_timings": ended + failed}
         if not ended + failed:
             record = {"latency": latency.latency(timed, draft_alone=point.method.draft_alone)}
             record |= {"target_latency": latency.latency(alone)}
@@ -327,12 +328,12 @@ def time_beside_target(session: Session, points: Sequence[Point]) -> list[Record
     return records
 
 
-def _planned(decoder: Decoder, run: partial[Generation], chosen: np.ndarray) -> Record:
+def _planned(decoder: Decoder, run: partial[Generation], chosen: np.ndarray) -> Row:
     """Returns what a record says of planned lengths (`block_costs.planned`)."""
     return block_costs.planned(run.keywords["params"], decoder.require_engine(), chosen)
 
 
-def _planned_timings(session: Session, point: Point, runs: Sequence[tuple[partial[Generation], Generation]]) -> Record:
+def _planned_timings(session: Session, point: Point, runs: Sequence[tuple[partial[Generation], Generation]]) -> Row:
     """Returns the same of timed runs, all of which have one shape, and so one set of costs."""
     chosen = np.concatenate([np.asarray(generation.inner["chosen"]) for _, generation in runs])
     return _planned(session.decoder(point.settings), runs[0][0], chosen)

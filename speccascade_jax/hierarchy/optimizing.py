@@ -22,9 +22,9 @@ from speccascade_jax.hierarchy.solve import solve
 from speccascade_jax.methods.build_drafter import the_one
 from speccascade_jax.methods.settings import check_sampling_alone, sampling_of
 from speccascade_jax.results.analysis.bootstrap import LEAST_EXAMPLES, Bootstrap
+from speccascade_jax.results.store.record import Record, Row, Timed
 from speccascade_jax.storage.files import check_replaceable, plain, write_atomically
 
-Row = dict[str, Any]
 TARGET_MODEL = "target"
 """What a pair calls the model that all others draft for."""
 
@@ -244,7 +244,7 @@ def improvement(record: Mapping[str, Any], settings: Settings, costs: Mapping[st
     return costs[TARGET_MODEL] / seconds_per_token(record, settings, costs)
 
 
-def _timed(record: dict[str, Any]) -> Row:
+def _timed(record: Record) -> Row:
     """Seconds per token, and how many times the target's speed that is, per token; both of whole generations.
 
     The interval is that of whole outputs, over examples and trials, moved to outputs of the target's length; `None`
@@ -253,7 +253,7 @@ def _timed(record: dict[str, Any]) -> Row:
     if not record.get("latency"):
         return {}
     ratio = record["relative_latency"]
-    times = {"seconds_per_token": "latency", "target_seconds_per_token": "target_latency"}
+    times: dict[str, Timed] = {"seconds_per_token": "latency", "target_seconds_per_token": "target_latency"}
     row: Row = {name: record[part]["ms_per_token"]["value"] / 1e3 for name, part in times.items()}
     row |= {"speed_up": 1 / ratio["per_token"], "interval": None}
     if record["latency"]["examples"] >= LEAST_EXAMPLES:

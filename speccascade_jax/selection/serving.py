@@ -32,13 +32,13 @@ from speccascade_jax.methods import build_selection
 from speccascade_jax.methods.settings import Arm, Level
 from speccascade_jax.models.sharding import replicate
 from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.results.store.record import Row
 from speccascade_jax.selection import learners
 from speccascade_jax.selection.learners import LEARNERS, Learner, Rewards
 from speccascade_jax.selection.make_data import embedded
 from speccascade_jax.storage.files import claim, expanded, plain, point_key, write_atomically
 from speccascade_jax.training import runs
 
-Row = dict[str, Any]
 QUERIES = "queries.jsonl"
 
 

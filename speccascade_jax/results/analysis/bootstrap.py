@@ -25,7 +25,7 @@ import numpy as np
 
 from speccascade_jax.core.names import PER_EXAMPLE
 from speccascade_jax.metrics import quality
-from speccascade_jax.results.store.result_store import Record
+from speccascade_jax.results.store.record import TIMES, Record, Timed, get_entry
 
 LEAST_EXAMPLES = 8
 """Below this a percentile interval is too narrow to speak of 95%. Of normal numbers, 95% intervals of the mean hold the
@@ -87,7 +87,7 @@ def judged_alike(records: Sequence[Record]) -> bool:
 
 def has_latency(record: Record) -> bool:
     """Whether a record tells the times of its examples one by one, and of enough of them."""
-    both = (record.get(name, {}).get("per_example_ms", ()) for name in ("latency", "target_latency"))
+    both = (record.get(name, {}).get("per_example_ms", ()) for name in TIMES)
     return min(np.shape(each)[-1] if len(each) else 0 for each in both) >= LEAST_EXAMPLES
 
 
@@ -187,13 +187,11 @@ class Bootstrap:
         """
         _check(records, "latency")
 
-        def cells(entry: str, name: str) -> np.ndarray:
-            rows = [np.atleast_2d(record[entry][f"per_example_{name}"]) for record in records]
+        def cells(entry: Timed, name: str) -> np.ndarray:
+            rows = [np.atleast_2d(get_entry(record[entry], f"per_example_{name}")) for record in records]
             return np.concatenate(rows).astype(np.float64)
 
-        (tokens, ms), (alone_tokens, alone_ms) = (
-            [cells(entry, name) for name in ("tokens", "ms")] for entry in ("latency", "target_latency")
-        )
+        (tokens, ms), (alone_tokens, alone_ms) = ([cells(entry, name) for name in ("tokens", "ms")] for entry in TIMES)
         key, seconds, alone_seconds = "".join(map(_seed, records)), ms / 1e3, alone_ms / 1e3
         over = self._ratios([tokens, alone_seconds], [seconds, alone_tokens], key)
         return self._ratios([tokens], [seconds], key), over
@@ -219,7 +217,7 @@ class Bootstrap:
         return self._resamples(len(order)) @ statistics
 
     def _latency(self, record: Record) -> np.ndarray:
-        own, target = (np.atleast_2d(record[name]["per_example_ms"]) for name in ("latency", "target_latency"))
+        own, target = (np.atleast_2d(record[name]["per_example_ms"]) for name in TIMES)
         return self._ratios([own], [target], _seed(record))
 
     def _count_sums(self, record: Record) -> np.ndarray:

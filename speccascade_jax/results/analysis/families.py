@@ -8,7 +8,7 @@ on the machine. Every comparison is paired: both sides are counted on the same r
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -90,7 +90,7 @@ class _Kind(NamedTuple):
     name: str
     symbol: str
     law: Law
-    block: int | None
+    block: int | str | None
     bonus: str | None
     head: str | None
 
@@ -125,7 +125,7 @@ def _place(record: Record) -> tuple[_Kind, float] | None:
     if (stop := point["stop_threshold"]) is not None:
         return _Kind(name, THRESHOLD, law, block, bonus, setting(record, HEAD)), stop
     if panels.is_swept(record):
-        return _Kind(name, GAMMA, law, None, bonus, None), block
+        return _Kind(name, GAMMA, law, None, bonus, None), cast(int, block)  # "auto" is never swept
     return None if point["timed"] else (_Kind(name, NO_NUMBER, law, block, bonus, None), 0.0)
 
 

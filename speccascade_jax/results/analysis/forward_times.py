@@ -27,7 +27,7 @@ from speccascade_jax.core.names import DRAFT, TARGET
 from speccascade_jax.results.analysis.bootstrap import Bootstrap
 from speccascade_jax.results.analysis.families import THRESHOLD, Families, Family
 from speccascade_jax.results.analysis.panels import Spot
-from speccascade_jax.results.store.result_store import Record
+from speccascade_jax.results.store.record import Record, Timed, get_entry
 
 LEAST_GENERATIONS = 10
 """Fewer do not say how well the line fits."""
@@ -114,7 +114,7 @@ class Runs(NamedTuple):
     record: np.ndarray
 
 
-def runs(records: Sequence[Record], entry: str = "latency") -> Runs:
+def runs(records: Sequence[Record], entry: Timed = "latency") -> Runs:
     """All timed generations of some records.
 
     Args:
@@ -123,7 +123,7 @@ def runs(records: Sequence[Record], entry: str = "latency") -> Runs:
     """
     timed = [record for record in records if record.get(entry)]
     ms, steps, calls = (
-        np.concatenate([np.ravel(record[entry][f"per_example_{name}"]) for record in timed] or [np.zeros(0)])
+        np.concatenate([np.ravel(get_entry(record[entry], f"per_example_{name}")) for record in timed] or [np.zeros(0)])
         for name in ("ms", *NAMES)
     )
     sizes = [np.size(record[entry]["per_example_ms"]) for record in timed]

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from speccascade_jax.core.names import DRAFT, TARGET, natural
 from speccascade_jax.results.analysis.bootstrap import Interval
-from speccascade_jax.results.store.result_store import Record, check_format, read_records
+from speccascade_jax.results.store.record import Bounds, Record, get_entry
+from speccascade_jax.results.store.result_store import check_format, read_records
 
 _SHARED = (
     "pair", "task", "split", "max_new_tokens", "first_example", "quality_examples", "latency_examples",
@@ -89,7 +90,7 @@ def suffixes(records: Sequence[Record], kinds: Sequence[Hashable], names: Sequen
 
 def setting(record: Record, name: str) -> Any:
     """A value that tells records apart; of a head or a policy its fingerprint, `None` where none is asked."""
-    return record["fingerprints"].get(name) if name in (HEAD, POLICY) else record["point"][name]
+    return record["fingerprints"].get(name) if name in (HEAD, POLICY) else get_entry(record["point"], name)
 
 
 def _told(record: Record, name: str) -> str:
@@ -198,8 +199,8 @@ class Panel:
         found = []
         for curve, spots in self.curves.items():
             point = spots[0].records[0]["point"]
-            own = [name for name in ("block_size", "bonus") if point[name] not in (None, self.setting[name])]
-            words = [MIXABLE[name].format(point[name]) for name in own]
+            own = [name for name in ("block_size", "bonus") if get_entry(point, name) not in (None, self.setting[name])]
+            words = [MIXABLE[name].format(get_entry(point, name)) for name in own]
             if told := [word for word in words if word not in curve]:
                 found.append(f"{spots[0].label}: {', '.join(told)}.")
         return found
@@ -249,7 +250,7 @@ def panels(records: Iterable[Record], together: Sequence[str] = ()) -> list[Pane
         raise ValueError(f"together={strange[0]!r} is not one of {', '.join(MIXABLE)}")
     shared: dict[tuple, list[Record]] = defaultdict(list)
     for record in records:
-        values = {name: record["point"][name] for name in _SHARED if name not in together}
+        values = {name: get_entry(record["point"], name) for name in _SHARED if name not in together}
         values |= {name: record["fingerprints"][name] for name in ("weights", "examples")}
         values["device"] = f"{record['device']['kind']} ({record['device']['processor']})"
         shared[tuple(values.items())].append(record)
@@ -276,12 +277,12 @@ def _of_blocks(setting: dict[str, Any], records: Sequence[Record], together: Seq
     apart = [name for name in ("block_size", "bonus") if name not in together]
 
     def chosen_for(record: Record) -> tuple:
-        return tuple(record["point"][name] for name in apart)
+        return tuple(get_entry(record["point"], name) for name in apart)
 
     swept = [r for r in records if is_swept(r)]
     choices = sorted(set(map(chosen_for, swept)), key=lambda choice: natural(str(choice)))
     for choice in choices or [(None,) * len(apart)]:
-        mixed = {name: {r["point"][name] for r in swept if chosen_for(r) == choice} for name in together}
+        mixed = {name: {get_entry(r["point"], name) for r in swept if chosen_for(r) == choice} for name in together}
         chosen = dict.fromkeys(MIXABLE) | setting | dict(zip(apart, choice, strict=True))
         chosen |= {name: next(iter(values)) for name, values in mixed.items() if len(values) == 1}
         yield _panel(chosen, [r for r in records if not is_swept(r) or chosen_for(r) == choice])
@@ -325,7 +326,9 @@ def _spot(curve: str, apart: str, alpha: float | None, records: Sequence[Record]
     point = records[0]["point"]
     relative = [r["relative_latency"] for r in records if r.get("relative_latency")]
     absolute = [r["latency"]["ms_per_example"]["value"] for r in records if r.get("latency")]
-    measured = {name: [r["measures"].get(name) for r in records] for record in records for name in record["measures"]}
+    measured: dict[str, list[Any]] = {
+        name: [r["measures"].get(name) for r in records] for record in records for name in record["measures"]
+    }
     return Spot(
         method=curve,
         label=label(records[0], apart, threshold=_along(records[0])[0] == point["curve"]),
@@ -352,7 +355,7 @@ def share_of(spot: Spot, name: str) -> Interval | None:
     return drafted and Interval(1 - drafted.value, 1 - drafted.high, 1 - drafted.low)
 
 
-def value_of(entry: dict[str, Any]) -> Interval:
+def value_of(entry: Bounds) -> Interval:
     """A record's entry with `value`, `low` and `high`."""
     return Interval(entry["value"], entry["low"], entry["high"])
 

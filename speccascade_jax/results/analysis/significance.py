@@ -13,14 +13,14 @@ T > 0 a part of what rules gain is that they sharpen, which the target alone doe
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from speccascade_jax.results.analysis.bootstrap import LEAST_EXAMPLES, Bootstrap, Interval, has_latency, judged_alike
 from speccascade_jax.results.analysis.panels import LOSS, Panel, Spot, latency_of
-from speccascade_jax.results.store.result_store import Record
+from speccascade_jax.results.store.record import Record
 
 BEST, TIE = "*", "≈"
 
@@ -202,7 +202,7 @@ def _work(spot: Spot) -> tuple:
     """
     work = []
     for record in spot.records:
-        timed = record.get("latency") or {}
+        timed: Mapping[str, Any] = record.get("latency") or {}
         if any(f"per_example_{name}" not in timed for name in TIMED):
             return ()
         counts = b"".join(np.ravel(timed[f"per_example_{name}"]).astype(np.int64).tobytes() for name in TIMED)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from speccascade_jax.results.store.record import FORMAT, Provenance, Record
+from speccascade_jax.results.store.record import FORMAT, Provenance, Row
 from speccascade_jax.results.store.record_key import KIND, canonical, judged_key, leave_out, timed_key
 
 FORMER = 2
@@ -66,7 +66,7 @@ class _MadeInPython(dict[str, Any]):
     """Plain fields of a task that was made in Python: all that format 2 knew of it."""
 
 
-def migrated(record: dict[str, Any]) -> dict[str, Any]:
+def migrated(record: Row) -> Row:
     """Returns a point's record of format 2 as one of today's format, with today's key; any other record as it is.
 
     A record whose configuration cannot be parsed keeps its key: tables show it, and its point is measured again.
@@ -87,7 +87,7 @@ def _mapping(record: Mapping[str, Any], name: str) -> dict[str, Any]:
     return dict(value) if isinstance(value, dict) else {}
 
 
-def _keys(record: Record, fingerprints: Mapping[str, str]) -> tuple[str, str]:
+def _keys(record: Row, fingerprints: Mapping[str, str]) -> tuple[str, str]:
     """Returns the judged key and the key."""
     try:
         parts = parts_of(record["configuration"])

@@ -12,15 +12,15 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from speccascade_jax.results.store import shards
-from speccascade_jax.results.store.record import Record
+from speccascade_jax.results.store.record import Record, Row, get_entry
 from speccascade_jax.results.store.trace import Trace
 from speccascade_jax.storage import readers
 from speccascade_jax.storage.files import expanded, write_atomically
 
-ENTRY = "outputs"
+ENTRY: Final = "outputs"
 """A record's entry that is kept here and not in its line: what `Kept` holds."""
 LETTERS = {"d": "draft", "r": "replaced", "b": "bonus", "t": "target"}
 """How files spell where a token came from."""
@@ -69,8 +69,8 @@ def write(store: str | Path, record: Record, outputs: Sequence[Output]) -> None:
     write_atomically(where / _files_of(record)[0], *map(_line, map(_to_entry, outputs)))
 
 
-def _to_entry(each: Output) -> Record:
-    entry = {name: getattr(each, name) for name in WRITTEN}
+def _to_entry(each: Output) -> Row:
+    entry: Row = {name: getattr(each, name) for name in WRITTEN}
     return entry if each.trace is None else entry | {"trace": each.trace.to_json()}
 
 
@@ -82,7 +82,7 @@ def _files_of(record: Record) -> list[str]:
     """Returns the names that a record's file may have, the one that is written first."""
     if "supersedes" in record:  # until the record is written, and in other parts, the former outputs are still read
         return [f"{record['key']}-{record['provenance']['code']}.jsonl"]
-    return [f"{record[name]}.jsonl" for name in ("key", "former_key") if name in record]
+    return [f"{get_entry(record, name)}.jsonl" for name in ("key", "former_key") if name in record]
 
 
 def _examples(record: Record) -> str:
@@ -117,18 +117,18 @@ def _files(store: str | Path, record: Record) -> tuple[Path, Path] | None:
     return None
 
 
-def _output(entry: Record, example: Record) -> Output:
+def _output(entry: Row, example: Row) -> Output:
     trace = entry.get("trace")
     values = {name: entry[name] for name in WRITTEN} | {name: example[name] for name in GIVEN}
     lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     return Output(**values | lists, trace=trace and Trace.from_json(trace))
 
 
-def _read_examples(path: Path) -> dict[int, Record]:
+def _read_examples(path: Path) -> dict[int, Row]:
     return {entry["id"]: entry for entry in _entries(path)}
 
 
-def _entries(path: Path) -> Iterator[Record]:
+def _entries(path: Path) -> Iterator[Row]:
     for number, line in readers.lines(path):
         yield readers.parsed(line, f"{path}:{number}", "delete the file, and measure its point into another store")
 

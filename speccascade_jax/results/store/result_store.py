@@ -16,9 +16,9 @@ import json
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from speccascade_jax.results.store import outputs, shards
 from speccascade_jax.results.store.migration import migrated
@@ -58,7 +58,7 @@ def parse_lines(content: bytes) -> tuple[list[Record], list[DamagedLine]]:
         if not line.strip():
             continue
         record, wrong = _parsed(line)
-        key = record.get("key", "")
+        key = record["key"]
         if not wrong and key in records and not _is_later(record, records[key]):
             wrong = f"the same key as line {first[key]}"
         if wrong:
@@ -90,19 +90,19 @@ def numbered_lines(content: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _parsed(line: bytes) -> tuple[Record, str]:
-    """Returns a line's record, migrated and without its checksum, and what is wrong with it."""
+    """Returns a line's record, migrated and without its checksum, and what is wrong with it; then its key is empty."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        return {}, f"not JSON: {error}"
+        return {"key": ""}, f"not JSON: {error}"
     if not isinstance(record, dict) or not isinstance(record.get("key"), str) or not record["key"]:
-        return {}, "not a record with a key"
+        return {"key": ""}, "not a record with a key"
     if record.pop(CHECKSUM, None) not in (None, _checksum(record)):
-        return {}, "its checksum is of something else"
-    return migrated(record), ""
+        return {"key": ""}, "its checksum is of something else"
+    return cast(Record, migrated(record)), ""
 
 
-def _checksum(record: Record) -> str:
+def _checksum(record: Mapping[str, Any]) -> str:
     """Returns 16 hex digits of a record's canonical JSON."""
     text = json.dumps(record, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
@@ -373,7 +373,7 @@ def _with_parts(paths: Iterable[str | Path]) -> Iterator[Path]:
         yield from parts
 
 
-def to_csv(records: Sequence[Record]) -> str:
+def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
     """The records, less their single examples, as CSV text: names joined by dots, lists as JSON, undefined empty."""
     rows = [dict(_flatten(record)) for record in records]
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -384,7 +384,7 @@ def to_csv(records: Sequence[Record]) -> str:
     return out.getvalue()
 
 
-def _flatten(value: Record, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, item in value.items():
         if name.startswith("per_example"):
             continue  # longer than the cells that CSV readers take

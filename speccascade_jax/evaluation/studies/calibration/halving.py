@@ -27,7 +27,8 @@ from speccascade_jax.evaluation import experiment
 from speccascade_jax.evaluation.points import Evaluation, Point, Settings
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.results.analysis.bootstrap import LEAST_EXAMPLES, Bootstrap
-from speccascade_jax.results.store.result_store import Record, ResultStore
+from speccascade_jax.results.store.record import Record, get_entry
+from speccascade_jax.results.store.result_store import ResultStore
 
 Records = tuple[Record, ...]
 """One point's, one per seed."""
@@ -97,7 +98,7 @@ class Bench:
 
 def mean(records: Records, part: str, name: str) -> float:
     """Returns the mean over seeds of a number of the records, `measures` that are undefined counted as 0."""
-    return statistics.fmean(record[part][name] or 0.0 for record in records)
+    return statistics.fmean(get_entry(record, part)[name] or 0.0 for record in records)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from speccascade_jax.evaluation.studies.profiling import traces
 from speccascade_jax.evaluation.studies.profiling.traces import OTHER, PREFILL, HloText
 from speccascade_jax.methods.method import run
 from speccascade_jax.results.report.tables.grid import NONE, Grid
-from speccascade_jax.results.store.result_store import Record
+from speccascade_jax.results.store.record import Row
 from speccascade_jax.storage.files import check_replaceable, expanded, write_atomically
 
 
@@ -44,7 +44,7 @@ def profile(
     top: int = 10,
     output: str | None = None,
     keep: str | None = None,
-) -> Record:
+) -> Row:
     """Trace some generations and print where their time went.
 
     Args:
@@ -77,7 +77,7 @@ def profile(
     return measured
 
 
-def measure(session: Session, point: Point, batch: int, generations: int, trials: int, folder: Path) -> Record:
+def measure(session: Session, point: Point, batch: int, generations: int, trials: int, folder: Path) -> Row:
     """Compile, time without the profiler, trace into `folder`, and place every instruction.
 
     Returns:
@@ -166,12 +166,12 @@ def tracing_cost(folder: Path, calls: int = 10, passes: int = 4) -> float:
     return max(float(traced - untraced), 0.0) * 1e6 / sum(len(run) for run in runs)
 
 
-def _instructions(runs: Sequence[Sequence[traces.Event]], program: HloText, cost: float) -> list[Record]:
+def _instructions(runs: Sequence[Sequence[traces.Event]], program: HloText, cost: float) -> list[Row]:
     """One entry per instruction: where it belongs, what it is, and its µs, waiting and running, over all calls."""
     found = []
     for name, each in traces.own_times(runs, program.is_control).items():
         place, one = program.place(name), program.instructions.get(name)
-        entry: Record = {"name": name, "phase": list(place.phase), "module": place.module}
+        entry: Row = {"name": name, "phase": list(place.phase), "module": place.module}
         entry |= {what: getattr(one, what) if one else "" for what in ("opcode", "shape", "op_name")}
         entry |= {"us": without_profiler(each, cost), "traced_us": each.total / 1e3}
         found.append(entry | {"waiting_us": each.waiting / 1e3, "count": each.count})
@@ -187,14 +187,14 @@ def without_profiler(spent: traces.Spent, cost: float, least: float = 0.25) -> f
 _ORDER = ("draft", "score", "sampling", "verify", "commit", OTHER)
 
 
-def show(measured: Record, top: int) -> None:
+def show(measured: Row, top: int) -> None:
     """Prints the tables; the `top` dearest instructions, none for 0."""
     console = Console()
     for grid in (phases(measured), modules(measured), *([dearest(measured, top)] if top else [])):
         console.print(grid.rich())
 
 
-def phases(measured: Record) -> Grid:
+def phases(measured: Row) -> Grid:
     """Tabulates the parts of a round: µs, share, µs traced and waited, executions; the prefill per generation."""
     sums = _sums(measured, lambda one: tuple(one["phase"]))
     once = sum((each for phase, each in sums.items() if phase[0] == PREFILL), np.zeros(4)) / measured["generations"]
@@ -219,7 +219,7 @@ def _row(name: str, each: np.ndarray, total: np.ndarray | None) -> list[str]:
     return [name, f"{each[0]:.1f}", share, *(f"{value:.1f}" for value in each[1:])]
 
 
-def _sums(measured: Record, key: Callable[[Mapping[str, Any]], Any]) -> dict[Any, np.ndarray]:
+def _sums(measured: Row, key: Callable[[Mapping[str, Any]], Any]) -> dict[Any, np.ndarray]:
     """µs, µs traced, µs of that waiting, executions: of all instructions with the same `key`."""
     sums: dict[Any, np.ndarray] = defaultdict(lambda: np.zeros(4))
     for one in measured["instructions"]:
@@ -227,7 +227,7 @@ def _sums(measured: Record, key: Callable[[Mapping[str, Any]], Any]) -> dict[Any
     return sums
 
 
-def _notes(measured: Record) -> list[str]:
+def _notes(measured: Row) -> list[str]:
     each, rounds = measured["generations"], measured["rounds"]
     traced, untraced = measured["traced_ms"] / each, measured["untraced_ms"] / each
     shown, placed = (sum(one[name] for one in measured["instructions"]) / 1e3 / each for name in ("us", "traced_us"))
@@ -246,7 +246,7 @@ def _notes(measured: Record) -> list[str]:
     return notes
 
 
-def modules(measured: Record) -> Grid:
+def modules(measured: Row) -> Grid:
     """Tabulates the parts of the models in the phases that run them: µs per round, of the prefill per generation."""
     sums = _sums(measured, lambda one: (" / ".join(one["phase"]), one["module"]))
     columns = sorted({phase for phase, module in sums if module})
@@ -260,7 +260,7 @@ def modules(measured: Record) -> Grid:
     return Grid(title=title, header=["module", *columns], rows=rows, notes=[])
 
 
-def dearest(measured: Record, top: int) -> Grid:
+def dearest(measured: Row, top: int) -> Grid:
     """Tabulates the dearest instructions of a round; `written as`: where its name comes from, if it has one."""
     inside = [one for one in measured["instructions"] if one["phase"][0] != PREFILL]
     rounds = measured["rounds"]

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -41,7 +41,9 @@ from speccascade_jax.methods.settings import sampling_of
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import excess, stop_ids, text_ids
 from speccascade_jax.results.store import record_key
-from speccascade_jax.results.store.result_store import Record, ResultStore, parse_lines
+from speccascade_jax.results.store.record import Record
+from speccascade_jax.results.store.record import Row as JsonRow
+from speccascade_jax.results.store.result_store import ResultStore, parse_lines
 from speccascade_jax.storage.files import expanded, point_key
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -122,7 +124,7 @@ class Row:
         return self.speed / self.target_speed
 
 
-def table(answers: Sequence[Record], of_target: Sequence[Record]) -> list[Row]:
+def table(answers: Sequence[JsonRow], of_target: Sequence[JsonRow]) -> list[Row]:
     """A row for each of the six categories that has answers, and one over all; ValueError if the questions differ."""
     if [one["question_id"] for one in answers] != [one["question_id"] for one in of_target]:
         raise ValueError("the two lists answer different questions; compare answers of one run")
@@ -132,7 +134,7 @@ def table(answers: Sequence[Record], of_target: Sequence[Record]) -> list[Row]:
     return [_row(name, group) for name, group in (groups | {OVERALL: pairs}).items() if group]
 
 
-def _row(category: str, pairs: Sequence[tuple[Record, Record]]) -> Row:
+def _row(category: str, pairs: Sequence[tuple[JsonRow, JsonRow]]) -> Row:
     ours, theirs = ([pair[side]["choices"][0] for pair in pairs] for side in (0, 1))
     return Row(
         category=category,
@@ -204,7 +206,7 @@ def run(
     speakers = [Speaker(loaded, each, form, instruction, max_new_tokens, seed) for each in both]
     check_first_turns(speakers[0], chosen)
     code = code_digests.digest(speakers[0].decoder, lambda: speakers[0].controls)
-    identity: Record = {"settings": record_key.canonical(settings), "form": asdict(form)}
+    identity: JsonRow = {"settings": record_key.canonical(settings), "form": asdict(form)}
     identity |= {"seed": speakers[0].seed, "max_new_tokens": speakers[0].max_new_tokens}  # as whole numbers
     identity |= {"instruction": instruction, "device": hardware()}
     identity |= {"weights": loaded.fingerprint, **Heads(loaded).fingerprint(settings), "code": code}
@@ -346,17 +348,18 @@ class Side:
 
     speaker: Speaker
     store: ResultStore
-    settings: Record
+    settings: JsonRow
 
     def key(self, question: Question) -> str:
         return _key(question, self.store.path, self.settings)
 
-    def answer_to(self, question: Question) -> Record | None:
+    def answer_to(self, question: Question) -> JsonRow | None:
         """The stored answer; `None` without one."""
         key = self.key(question)
-        return next((record for record in self.store.records if record["key"] == key), None)
+        answers = cast(list[JsonRow], self.store.records)
+        return next((answer for answer in answers if answer["key"] == key), None)
 
-    def answer(self, question: Question) -> Record:
+    def answer(self, question: Question) -> JsonRow:
         """A new answer: one line of a file in Spec-Bench's schema, but for the key."""
         turns = self.speaker.converse(question)
         choice = {
@@ -396,8 +399,8 @@ def answer_all(sides: Sequence[Side], questions: Sequence[Question]) -> list[str
             left_out.append(str(error))
             print(f"{progress}, left out", flush=True)
             continue
-        for side, record in said:
-            side.store.append(record)
+        for side, answer in said:
+            side.store.append(cast(Record, answer))
         print(progress if lacking else f"{progress}, answered before", flush=True)
     return left_out
 
@@ -425,7 +428,7 @@ def check_file(path: Path, keys: Sequence[str]) -> None:
         )
 
 
-def _key(question: Question, file: Path, settings: Record) -> str:
+def _key(question: Question, file: Path, settings: JsonRow) -> str:
     return point_key(question=asdict(question), model_id=file.stem, **settings)
 
 

@@ -10,7 +10,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import cast
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from speccascade_jax.results.analysis import significance
 from speccascade_jax.results.analysis.bootstrap import Bootstrap, Interval
 from speccascade_jax.results.analysis.panels import Panel, Spot
 from speccascade_jax.results.report.tables.grid import NONE, Grid
-from speccascade_jax.results.store.result_store import Record
+from speccascade_jax.results.store.record import TIMES, Latency, Record, Row
 
 _APART = (
     "task", "split", "max_new_tokens", "first_example", "quality_examples", "latency_examples", "examples", "stop_ids",
@@ -26,8 +26,6 @@ _APART = (
 """What domains of one table may differ in."""
 Drafters = tuple[str, ...]
 ORACLE = "each query's best arm"
-TIMES = ("latency", "target_latency")
-"""A record's entries with times: of its runs, and of the target's beside them."""
 ALONE = " alone"
 """Behind a drafter's name: nothing chose it, it is the method's only one."""
 
@@ -110,7 +108,7 @@ def _alone(panel: Panel) -> list[tuple[str, Spot]]:
     """The drafters of the sets each as a method's only one, by their names in the sets."""
     called: dict[str, str] = {}
     for told in (spot.records[0]["selection"] for spot in panel.spots if selects(spot)):
-        called |= dict(zip(told.get("drafts", told["arms"]), told["arms"], strict=True))
+        called |= dict(zip(told["drafts"] if "drafts" in told else told["arms"], told["arms"], strict=True))
     plain = [spot for spot in panel.spots if not selects(spot) and len(_drafters(spot)) == 1]
     return [(called[_drafters(spot)[0]] + ALONE, spot) for spot in plain if _drafters(spot)[0] in called]
 
@@ -230,19 +228,21 @@ def selects(spot: Spot) -> bool:
 
 def fixed_arm(spot: Spot) -> int | None:
     """The place of the arm that a selection always takes; `None` where it is no such."""
-    told = spot.records[0].get("selection", {"choose": None, "arms": ()})
+    told: Row = spot.records[0].get("selection", {"choose": None, "arms": ()})
     return told["arms"].index(told["choose"]) if told["choose"] in told["arms"] else None
 
 
 def per_token(spot: Spot) -> Spot:
     """The spot with every query's time divided by the tokens that it wrote: sampled outputs differ in length."""
 
-    def divided(timed: dict[str, Any]) -> dict[str, Any]:
+    def divided(timed: Latency) -> Latency:
         each = np.asarray(timed["per_example_ms"]) / np.maximum(timed["per_example_tokens"], 1)
         return {**timed, "per_example_ms": each.tolist()}
 
     def of(record: Record) -> Record:
-        return record | {name: divided(record[name]) for name in TIMES} if record.get("latency") else record
+        if not record.get("latency"):
+            return record
+        return record | {"latency": divided(record["latency"]), "target_latency": divided(record["target_latency"])}
 
     return _with_ratio(spot, [of(record) for record in spot.records])
 
@@ -297,7 +297,7 @@ def _best_of(timed: list[Record], places: np.ndarray) -> Record:
     tokens = np.maximum(picked(np.asarray([each["latency"]["per_example_tokens"] for each in timed])), 1)
     like, total = timed[0], (picked(own) * tokens).sum(1) / tokens.sum(1)  # as every record's: all time over all tokens
     latency = {"per_example_ms": picked(own).tolist(), "per_example_tokens": tokens.tolist()}
-    return {
+    best_arms: Row = {
         **like,
         "key": ORACLE,
         "latency": {**like["latency"], **latency, "ms_per_token": {"value": float(np.median(total))}},
@@ -305,3 +305,4 @@ def _best_of(timed: list[Record], places: np.ndarray) -> Record:
         "selection": {**like["selection"], "choose": ORACLE},
         "per_example": {"arm": places[best].ravel().tolist()},
     }
+    return cast(Record, best_arms)

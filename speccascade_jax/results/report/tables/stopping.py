@@ -19,7 +19,7 @@ from speccascade_jax.results.analysis.families import GAMMA, Families, Family
 from speccascade_jax.results.analysis.forward_times import Fit, Throughputs
 from speccascade_jax.results.analysis.panels import Spot
 from speccascade_jax.results.report.tables.grid import NONE, Grid
-from speccascade_jax.results.store.result_store import Record
+from speccascade_jax.results.store.record import Record, get_entry
 
 _RESAMPLES = (
     f"[low, high]: 95% bootstrap over examples, {Bootstrap().samples:,} resamples, the same for every entry; seeds are "
@@ -311,8 +311,8 @@ def _both_ways(spots: list[Spot]) -> list[list[_Both]]:
             point, swept = record["point"], panels.is_swept(record)
             number, symbol = ("block_size", "γ") if swept else ("stop_threshold", str(point["symbol"]))
             name = panels.label(record, threshold=False) + ("" if point["alpha"] is None else f" α {point['alpha']:g}")
-            if point[number] is not None:  # neither γ nor h: no column
-                rows[_same(record, number)].append(_Both(name, symbol, point[number], *both))
+            if (at := get_entry(point, number)) is not None:  # neither γ nor h: no column
+                rows[_same(record, number)].append(_Both(name, symbol, at, *both))
     return sorted(rows.values(), key=lambda row: panels.place(row[0].token_wise.records[0], row[0].name))
 
 
