@@ -67,7 +67,7 @@ test-laws: $(BIN)/.ready-docs  ## the heavy part: laws by sampling, planted bugs
 	$(BIN)/python -m pytest -m "laws and not parity" $(IN_PROCESSES)
 
 parity: $(BIN)/.ready-parity  ## compare with transformers and seqio (3 GB of extras), one device with several; then the next two
-	$(BIN)/python -m pytest -rs -m parity
+	$(BIN)/python -m pytest -rs -m parity $(IN_PROCESSES)
 	$(MAKE) --no-print-directory tools
 	$(MAKE) --no-print-directory newest
 
@@ -81,10 +81,11 @@ newest:  ## a part of the tests with the newest JAX, on Python 3.13 or 3.12
 docs: $(BIN)/.ready-docs  ## the docs as a site, into build/site
 	$(BIN)/mkdocs build --quiet
 
-lint: $(BIN)/.ready-test  ## ruff and mypy
+lint: $(BIN)/.ready-test  ## ruff, mypy, and how code and text read
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.support.plain_english
 
 format: $(BIN)/.ready-test  ## write what is generated from Settings, and let ruff mend what it can
 	$(BIN)/python -m tests.support.settings_dict

@@ -1,6 +1,6 @@
-"""Measures how code and text read, and names what breaks the rules: `python -m tests.support.plain_english`.
+"""Measures of the language of code, and every place that breaks the rules: `python -m tests.support.plain_english`.
 
-Three counts, per room of the package: vague identifiers among the assigned names, docstrings with an opening that no
+Three counts per room of the package: vague identifiers among the assigned names, docstrings with an opening that no
 English docstring has, and comment lines per code line. `make lint` runs it.
 """
 
@@ -17,16 +17,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 VAGUE = frozenset({
     "found", "each", "own", "told", "given", "one", "at", "held", "made", "which", "left", "there", "those", "them",
-    "this", "that", "it", "beside", "behind", "whose", "what", "where", "these", "other", "others", "both", "another",
+    "this", "that", "it", "beside", "behind", "whose", "what", "where", "these", "both", "another",
     "such", "thing", "things", "stuff",
 })  # fmt: skip
-"""Identifiers that name nothing: a reader has to look up what they hold."""
+"""Identifiers that name nothing: a reader has to look up their meaning."""
 OPENINGS = frozenset({"What", "Of", "As", "Those", "Whose", "Where", "How", "Which", "That", "These"})
 """Words that no docstring begins with: a function's begins with a verb, a class's or module's with a noun."""
 MOST_VAGUE = 0.005
 """The largest share of vague identifiers among a folder's assigned names."""
 COMMENTED = {"core": 0.08, "drafters": 0.08, "engine": 0.08, "models": 0.08}
-"""Room -> comment lines per code line, at least: their invariants cannot be read off the code."""
+"""Least number of comment lines per code line, by room: the invariants of these rooms cannot be read off the code."""
 
 
 @dataclass
